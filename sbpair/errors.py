@@ -1,0 +1,139 @@
+"""Every error that sbpair raises on purpose, and the exit code that each one means.
+
+    SbpairError                     1
+    ├── UsageError                  2  the command line or the configuration is wrong
+    │   ├── ConnectionStringError   2
+    │   ├── NameInvalid             2  a name that Service Bus would refuse
+    │   └── EntityMissing           2  (condition) an entity that was named does not exist
+    ├── Unsafe                      4  refused: doing it could lose or double messages
+    │   └── LeaseHeld               4  another mover is at work on this pair
+    ├── AccessError                 5
+    │   ├── NotAuthenticated        5  wrong key, expired token
+    │   └── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
+    ├── Unavailable                 6  retriable
+    │   ├── Unreachable             6  no connection, or it broke
+    │   ├── TimedOut                6
+    │   ├── Throttled               6  the service asks to slow down
+    │   ├── QuotaExceeded           6  the entity is full: room may come back
+    │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
+    ├── ServiceRefused              3  the service said no for good, with a condition
+    │   └── MessageLockLost         3  a settlement came too late; the message will be delivered again
+    ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
+    └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
+        └── PortInUse               7
+
+`message` is one line that says what happened, `hint` one line that says what to do. Neither ever holds a
+secret. `retriable` says whether the same thing may work a little later. This module imports nothing.
+"""
+
+
+class SbpairError(Exception):
+    """The root: `except SbpairError` catches everything that this package raises on purpose."""
+
+    exit_code: int = 1
+    retriable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(SbpairError):
+    exit_code = 2
+
+
+class ConnectionStringError(UsageError):
+    """A connection string that cannot be read. The message never repeats the string."""
+
+
+class NameInvalid(UsageError):
+    """A queue, pair or namespace name that Service Bus, or this tool, does not allow."""
+
+
+class EntityMissing(UsageError):
+    """An entity that was asked for by name does not exist."""
+
+    def __init__(self, message: str, *, entity: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.entity = entity
+
+
+class Unsafe(SbpairError):
+    exit_code = 4
+
+
+class LeaseHeld(Unsafe):
+    """Another process of this machine is moving messages of the same pair."""
+
+
+class AccessError(SbpairError):
+    exit_code = 5
+
+
+class NotAuthenticated(AccessError):
+    """The service does not accept the key or the token."""
+
+
+class NotAuthorized(AccessError):
+    """The key or the token is good, but lacks a claim: Send, Listen or Manage."""
+
+
+class Unavailable(SbpairError):
+    exit_code = 6
+    retriable = True
+
+
+class Unreachable(Unavailable):
+    """No connection could be made, or the one that there was is gone."""
+
+
+class TimedOut(Unavailable):
+    """The peer did not answer in time: what was asked for may or may not have happened."""
+
+
+class Throttled(Unavailable):
+    """The service is busy, or asks this client to slow down (SubCode 50009, 50004)."""
+
+
+class QuotaExceeded(Unavailable):
+    """The entity is full. Room may come back when its receivers catch up."""
+
+
+class ConnectionFaulted(Unavailable):
+    """One side of a pair is gone, and the other was closed with it: neither is left half open."""
+
+
+class ServiceRefused(SbpairError):
+    """The service refused one thing for good; trying the same again cannot help.
+
+    `condition` is the AMQP error condition or HTTP SubCode, as the service gave it.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, condition: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.condition = condition
+
+
+class MessageLockLost(ServiceRefused):
+    """The lock ran out before the settlement arrived: the message will be delivered again."""
+
+
+class ProtocolError(SbpairError):
+    """Bytes that are not the AMQP 1.0 that they claim to be. `condition` is what AMQP calls it."""
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, condition: str = "amqp:decode-error", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.condition = condition
+
+
+class MachineLacks(SbpairError):
+    exit_code = 7
+
+
+class PortInUse(MachineLacks):
+    """The port is taken by another process."""
