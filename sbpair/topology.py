@@ -1,0 +1,165 @@
+"""What a pair should have in its secondary namespace, and how that differs from what is there.
+
+Pure: a plan is data, made from two lists. Nothing here reads, creates or changes a queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from sbpair import backlog
+from sbpair.errors import Unsafe, UsageError
+from sbpair.model import (
+    TICKS_PER_SECOND,
+    TIMESPAN_MAX_DAYS,
+    Create,
+    Difference,
+    Drift,
+    Extra,
+    Match,
+    Pair,
+    QueueSpec,
+    QueueState,
+    ticks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# A Standard namespace holds 10 000 entities, a Premium one 1 000 a messaging unit: more is a slip.
+MOST_CREATES = 1_000
+PARTITIONS_OF_STANDARD = 16
+STANDARD_SIZES = frozenset(gigabytes * 1024 for gigabytes in (1, 2, 3, 4, 5))
+
+# The service's own names, which the portal, the articles and the old clients use.
+PROPERTY_NAMES = {
+    "lock_duration": "LockDuration",
+    "max_size_in_megabytes": "MaxSizeInMegabytes",
+    "max_delivery_count": "MaxDeliveryCount",
+    "default_message_time_to_live": "DefaultMessageTimeToLive",
+    "auto_delete_on_idle": "AutoDeleteOnIdle",
+    "dead_lettering_on_message_expiration": "EnableDeadLetteringOnMessageExpiration",
+    "enable_batched_operations": "EnableBatchedOperations",
+    "requires_session": "RequiresSession",
+    "requires_duplicate_detection": "RequiresDuplicateDetection",
+    "forward_to": "ForwardTo",
+    "forward_dead_lettered_messages_to": "ForwardDeadLetteredMessagesTo",
+    "status": "Status",
+}
+# Python 3.11 has no type parameters on functions yet.
+Kind = TypeVar("Kind", Create, Match, Drift, Extra)
+
+DURATIONS = frozenset({"lock_duration", "default_message_time_to_live", "auto_delete_on_idle"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to create, and what was found: each part sorted by index, those without one last, by path."""
+
+    creates: tuple[Create, ...] = ()
+    matches: tuple[Match, ...] = ()
+    drifted: tuple[Drift, ...] = ()
+    extra: tuple[Extra, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to create and nothing to report."""
+        return not (self.creates or self.drifted or self.extra)
+
+
+def desired(pair: Pair) -> list[QueueSpec]:
+    """The backlog queues that the secondary should have. Raises NameInvalid where no legal path comes out."""
+    return [backlog.queue_spec(pair.primary.name, index) for index in range(pair.backlog_queues)]
+
+
+def diff(wanted: Sequence[QueueSpec], actual: Iterable[QueueState]) -> Plan:
+    """Compare `wanted`, all of one primary, with what is there. Queues outside the prefix are none of ours.
+
+    Paths are compared without regard to case, as the service does.
+    """
+    primary = _primary(wanted)
+    there = {
+        state.spec.path.lower(): state for state in actual if backlog.under_prefix(primary, state.spec.path)
+    }
+    creates, matches, drifted = [], [], []
+    for spec in wanted:
+        index = backlog.index_of(primary, spec.path) or 0
+        state = there.pop(spec.path.lower(), None)
+        if state is None:
+            creates.append(Create(spec, index))
+        elif differences := compare(spec, state):
+            drifted.append(Drift(state, index, differences))
+        else:
+            matches.append(Match(state, index))
+    extra = [Extra(state, backlog.index_of(primary, state.spec.path)) for state in there.values()]
+    return Plan(_sorted(creates), _sorted(matches), _sorted(drifted), _sorted(extra))
+
+
+def compare(spec: QueueSpec, state: QueueState) -> tuple[Difference, ...]:
+    """Every property in which `state` differs from `spec`. Whether it is partitioned is not one of them.
+
+    Partitioning is chosen at creation and never changed, and a backlog queue works either way.
+    """
+    actual = normalised(state)
+    return tuple(
+        Difference(PROPERTY_NAMES[name], getattr(spec, name), getattr(actual, name))
+        for name in (field.name for field in fields(QueueSpec) if field.name != "path")
+        if not _same(name, getattr(spec, name), getattr(actual, name))
+    )
+
+
+def normalised(state: QueueState) -> QueueSpec:
+    """The description as it was asked for: a partitioned queue of Standard reads back 16 times its size.
+
+    Premium does not multiply, so only what is 16 times a size of Standard is divided.
+    """
+    one, rest = divmod(state.spec.max_size_in_megabytes, PARTITIONS_OF_STANDARD)
+    if state.partitioned and not rest and one in STANDARD_SIZES:
+        return replace(state.spec, max_size_in_megabytes=one)
+    return state.spec
+
+
+def same_duration(one: str, other: str) -> bool:
+    """Whether two durations mean the same: `PT60S` is `PT1M`, and from 10 675 199 days on all is for ever."""
+    try:
+        return _canonical_ticks(one) == _canonical_ticks(other)
+    except UsageError:
+        return one == other
+
+
+def guard(plan: Plan, *, most: int = MOST_CREATES) -> None:
+    """Refuse a plan that is more likely a mistake than a wish."""
+    if len(plan.creates) > most:
+        raise Unsafe(
+            f"{len(plan.creates)} queues would be created, and {most} is the most at once",
+            hint="check the number of backlog queues: the original used 10",
+        )
+    paths = [create.path.lower() for create in plan.creates]
+    if len(set(paths)) != len(paths):
+        raise Unsafe("the plan would create one queue twice", hint="give each backlog queue its own index")
+    for create in plan.creates:
+        backlog.check_path(create.path)
+
+
+def _primary(wanted: Sequence[QueueSpec]) -> str:
+    primaries = {(backlog.primary_of(spec.path) or "").lower() for spec in wanted}
+    if len(primaries) != 1 or "" in primaries:
+        raise ValueError("a plan is made for the backlog queues of exactly one primary")
+    return primaries.pop()
+
+
+def _same(name: str, expected: str | int | bool, actual: str | int | bool) -> bool:
+    if name in DURATIONS:
+        return same_duration(str(expected), str(actual))
+    return expected == actual
+
+
+def _canonical_ticks(duration: str) -> int:
+    return min(ticks(duration), TIMESPAN_MAX_DAYS * 86_400 * TICKS_PER_SECOND)
+
+
+def _sorted(changes: Iterable[Kind]) -> tuple[Kind, ...]:
+    return tuple(
+        sorted(changes, key=lambda change: (change.index is None, change.index or 0, change.path.lower()))
+    )

@@ -1,0 +1,40 @@
+"""Outcomes as data, and the exit code that follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.report import Item, Outcome, Report, exit_code
+
+
+def report(*outcomes: tuple[Outcome, int]) -> Report[None]:
+    return Report(
+        tuple(Item(str(at), outcome, exit_code=code) for at, (outcome, code) in enumerate(outcomes))
+    )
+
+
+OK, CREATED, DRIFTED = (Outcome.OK, 0), (Outcome.CREATED, 0), (Outcome.DRIFTED, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([], 0),
+        ([OK, CREATED], 0),
+        ([OK, DRIFTED], 3),
+        ([CREATED, (Outcome.FAILED, 6)], 3),
+        ([(Outcome.FAILED, 6), (Outcome.FAILED, 6)], 6),
+        ([(Outcome.FAILED, 6), (Outcome.FAILED, 2)], 3),
+        ([(Outcome.FAILED, 0)], 3),
+    ],
+)
+def test_the_exit_code_follows_from_the_outcomes(outcomes: list[tuple[Outcome, int]], code: int) -> None:
+    assert exit_code(report(*outcomes), {Outcome.DRIFTED}) == code
+
+
+def test_what_is_no_finding_does_not_count() -> None:
+    assert exit_code(report(DRIFTED), set()) == 0
+
+
+def test_items_are_found_by_their_outcome() -> None:
+    assert [item.name for item in report(OK, CREATED, OK).of(Outcome.OK)] == ["0", "2"]
