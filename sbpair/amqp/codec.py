@@ -1,0 +1,459 @@
+"""AMQP values to bytes and back, losing nothing: what is decoded encodes to the same bytes again.
+
+The encoder picks the shortest constructor, as everybody's does. A value that travelled in a longer one decodes to a
+subclass that remembers it. Whatever the input, `decode` either answers or raises ProtocolError; it allocates for what
+is there, never for what a length field claims. AMQP 1.0, part 1: types.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from sbpair.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    Value,
+)
+from sbpair.errors import ProtocolError
+
+DEPTH_MOST = 64
+"""How deep values may nest: messages of real applications stay under ten."""
+
+ZERO_WIDTH_MOST = 65_536
+"""How many elements without a body an array may claim: each costs the sender no bytes at all."""
+
+_U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
+_I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+_F32, _F64 = struct.Struct(">f"), struct.Struct(">d")
+
+Decoder = Callable[[bytes, int, int], tuple[Value, int]]
+Encoder = Callable[[Any], bytes]
+
+
+# Decoding: one function a format code, (bytes, position after the code, depth) -> (value, position after the value).
+
+
+def decode(buffer: bytes, position: int = 0) -> tuple[Value, int]:
+    """The value that starts at `position`, and the position after it. Raises ProtocolError."""
+    try:
+        return _decode(buffer, position, 0)
+    except ProtocolError:
+        raise
+    except (IndexError, KeyError, ValueError, OverflowError, struct.error) as error:
+        raise ProtocolError(f"an AMQP value at byte {position} cannot be decoded: {_why(error)}") from error
+
+
+def decode_all(buffer: bytes) -> Value:
+    """The one value that `buffer` holds, to its last byte. Raises ProtocolError."""
+    value, end = decode(buffer)
+    if end != len(buffer):
+        raise ProtocolError(f"{len(buffer) - end} bytes are left over after an AMQP value")
+    return value
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, (IndexError, struct.error)):
+        return "it is cut short"
+    if isinstance(error, KeyError):
+        return f"there is no format code {error.args[0]}" if error.args else "unknown format code"
+    return str(error)
+
+
+def _decode(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
+    code = buffer[position]
+    if code == 0x00:
+        if depth >= DEPTH_MOST:
+            raise ProtocolError(f"AMQP values nest deeper than {DEPTH_MOST}")
+        descriptor, position = _decode(buffer, position + 1, depth + 1)
+        value, position = _decode(buffer, position, depth + 1)
+        return Described(descriptor, value), position
+    value, end = _DECODERS[code](buffer, position + 1, depth)
+    odd = _ODD.get(code)
+    if odd is not None and odd[1](value, end - position - 1):
+        value = odd[0](value)
+    return value, end
+
+
+def _fixed(layout: struct.Struct, make: Callable[[Any], Value] | None = None) -> Decoder:
+    width, unpack = layout.size, layout.unpack_from
+
+    def plain(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+        return unpack(buffer, position)[0], position + width
+
+    def made(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+        return make(unpack(buffer, position)[0]), position + width  # type: ignore[misc]
+
+    return plain if make is None else made
+
+
+def _constant(value: Value) -> Decoder:
+    return lambda _buffer, position, _depth: (value, position)
+
+
+def _small(make: Callable[[int], Value]) -> Decoder:
+    return lambda buffer, position, _depth: (make(buffer[position]), position + 1)
+
+
+def _sized(width: int, make: Callable[[bytes], Value]) -> Decoder:
+    def read(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+        if width == 1:
+            start = position + 1
+            end = start + buffer[position]
+        else:
+            start = position + 4
+            end = start + _U32.unpack_from(buffer, position)[0]
+        if end > len(buffer):
+            raise IndexError
+        return make(buffer[start:end]), end
+
+    return read
+
+
+def _boolean(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+    if buffer[position] > 1:
+        raise ValueError("a boolean is neither 0 nor 1")
+    return buffer[position] == 1, position + 1
+
+
+def _float(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+    value = Float(_F32.unpack_from(buffer, position)[0])
+    raw = buffer[position : position + 4]
+    if _F32.pack(value) != raw:
+        value.raw = raw
+    return value, position + 4
+
+
+def _char(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+    return Char(chr(_U32.unpack_from(buffer, position)[0])), position + 4
+
+
+def _raw(width: int, make: Callable[..., Value]) -> Decoder:
+    def read(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+        end = position + width
+        if end > len(buffer):
+            raise IndexError
+        return make(buffer[position:end]), end
+
+    return read
+
+
+def _bounds(buffer: bytes, position: int, width: int, depth: int) -> tuple[int, int, int]:
+    """(position of the first element, end of the compound, count), within the buffer."""
+    if depth >= DEPTH_MOST:
+        raise ProtocolError(f"AMQP values nest deeper than {DEPTH_MOST}")
+    if width == 1:
+        size, count = buffer[position], buffer[position + 1]
+    else:
+        size, count = _U32.unpack_from(buffer, position)[0], _U32.unpack_from(buffer, position + 4)[0]
+    end = position + width + size
+    if end > len(buffer) or size < width:
+        raise IndexError
+    return position + 2 * width, end, count
+
+
+def _elements(buffer: bytes, position: int, end: int, count: int, depth: int) -> list[Value]:
+    values: list[Value] = []
+    for _ in range(count):
+        value, position = _decode(buffer, position, depth)
+        if position > end:
+            raise ValueError("a compound value runs past its own size")
+        values.append(value)
+    if position != end:
+        raise ValueError("a compound value ends before its own size")
+    return values
+
+
+def _list(width: int) -> Decoder:
+    def read(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
+        first, end, count = _bounds(buffer, position, width, depth)
+        return _elements(buffer, first, end, count, depth + 1), end
+
+    return read
+
+
+def _map(width: int) -> Decoder:
+    def read(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
+        first, end, count = _bounds(buffer, position, width, depth)
+        if count % 2:
+            raise ValueError("a map has a key without a value")
+        flat = iter(_elements(buffer, first, end, count, depth + 1))
+        return Map(zip(flat, flat, strict=True)), end
+
+    return read
+
+
+def _array(width: int) -> Decoder:
+    def read(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
+        first, end, count = _bounds(buffer, position, width, depth)
+        descriptor = None
+        code = buffer[first]
+        first += 1
+        if code == 0x00:
+            descriptor, first = _decode(buffer, first, depth + 1)
+            code = buffer[first]
+            first += 1
+        items = _array_items(_DECODERS[code], code, buffer, first, end, count, depth + 1)
+        array = Array(items, code=code, descriptor=descriptor)
+        array.wide = width == 4 and len(_encode_array(array)) < end - position + 1
+        return array, end
+
+    return read
+
+
+def _array_items(
+    read: Decoder, code: int, buffer: bytes, position: int, end: int, count: int, depth: int
+) -> list[Value]:
+    if code & 0xF0 == 0x40 and count > ZERO_WIDTH_MOST:
+        raise ValueError(f"an array claims {count} elements without a body")
+    items: list[Value] = []
+    for _ in range(count):
+        value, position = read(buffer, position, depth)
+        if position > end:
+            raise ValueError("an array runs past its own size")
+        items.append(value)
+    if position != end:
+        raise ValueError("an array ends before its own size")
+    return items
+
+
+_DECODERS: dict[int, Decoder] = {
+    0x40: _constant(None),
+    0x41: _constant(True),
+    0x42: _constant(False),
+    0x43: _constant(UInt(0)),
+    0x44: _constant(ULong(0)),
+    0x45: lambda _buffer, position, _depth: ([], position),
+    0x50: _small(UByte),
+    0x51: _fixed(_I8, Byte),
+    0x52: _small(UInt),
+    0x53: _small(ULong),
+    0x54: _fixed(_I8, Int),
+    0x55: _fixed(_I8, Long),
+    0x56: _boolean,
+    0x60: _fixed(_U16, UShort),
+    0x61: _fixed(_I16, Short),
+    0x70: _fixed(_U32, UInt),
+    0x71: _fixed(_I32, Int),
+    0x72: _float,
+    0x73: _char,
+    0x74: _raw(4, Decimal32),
+    0x80: _fixed(_U64, ULong),
+    0x81: _fixed(_I64, Long),
+    0x82: _fixed(_F64),
+    0x83: _fixed(_I64, Timestamp),
+    0x84: _raw(8, Decimal64),
+    0x94: _raw(16, Decimal128),
+    0x98: _raw(16, lambda raw: uuid.UUID(bytes=raw)),
+    0xA0: _sized(1, bytes),
+    0xA1: _sized(1, bytes.decode),
+    0xA3: _sized(1, lambda raw: Symbol(raw.decode("ascii"))),
+    0xB0: _sized(4, bytes),
+    0xB1: _sized(4, bytes.decode),
+    0xB3: _sized(4, lambda raw: Symbol(raw.decode("ascii"))),
+    0xC0: _list(1),
+    0xC1: _map(1),
+    0xD0: _list(4),
+    0xD1: _map(4),
+    0xE0: _array(1),
+    0xF0: _array(4),
+}
+
+
+# Encoding: one function a Python type, value -> bytes with the constructor; and one a format code, without it.
+
+
+def encode(value: Value) -> bytes:
+    """The bytes of a value, constructor included.
+
+    Raises TypeError for a Python value that has no AMQP type of its own: a bare int, first of all, could be any of nine.
+    """
+    try:
+        encoder = _ENCODERS[type(value)]
+    except KeyError:
+        raise TypeError(f"{type(value).__name__} is not an AMQP type: say which one is meant") from None
+    return encoder(value)
+
+
+def _short_or_long(short: int, long: int, body: bytes) -> bytes:
+    size = len(body)
+    return bytes((short, size)) + body if size < 256 else bytes((long,)) + _U32.pack(size) + body
+
+
+def _encode_uint(value: int) -> bytes:
+    if value == 0:
+        return b"\x43"
+    return bytes((0x52, value)) if value < 256 else b"\x70" + _U32.pack(value)
+
+
+def _encode_ulong(value: int) -> bytes:
+    if value == 0:
+        return b"\x44"
+    return bytes((0x53, value)) if value < 256 else b"\x80" + _U64.pack(value)
+
+
+def _encode_int(value: int) -> bytes:
+    return b"\x54" + _I8.pack(value) if -128 <= value <= 127 else b"\x71" + _I32.pack(value)
+
+
+def _encode_long(value: int) -> bytes:
+    return b"\x55" + _I8.pack(value) if -128 <= value <= 127 else b"\x81" + _I64.pack(value)
+
+
+def _encode_float(value: Float) -> bytes:
+    return b"\x72" + (value.raw or _F32.pack(value))
+
+
+def _compound(code: int, count: int, body: bytes, *, wide: bool = False) -> bytes:
+    size = len(body)
+    if size < 255 and count < 256 and not wide:
+        return bytes((code, size + 1, count)) + body
+    return bytes((code + 0x10,)) + _U32.pack(size + 4) + _U32.pack(count) + body
+
+
+def _encode_list(value: list[Value]) -> bytes:
+    return _compound(0xC0, len(value), b"".join(map(encode, value))) if value else b"\x45"
+
+
+def _map_body(value: Map) -> bytes:
+    return b"".join([encode(item) for pair in value.pairs for item in pair])
+
+
+def _encode_map(value: Map) -> bytes:
+    return _compound(0xC1, 2 * len(value.pairs), _map_body(value))
+
+
+def _encode_array(value: Array) -> bytes:
+    code = value.code if value.code is not None else _widest_code(value.items)
+    constructor = bytes((code,))
+    if value.descriptor is not None:
+        constructor = b"\x00" + encode(value.descriptor) + constructor
+    write = _BODIES[code]
+    body = constructor + b"".join([write(item) for item in value.items])
+    return _compound(0xE0, len(value.items), body, wide=value.wide)
+
+
+def _widest_code(items: tuple[Value, ...]) -> int:
+    """The longest constructor of those that the elements would choose alone; null where there are none."""
+    return max((_WIDE_CODES.get(code, code) for code in (encode(item)[0] for item in items)), default=0x40)
+
+
+def _described(value: Described) -> bytes:
+    return b"\x00" + encode(value.descriptor) + encode(value.value)
+
+
+_ENCODERS: dict[type, Encoder] = {
+    type(None): lambda _value: b"\x40",
+    bool: lambda value: b"\x41" if value else b"\x42",
+    UByte: lambda value: bytes((0x50, value)),
+    Byte: lambda value: b"\x51" + _I8.pack(value),
+    UShort: lambda value: b"\x60" + _U16.pack(value),
+    Short: lambda value: b"\x61" + _I16.pack(value),
+    UInt: _encode_uint,
+    ULong: _encode_ulong,
+    Int: _encode_int,
+    Long: _encode_long,
+    Float: _encode_float,
+    float: lambda value: b"\x82" + _F64.pack(value),
+    Char: lambda value: b"\x73" + _U32.pack(ord(value)),
+    Timestamp: lambda value: b"\x83" + _I64.pack(value),
+    Decimal32: lambda value: b"\x74" + value,
+    Decimal64: lambda value: b"\x84" + value,
+    Decimal128: lambda value: b"\x94" + value,
+    uuid.UUID: lambda value: b"\x98" + value.bytes,
+    bytes: lambda value: _short_or_long(0xA0, 0xB0, value),
+    str: lambda value: _short_or_long(0xA1, 0xB1, value.encode()),
+    Symbol: lambda value: _short_or_long(0xA3, 0xB3, value.encode("ascii")),
+    list: _encode_list,
+    Map: _encode_map,
+    dict: lambda value: _encode_map(Map(value.items())),
+    Array: _encode_array,
+    Described: _described,
+}
+
+_BODIES: dict[int, Encoder] = {
+    **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44, 0x45), lambda _value: b""),
+    **dict.fromkeys((0x50, 0x52, 0x53, 0x56), lambda value: bytes((value,))),
+    **dict.fromkeys((0x51, 0x54, 0x55), _I8.pack),
+    0x60: _U16.pack,
+    0x61: _I16.pack,
+    0x70: _U32.pack,
+    0x71: _I32.pack,
+    0x72: lambda value: _encode_float(value)[1:],
+    0x73: lambda value: _U32.pack(ord(value)),
+    0x80: _U64.pack,
+    **dict.fromkeys((0x81, 0x83), _I64.pack),
+    0x82: _F64.pack,
+    **dict.fromkeys((0x74, 0x84, 0x94), bytes),
+    0x98: lambda value: value.bytes,
+    0xA0: lambda value: bytes((len(value),)) + value,
+    0xB0: lambda value: _U32.pack(len(value)) + value,
+    **dict.fromkeys((0xA1, 0xA3), lambda value: _BODIES[0xA0](value.encode())),
+    **dict.fromkeys((0xB1, 0xB3), lambda value: _BODIES[0xB0](value.encode())),
+    0xC0: lambda value: _compound(0xC0, len(value), b"".join(map(encode, value)))[1:],
+    0xD0: lambda value: _compound(0xC0, len(value), b"".join(map(encode, value)), wide=True)[1:],
+    0xC1: lambda value: _encode_map(value)[1:],
+    0xD1: lambda value: _compound(0xC1, 2 * len(value.pairs), _map_body(value), wide=True)[1:],
+    0xE0: lambda value: _encode_array(value)[1:],
+    0xF0: lambda value: _encode_array(_widened(value))[1:],
+}
+
+_WIDE_CODES = {
+    0x41: 0x56, 0x42: 0x56, 0x43: 0x70, 0x52: 0x70, 0x44: 0x80, 0x53: 0x80, 0x54: 0x71, 0x55: 0x81,
+    0xA0: 0xB0, 0xA1: 0xB1, 0xA3: 0xB3, 0x45: 0xD0, 0xC0: 0xD0, 0xC1: 0xD1, 0xE0: 0xF0,
+}  # fmt: skip
+
+
+def _widened(value: Array) -> Array:
+    return Array(value.items, code=value.code, descriptor=value.descriptor, wide=True)
+
+
+# Values that travelled in a longer constructor than they need: {code: (class that remembers it, when it was longer)}.
+
+_ODD: dict[int, tuple[Callable[[Any], Value], Callable[[Any, int], bool]]] = {}
+
+
+def _remember(code: int, base: type, longer: Callable[[Any, int], bool], *, plain: type | None = None) -> None:
+    cls = type(base.__name__, (base,), {"plain": plain or base, "__slots__": ()})
+    constructor, body = bytes((code,)), _BODIES[code]
+    _ENCODERS[cls] = lambda value: constructor + body(value)
+    _ODD[code] = (cls, longer)
+
+
+def _remember_map() -> None:
+    cls = type("Map", (Map,), {"plain": Map, "__slots__": ()})
+    _ENCODERS[cls] = lambda value: b"\xd1" + _BODIES[0xD1](value)
+    _ODD[0xD1] = (lambda value: cls(value.pairs), lambda _value, size: size < 263)
+
+
+_remember(0x52, UInt, lambda value, _size: value == 0)
+_remember(0x70, UInt, lambda value, _size: value < 256)
+_remember(0x53, ULong, lambda value, _size: value == 0)
+_remember(0x80, ULong, lambda value, _size: value < 256)
+_remember(0x71, Int, lambda value, _size: -128 <= value <= 127)
+_remember(0x81, Long, lambda value, _size: -128 <= value <= 127)
+_remember(0x56, int, lambda _value, _size: True, plain=bool)
+_remember(0xB0, bytes, lambda _value, size: size < 260)
+_remember(0xB1, str, lambda _value, size: size < 260)
+_remember(0xB3, Symbol, lambda _value, size: size < 260)
+_remember(0xC0, list, lambda value, _size: not value)
+_remember(0xD0, list, lambda value, size: len(value) < 256 and size < 263)
+_remember_map()

@@ -1,0 +1,67 @@
+"""The life of a connection, a session or a link: each of the two sides opens once and closes once.
+
+One table serves all three nouns, for both roles. The law: nothing is said on an endpoint that its own side has not
+opened, and nothing after its own side has closed it; a peer that breaks it gets ProtocolError. AMQP 1.0, 2.4 to 2.6.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from sbpair.errors import ProtocolError
+
+
+class State(Enum):
+    UNMAPPED = auto()
+    OPEN_SENT = auto()
+    OPEN_RECEIVED = auto()
+    OPEN = auto()
+    CLOSE_PIPE = auto()  # opened and closed by us before the peer has answered either
+    CLOSE_SENT = auto()
+    CLOSE_RECEIVED = auto()
+    CLOSED = auto()
+
+
+class Step(Enum):
+    WE_OPEN = auto()
+    THEY_OPEN = auto()
+    WE_CLOSE = auto()
+    THEY_CLOSE = auto()
+
+
+TRANSITIONS: dict[State, dict[Step, State]] = {
+    State.UNMAPPED: {Step.WE_OPEN: State.OPEN_SENT, Step.THEY_OPEN: State.OPEN_RECEIVED},
+    State.OPEN_SENT: {Step.THEY_OPEN: State.OPEN, Step.WE_CLOSE: State.CLOSE_PIPE},
+    State.OPEN_RECEIVED: {Step.WE_OPEN: State.OPEN, Step.THEY_CLOSE: State.CLOSE_RECEIVED},
+    State.OPEN: {Step.WE_CLOSE: State.CLOSE_SENT, Step.THEY_CLOSE: State.CLOSE_RECEIVED},
+    State.CLOSE_PIPE: {Step.THEY_OPEN: State.CLOSE_SENT},
+    State.CLOSE_SENT: {Step.THEY_CLOSE: State.CLOSED},
+    # A side that is told of the end before it has answered the beginning may answer both.
+    State.CLOSE_RECEIVED: {Step.WE_OPEN: State.CLOSE_RECEIVED, Step.WE_CLOSE: State.CLOSED},
+    State.CLOSED: {},
+}
+
+
+class Endpoint:
+    """What a connection, a session and a link have in common."""
+
+    def __init__(self) -> None:
+        self.state = State.UNMAPPED
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is State.OPEN
+
+    @property
+    def can_close(self) -> bool:
+        return Step.WE_CLOSE in TRANSITIONS[self.state]
+
+    def step(self, step: Step) -> None:
+        """Take a step. Raises ProtocolError where the table has no such step."""
+        try:
+            self.state = TRANSITIONS[self.state][step]
+        except KeyError:
+            raise ProtocolError(
+                f"{step.name} is not possible when a {type(self).__name__} is {self.state.name}",
+                condition="amqp:illegal-state",
+            ) from None

@@ -1,0 +1,77 @@
+"""Frames: the envelopes that performatives travel in, and the buffer that finds them in a stream.
+
+A size field is believed only up to the size that was agreed on; nothing is allocated for it. AMQP 1.0, part 2.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from sbpair.errors import ProtocolError
+
+AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+SASL_HEADER = b"AMQP\x03\x01\x00\x00"
+HEADER_SIZE = 8
+FRAME_MIN_MAX = 512
+"""The smallest max-frame-size that a peer may ask for."""
+
+AMQP_FRAME, SASL_FRAME = 0x00, 0x01
+
+_HEAD = struct.Struct(">IBBH")
+EMPTY_FRAME = _HEAD.pack(8, 2, AMQP_FRAME, 0)
+"""A heartbeat."""
+
+
+def frame(body: bytes, *, channel: int = 0, kind: int = AMQP_FRAME) -> bytes:
+    return _HEAD.pack(8 + len(body), 2, kind, channel) + body
+
+
+class FrameBuffer:
+    """Cuts a stream into its protocol headers and frames."""
+
+    def __init__(self, max_frame_size: int) -> None:
+        self.max_frame_size = max_frame_size
+        self._data = b""
+
+    def feed(self, data: bytes) -> None:
+        self._data = self._data + data if self._data else bytes(data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def protocol_header(self) -> bytes | None:
+        """The eight bytes of a protocol header, taken off, or None while they are not all there."""
+        if self._data[:4] != b"AMQP"[: len(self._data)]:
+            raise ProtocolError("the peer does not speak AMQP", condition="amqp:connection:framing-error")
+        if len(self._data) < HEADER_SIZE:
+            return None
+        header, self._data = self._data[:HEADER_SIZE], self._data[HEADER_SIZE:]
+        return header
+
+    def frames(self, kind: int) -> Iterator[tuple[int, bytes, int, int]]:
+        """Each whole frame of `kind`, as (channel, buffer, start of its body, end). Raises ProtocolError.
+
+        The buffer may be left between any two frames: what has been given out is taken off.
+        """
+        data, position = self._data, 0
+        try:
+            while len(data) - position >= HEADER_SIZE:
+                size, offset, found, channel = _HEAD.unpack_from(data, position)
+                start, end = position + 4 * offset, position + size
+                if size > self.max_frame_size or offset < 2 or start > end:
+                    raise ProtocolError(
+                        f"a frame claims {size} bytes; {self.max_frame_size} are agreed on",
+                        condition="amqp:connection:framing-error",
+                    )
+                if found != kind:
+                    raise ProtocolError(
+                        f"a frame of type {found} came where one of type {kind} belongs",
+                        condition="amqp:connection:framing-error",
+                    )
+                if end > len(data):
+                    return
+                position = end
+                yield channel, data, start, end
+        finally:
+            self._data = data[position:]

@@ -1,0 +1,303 @@
+"""A message as the raw bytes of its seven sections, decoded only where somebody asks.
+
+What nobody asks for is never re-encoded, and so never altered. AMQP 1.0, part 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sbpair.amqp import codec
+from sbpair.amqp.performatives import (
+    Anything,
+    Binary,
+    C,
+    Composite,
+    Flag,
+    Int8,
+    Int32,
+    Sym,
+    Text,
+    Time,
+    _composite,
+)
+from sbpair.amqp.types import Map, Symbol, ULong, Value
+from sbpair.errors import ProtocolError
+
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = 0x75, 0x76, 0x77, 0x78
+
+BATCH_FORMAT = 0x80013700
+"""The message-format of a Service Bus batch: each data section holds one encoded message."""
+
+
+@_composite(HEADER, "amqp:header:list")
+@dataclass(slots=True)
+class Header(Composite):
+    """`ttl` is milliseconds."""
+
+    durable: Flag = None
+    priority: Int8 = None
+    ttl: Int32 = None
+    first_acquirer: Flag = None
+    delivery_count: Int32 = None
+
+
+@_composite(PROPERTIES, "amqp:properties:list")
+@dataclass(slots=True)
+class Properties(Composite):
+    """Ids are whatever AMQP type the sender chose; times are milliseconds since 1970."""
+
+    message_id: Anything = None
+    user_id: Binary = None
+    to: Anything = None
+    subject: Text = None
+    reply_to: Anything = None
+    correlation_id: Anything = None
+    content_type: Sym = None
+    content_encoding: Sym = None
+    absolute_expiry_time: Time = None
+    creation_time: Time = None
+    group_id: Text = None
+    group_sequence: Int32 = None
+    reply_to_group_id: Text = None
+
+
+_NAMES = {
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
+    "amqp:footer:map": FOOTER,
+}
+_MAPS = (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, FOOTER)
+_LISTS = (HEADER, PROPERTIES, SEQUENCE)
+# Format codes whose constructor says how wide the value is: 0x4x none, 0x5x one byte, and so on.
+_FIXED_WIDTH = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
+
+
+class Sections:
+    """The raw slices of one message: descriptors included, b"" for a section that is not there.
+
+    `body` is all of the body's sections. The typed readers decode on every call.
+    """
+
+    __slots__ = (
+        "application_properties",
+        "body",
+        "delivery_annotations",
+        "footer",
+        "header",
+        "message_annotations",
+        "properties",
+    )
+    ORDER: ClassVar = (
+        "header",
+        "delivery_annotations",
+        "message_annotations",
+        "properties",
+        "application_properties",
+        "body",
+        "footer",
+    )
+
+    def __init__(
+        self,
+        *,
+        header: bytes = b"",
+        delivery_annotations: bytes = b"",
+        message_annotations: bytes = b"",
+        properties: bytes = b"",
+        application_properties: bytes = b"",
+        body: bytes = b"",
+        footer: bytes = b"",
+    ) -> None:
+        self.header = header
+        self.delivery_annotations = delivery_annotations
+        self.message_annotations = message_annotations
+        self.properties = properties
+        self.application_properties = application_properties
+        self.body = body
+        self.footer = footer
+
+    @classmethod
+    def split(cls, payload: bytes) -> Sections:
+        """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
+        found = cls()
+        last = 0
+        for code, start, end in _walk(payload):
+            slot = _SLOTS[code]
+            if code == last and code in (DATA, SEQUENCE):
+                found.body += payload[start:end]
+            elif code <= last or (last >= DATA and code != FOOTER):
+                raise ProtocolError(f"section 0x{code:02x} of a message is out of its place")
+            else:
+                setattr(found, slot, payload[start:end])
+            last = code
+        return found
+
+    def join(self) -> bytes:
+        return b"".join(
+            (
+                self.header,
+                self.delivery_annotations,
+                self.message_annotations,
+                self.properties,
+                self.application_properties,
+                self.body,
+                self.footer,
+            )
+        )
+
+    def __len__(self) -> int:
+        return sum(len(getattr(self, name)) for name in self.ORDER)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sections) and all(getattr(self, name) == getattr(other, name) for name in self.ORDER)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={len(getattr(self, name))}" for name in self.ORDER if getattr(self, name))
+        return f"<Sections, bytes: {sizes}>"
+
+    def read_header(self) -> Header:
+        return _read(self.header, Header)
+
+    def read_properties(self) -> Properties:
+        return _read(self.properties, Properties)
+
+    def read_delivery_annotations(self) -> Map:
+        return _read_map(self.delivery_annotations)
+
+    def read_message_annotations(self) -> Map:
+        return _read_map(self.message_annotations)
+
+    def read_application_properties(self) -> Map:
+        return _read_map(self.application_properties)
+
+    def read_body(self) -> list[tuple[int, Value]]:
+        """Each body section as (DATA, SEQUENCE or VALUE; its value)."""
+        return [(code, codec.decode_all(self.body[start:end]).value) for code, start, end in _walk(self.body)]
+
+    def check(self) -> None:
+        """Decode everything, so that what is broken inside of a section is found. Raises ProtocolError."""
+        self.read_header(), self.read_properties()
+        self.read_delivery_annotations(), self.read_message_annotations(), self.read_application_properties()
+        self.read_body(), _read_map(self.footer)
+
+
+_SLOTS = {
+    HEADER: "header",
+    DELIVERY_ANNOTATIONS: "delivery_annotations",
+    MESSAGE_ANNOTATIONS: "message_annotations",
+    PROPERTIES: "properties",
+    APPLICATION_PROPERTIES: "application_properties",
+    DATA: "body",
+    SEQUENCE: "body",
+    VALUE: "body",
+    FOOTER: "footer",
+}
+
+
+def encode_map(code: int, values: Map | dict[Symbol, Value] | dict[str, Value]) -> bytes:
+    """A whole section that holds a map; b"" where there is nothing in it."""
+    return section(code, codec.encode(values)) if len(values) else b""
+
+
+def section(code: int, encoded: bytes) -> bytes:
+    return bytes((0x00, 0x53, code)) + encoded
+
+
+def data_body(data: bytes) -> bytes:
+    return section(DATA, codec.encode(data))
+
+
+def value_body(value: Value) -> bytes:
+    return section(VALUE, codec.encode(value))
+
+
+def batch_members(payload: bytes) -> Iterator[bytes]:
+    """The encoded messages of a batch (message-format BATCH_FORMAT), in order. Raises ProtocolError."""
+    for code, start, end in _walk(payload):
+        if code == DATA:
+            yield codec.decode_all(payload[start:end]).value
+
+
+def skip(buffer: bytes, position: int) -> int:
+    """The position after the value at `position`, found without decoding it. Raises ProtocolError."""
+    try:
+        end = _skip(buffer, position)
+    except (IndexError, KeyError):
+        raise ProtocolError("a message is cut short, or no message at all") from None
+    if end > len(buffer):
+        raise ProtocolError("a message is cut short")
+    return end
+
+
+def _skip(buffer: bytes, position: int) -> int:
+    code = buffer[position]
+    while code == 0x00:
+        position = _skip(buffer, position + 1)
+        code = buffer[position]
+    group = code >> 4
+    if group >= 10:
+        if group % 2 == 0:
+            return position + 2 + buffer[position + 1]
+        return position + 5 + int.from_bytes(buffer[position + 1 : position + 5])
+    return position + 1 + _FIXED_WIDTH[group]
+
+
+def _walk(payload: bytes) -> Iterator[tuple[int, int, int]]:
+    """(section code, start, end) of each section, in the order in which they stand."""
+    position, size = 0, len(payload)
+    while position < size:
+        if payload[position] != 0x00:
+            raise ProtocolError("a message has bytes that belong to no section")
+        if payload[position + 1 : position + 2] == b"\x53" and position + 2 < size:
+            code, value_at = payload[position + 2], position + 3
+        else:
+            descriptor, value_at = codec.decode(payload, position + 1)
+            code = _section_code(descriptor)
+        end = skip(payload, value_at)
+        _check_section(code, payload[value_at])
+        yield code, position, end
+        position = end
+
+
+def _section_code(descriptor: Value) -> int:
+    if isinstance(descriptor, ULong):
+        return int(descriptor)
+    return _NAMES.get(descriptor, 0) if isinstance(descriptor, Symbol) else 0
+
+
+def _check_section(code: int, constructor: int) -> None:
+    if code in _MAPS:
+        fits = constructor in (0xC1, 0xD1)
+    elif code in _LISTS:
+        fits = constructor in (0x45, 0xC0, 0xD0)
+    elif code == DATA:
+        fits = constructor in (0xA0, 0xB0)
+    else:
+        fits = code == VALUE
+    if not fits:
+        raise ProtocolError(f"section 0x{code:02x} of a message holds what does not belong there")
+
+
+def _read(raw: bytes, cls: type[C]) -> C:
+    return cls.from_list(codec.decode_all(raw).value) if raw else cls()
+
+
+def _read_map(raw: bytes) -> Map:
+    if not raw:
+        return Map()
+    value = codec.decode_all(raw).value
+    if not isinstance(value, Map):
+        raise ProtocolError("a section that is a map holds something else")
+    return value

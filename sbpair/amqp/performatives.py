@@ -1,0 +1,367 @@
+"""AMQP's composite types: what connections, sessions, links and deliveries say to each other, and SASL.
+
+Each is a dataclass whose annotations name the AMQP type of every field; encoding and decoding follow from them. Every
+field is written, trailing nulls too: some peers index past the end of a trimmed list. AMQP 1.0, parts 2, 3 and 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
+
+from sbpair.amqp import codec
+from sbpair.amqp.types import Array, Described, Map, Symbol, Timestamp, UByte, UInt, ULong, UShort, Value
+from sbpair.errors import ProtocolError
+
+C = TypeVar("C", bound="Composite")
+
+_ACCEPTS: dict[type, tuple[type, ...]] = {
+    UByte: (int,), UShort: (int,), UInt: (int,), ULong: (int,), Timestamp: (int,), bool: (int,),
+    str: (str,), Symbol: (str,), bytes: (bytes,), Map: (Map,), Array: (Array, str, list),
+}  # fmt: skip
+
+Int8: TypeAlias = Annotated[int | None, UByte]
+Int16: TypeAlias = Annotated[int | None, UShort]
+Int32: TypeAlias = Annotated[int | None, UInt]
+Int64: TypeAlias = Annotated[int | None, ULong]
+Flag: TypeAlias = Annotated[bool | None, bool]
+Text: TypeAlias = Annotated[str | None, str]
+Sym: TypeAlias = Annotated[str | None, Symbol]
+Binary: TypeAlias = Annotated[bytes | None, bytes]
+Time: TypeAlias = Annotated[int | None, Timestamp]
+Fields: TypeAlias = Annotated[Map | dict[Any, Any] | None, Map]
+Symbols: TypeAlias = Annotated[Array | None, Array]
+Anything: TypeAlias = Any
+
+
+class Composite:
+    """A described list with a name for each of its elements."""
+
+    CODE: ClassVar[int]
+    NAME: ClassVar[str]
+    TYPES: ClassVar[tuple[tuple[str, type | None, bool], ...]] = ()  # (field, AMQP type, mandatory)
+    PREFIX: ClassVar[bytes]
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        values = [_encode_field(getattr(self, name), kind) for name, kind, _ in self.TYPES]
+        body = b"".join(values)
+        size = len(body)
+        if size < 255:
+            return self.PREFIX + bytes((0xC0, size + 1, len(values))) + body
+        return self.PREFIX + b"\xd0" + (size + 4).to_bytes(4) + len(values).to_bytes(4) + body
+
+    @classmethod
+    def from_list(cls: type[C], values: Value) -> C:
+        """Make one of the list that a peer sent. Raises ProtocolError for a missing or mistyped field."""
+        if not isinstance(values, list) or len(values) > len(cls.TYPES):
+            raise ProtocolError(f"{cls.NAME} is not a list of at most {len(cls.TYPES)} fields")
+        given = {}
+        for (name, kind, mandatory), value in zip(cls.TYPES, values, strict=False):
+            if value is None:
+                if mandatory:
+                    raise ProtocolError(f"{cls.NAME} lacks its {name}", condition="amqp:invalid-field")
+            else:
+                given[name] = _checked(cls, name, kind, value)
+        for name, _, mandatory in cls.TYPES[len(values) :]:
+            if mandatory:
+                raise ProtocolError(f"{cls.NAME} lacks its {name}", condition="amqp:invalid-field")
+        return cls(**given)
+
+
+def _checked(cls: type[Composite], name: str, kind: type | None, value: Value) -> Value:
+    if kind is None:
+        return composite_of(value)
+    if not isinstance(value, _ACCEPTS[kind]):
+        raise ProtocolError(
+            f"{cls.NAME}.{name} is of the wrong type: {type(value).__name__}", condition="amqp:invalid-field"
+        )
+    if kind is bool:
+        return bool(value)
+    if isinstance(value, int) and value < 0 and kind is not Timestamp:
+        raise ProtocolError(f"{cls.NAME}.{name} is negative", condition="amqp:invalid-field")
+    return value
+
+
+def _encode_field(value: Any, kind: type | None) -> bytes:
+    if value is None:
+        return b"\x40"
+    if kind is None:
+        return value.encode() if isinstance(value, Composite) else codec.encode(value)
+    if kind is Array or kind is Map:
+        return codec.encode(value)
+    return codec.encode(kind(value))
+
+
+_BY_DESCRIPTOR: dict[Value, type[Composite]] = {}
+
+
+def _composite(code: int, name: str) -> Any:
+    def register(cls: type[C]) -> type[C]:
+        hints = get_type_hints(cls, include_extras=True)
+        cls.CODE, cls.NAME = code, name
+        cls.PREFIX = b"\x00" + codec.encode(ULong(code))
+        types = []
+        for item in fields(cls):  # type: ignore[arg-type]
+            annotated = get_args(hints[item.name])
+            kind = annotated[1] if len(annotated) > 1 and annotated[1] in _ACCEPTS else None
+            types.append((item.name, kind, item.name in getattr(cls, "MANDATORY", ())))
+        cls.TYPES = tuple(types)
+        _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[name] = cls
+        return cls
+
+    return register
+
+
+def composite_of(value: Value) -> Value:
+    """The composite that a described list stands for; any other value as it is."""
+    if isinstance(value, Described) and isinstance(value.descriptor, (int, str)):
+        cls = _BY_DESCRIPTOR.get(value.descriptor)
+        if cls is not None:
+            return cls.from_list(value.value)
+    return value
+
+
+def decode_composite(buffer: bytes, position: int = 0) -> tuple[Composite, int]:
+    """The composite that starts at `position`, and the position after it. Raises ProtocolError."""
+    value, end = codec.decode(buffer, position)
+    made = composite_of(value)
+    if not isinstance(made, Composite):
+        raise ProtocolError("a frame's body is not a performative that this peer knows")
+    return made, end
+
+
+@_composite(0x1D, "amqp:error:list")
+@dataclass(slots=True)
+class Error(Composite):
+    """Always three fields on the wire: with two, pyamqp waits for ever."""
+
+    condition: Sym = None
+    description: Text = None
+    info: Fields = None
+    MANDATORY: ClassVar = ("condition",)
+
+    def encode(self) -> bytes:
+        values = (Symbol(self.condition or "amqp:internal-error"), self.description or "", self.info or {})
+        return self.PREFIX + codec.encode(list(values))
+
+
+@_composite(0x10, "amqp:open:list")
+@dataclass(slots=True)
+class Open(Composite):
+    container_id: Text = None
+    hostname: Text = None
+    max_frame_size: Int32 = 0xFFFFFFFF
+    channel_max: Int16 = 0xFFFF
+    idle_time_out: Int32 = None
+    outgoing_locales: Symbols = None
+    incoming_locales: Symbols = None
+    offered_capabilities: Symbols = None
+    desired_capabilities: Symbols = None
+    properties: Fields = None
+    MANDATORY: ClassVar = ("container_id",)
+
+
+@_composite(0x11, "amqp:begin:list")
+@dataclass(slots=True)
+class Begin(Composite):
+    remote_channel: Int16 = None
+    next_outgoing_id: Int32 = 0
+    incoming_window: Int32 = 0
+    outgoing_window: Int32 = 0
+    handle_max: Int32 = 0xFFFFFFFF
+    offered_capabilities: Symbols = None
+    desired_capabilities: Symbols = None
+    properties: Fields = None
+    MANDATORY: ClassVar = ("next_outgoing_id", "incoming_window", "outgoing_window")
+
+
+@_composite(0x12, "amqp:attach:list")
+@dataclass(slots=True)
+class Attach(Composite):
+    """`role` is True for a receiver."""
+
+    name: Text = None
+    handle: Int32 = 0
+    role: Flag = False
+    snd_settle_mode: Int8 = 2
+    rcv_settle_mode: Int8 = 0
+    source: Anything = None
+    target: Anything = None
+    unsettled: Fields = None
+    incomplete_unsettled: Flag = False
+    initial_delivery_count: Int32 = None
+    max_message_size: Int64 = None
+    offered_capabilities: Symbols = None
+    desired_capabilities: Symbols = None
+    properties: Fields = None
+    MANDATORY: ClassVar = ("name", "handle", "role")
+
+
+@_composite(0x13, "amqp:flow:list")
+@dataclass(slots=True)
+class Flow(Composite):
+    next_incoming_id: Int32 = None
+    incoming_window: Int32 = 0
+    next_outgoing_id: Int32 = 0
+    outgoing_window: Int32 = 0
+    handle: Int32 = None
+    delivery_count: Int32 = None
+    link_credit: Int32 = None
+    available: Int32 = None
+    drain: Flag = False
+    echo: Flag = False
+    properties: Fields = None
+    MANDATORY: ClassVar = ("incoming_window", "next_outgoing_id", "outgoing_window")
+
+
+@_composite(0x14, "amqp:transfer:list")
+@dataclass(slots=True)
+class Transfer(Composite):
+    handle: Int32 = 0
+    delivery_id: Int32 = None
+    delivery_tag: Binary = None
+    message_format: Int32 = None
+    settled: Flag = None
+    more: Flag = False
+    rcv_settle_mode: Int8 = None
+    state: Anything = None
+    resume: Flag = False
+    aborted: Flag = False
+    batchable: Flag = False
+    MANDATORY: ClassVar = ("handle",)
+
+
+@_composite(0x15, "amqp:disposition:list")
+@dataclass(slots=True)
+class Disposition(Composite):
+    """`role` is that of who says it: True for a receiver."""
+
+    role: Flag = False
+    first: Int32 = 0
+    last: Int32 = None
+    settled: Flag = False
+    state: Anything = None
+    batchable: Flag = False
+    MANDATORY: ClassVar = ("role", "first")
+
+
+@_composite(0x16, "amqp:detach:list")
+@dataclass(slots=True)
+class Detach(Composite):
+    handle: Int32 = 0
+    closed: Flag = False
+    error: Anything = None
+    MANDATORY: ClassVar = ("handle",)
+
+
+@_composite(0x17, "amqp:end:list")
+@dataclass(slots=True)
+class End(Composite):
+    error: Anything = None
+
+
+@_composite(0x18, "amqp:close:list")
+@dataclass(slots=True)
+class Close(Composite):
+    error: Anything = None
+
+
+@_composite(0x23, "amqp:received:list")
+@dataclass(slots=True)
+class Received(Composite):
+    section_number: Int32 = 0
+    section_offset: Int64 = 0
+
+
+@_composite(0x24, "amqp:accepted:list")
+@dataclass(slots=True)
+class Accepted(Composite):
+    pass
+
+
+@_composite(0x25, "amqp:rejected:list")
+@dataclass(slots=True)
+class Rejected(Composite):
+    error: Anything = None
+
+
+@_composite(0x26, "amqp:released:list")
+@dataclass(slots=True)
+class Released(Composite):
+    pass
+
+
+@_composite(0x27, "amqp:modified:list")
+@dataclass(slots=True)
+class Modified(Composite):
+    delivery_failed: Flag = None
+    undeliverable_here: Flag = None
+    message_annotations: Fields = None
+
+
+Outcome: TypeAlias = Accepted | Rejected | Released | Modified
+
+
+@_composite(0x28, "amqp:source:list")
+@dataclass(slots=True)
+class Source(Composite):
+    address: Anything = None
+    durable: Int32 = 0
+    expiry_policy: Sym = "session-end"
+    timeout: Int32 = 0
+    dynamic: Flag = False
+    dynamic_node_properties: Fields = None
+    distribution_mode: Sym = None
+    filter: Fields = None
+    default_outcome: Anything = None
+    outcomes: Symbols = None
+    capabilities: Symbols = None
+
+
+@_composite(0x29, "amqp:target:list")
+@dataclass(slots=True)
+class Target(Composite):
+    address: Anything = None
+    durable: Int32 = 0
+    expiry_policy: Sym = "session-end"
+    timeout: Int32 = 0
+    dynamic: Flag = False
+    dynamic_node_properties: Fields = None
+    capabilities: Symbols = None
+
+
+@_composite(0x40, "amqp:sasl-mechanisms:list")
+@dataclass(slots=True)
+class SaslMechanisms(Composite):
+    sasl_server_mechanisms: Symbols = None
+
+
+@_composite(0x41, "amqp:sasl-init:list")
+@dataclass(slots=True)
+class SaslInit(Composite):
+    mechanism: Sym = None
+    initial_response: Binary = field(default=None, repr=False)
+    hostname: Text = None
+    MANDATORY: ClassVar = ("mechanism",)
+
+
+@_composite(0x42, "amqp:sasl-challenge:list")
+@dataclass(slots=True)
+class SaslChallenge(Composite):
+    challenge: Binary = None
+
+
+@_composite(0x43, "amqp:sasl-response:list")
+@dataclass(slots=True)
+class SaslResponse(Composite):
+    response: Binary = field(default=None, repr=False)
+
+
+@_composite(0x44, "amqp:sasl-outcome:list")
+@dataclass(slots=True)
+class SaslOutcome(Composite):
+    """`code` 0 is ok, 1 is a failed authentication."""
+
+    code: Int8 = 0
+    additional_data: Binary = None

@@ -1,0 +1,217 @@
+"""Sessions: they number deliveries, keep both directions within a window, and carry links.
+
+A transfer leaves only while the peer's incoming window is open; what is behind it waits here, in order. Delivery ids
+belong to the session, so a ranged disposition may settle deliveries of any link in it. AMQP 1.0, part 2.5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from sbpair.amqp import transfer
+from sbpair.amqp.endpoint import Endpoint, State, Step
+from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded
+from sbpair.amqp.link import SERIAL, Link, Receiver, Sender
+from sbpair.amqp.performatives import Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.amqp.connection import Connection
+
+WINDOW = 5_000
+"""How many transfer frames a peer may send before it hears of us again."""
+
+HANDLE_MAX = 1_023
+
+
+class Session(Endpoint):
+    def __init__(self, connection: Connection, channel: int) -> None:
+        super().__init__()
+        self.connection = connection
+        self.channel = channel
+        self.remote_channel: int | None = None
+        self.sent: dict[int, Sent] = {}
+        self.received: dict[int, Delivery] = {}
+        self.context: Any = None
+        self._links: dict[int, Link] = {}
+        self._remote_links: dict[int, Link] = {}
+        self._delivery_id = 0
+        self._next_outgoing_id = 0
+        self._next_incoming_id = 0
+        self._incoming_window = WINDOW
+        self._remote_window = 0
+        self._waiting: deque[bytes] = deque()
+
+    # What the owner does.
+
+    def begin(self) -> None:
+        self.step(Step.WE_OPEN)
+        self.put(Begin(self.remote_channel, self._next_outgoing_id, WINDOW, WINDOW, HANDLE_MAX))
+
+    def end(self, error: Error | None = None) -> None:
+        if self.can_close:
+            self.step(Step.WE_CLOSE)
+            self._waiting.clear()
+            self.put(End(error))
+
+    def sender(self, name: str) -> Sender:
+        link = Sender(self, name, self._free_handle())
+        self._links[link.handle] = link
+        return link
+
+    def receiver(self, name: str) -> Receiver:
+        link = Receiver(self, name, self._free_handle())
+        self._links[link.handle] = link
+        return link
+
+    def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None:
+        """Say what has become of deliveries `first` to `last`; with `settled`, forget them."""
+        self.put(Disposition(receiver, first, last, settled, state))
+        if settled:
+            known: dict[int, Any] = self.received if receiver else self.sent
+            for delivery_id in _range(first, last, known):
+                del known[delivery_id]
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(self._links.values())
+
+    # What links do.
+
+    def put(self, body: Composite) -> None:
+        self.connection.put(self.channel, body.encode())
+
+    def put_transfer(self, body: bytes) -> None:
+        if self._remote_window > 0 and not self._waiting:
+            self._leave(body)
+        else:
+            self._waiting.append(body)
+
+    def put_flow(self, link: Link | None = None, *, drain: bool = False, echo: bool = False) -> None:
+        self._incoming_window = WINDOW
+        flow = Flow(
+            self._next_incoming_id if self.state is not State.OPEN_SENT else None,
+            WINDOW,
+            self._next_outgoing_id,
+            max(0, WINDOW - len(self._waiting)),
+            drain=drain,
+            echo=echo,
+        )
+        if link is not None:
+            flow.handle, flow.delivery_count, flow.link_credit = link.handle, link.delivery_count, link.credit
+            flow.available = 0
+        self.put(flow)
+
+    def next_delivery_id(self) -> int:
+        delivery_id = self._delivery_id
+        self._delivery_id = (delivery_id + 1) & SERIAL
+        return delivery_id
+
+    def forget(self, link: Link) -> None:
+        """A closed link's deliveries can no longer be settled; its handle is free once both sides have closed."""
+        self.sent = {key: sent for key, sent in self.sent.items() if sent.link is not link}
+        self.received = {key: got for key, got in self.received.items() if got.link is not link}
+        if link.state is State.CLOSED:
+            self._links.pop(link.handle, None)
+            if link.remote_handle is not None:
+                self._remote_links.pop(link.remote_handle, None)
+
+    # What the peer does.
+
+    def on_begin(self, begin: Begin) -> SessionBegun:
+        self._next_incoming_id = begin.next_outgoing_id or 0
+        self._remote_window = begin.incoming_window or 0
+        self.step(Step.THEY_OPEN)
+        return SessionBegun(self)
+
+    def on_end(self, end: End) -> list[SessionEnded | LinkDetached]:
+        known = self.state is not State.CLOSE_SENT
+        self.step(Step.THEY_CLOSE)
+        if self.state is State.CLOSE_RECEIVED:
+            self.step(Step.WE_CLOSE)
+            self.put(End())
+        error = end.error if isinstance(end.error, Error) else None
+        return [SessionEnded(self, error)] if known else []
+
+    def on_attach(self, attach: Attach) -> Any:
+        if attach.handle is None or attach.handle > HANDLE_MAX:
+            raise ProtocolError(f"handle {attach.handle} is out of bounds", condition="amqp:connection:framing-error")
+        if attach.handle in self._remote_links:
+            raise ProtocolError(f"handle {attach.handle} is in use", condition="amqp:session:handle-in-use")
+        link = self._asked_for(attach)
+        if link is None:
+            name = attach.name or ""
+            link = self.sender(name) if attach.role else self.receiver(name)
+        self._remote_links[attach.handle] = link
+        return link.on_attach(attach)
+
+    def on_flow(self, flow: Flow) -> Any:
+        acknowledged = flow.next_incoming_id or 0
+        self._remote_window = min(
+            (acknowledged + (flow.incoming_window or 0) - self._next_outgoing_id) & SERIAL, 0x7FFFFFFF
+        )
+        while self._waiting and self._remote_window > 0:
+            self._leave(self._waiting.popleft())
+        if flow.handle is None:
+            if flow.echo:
+                self.put_flow()
+            return None
+        link = self._remote_links.get(flow.handle)
+        return link.on_flow(flow) if link is not None and link.state is State.OPEN else None
+
+    def on_transfer(self, buffer: bytes, start: int, end: int) -> Delivery | None:
+        fields = transfer.read(buffer, start, end)
+        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
+        self._incoming_window -= 1
+        if self._incoming_window < WINDOW // 2:
+            self.put_flow()
+        link = self._remote_links.get(fields[0])
+        if not isinstance(link, Receiver):
+            raise ProtocolError(
+                "a transfer on a handle that is not attached", condition="amqp:session:unattached-handle"
+            )
+        return link.on_transfer(fields, buffer, end) if link.state is State.OPEN else None
+
+    def on_disposition(self, disposition: Disposition) -> Disposed | None:
+        known: dict[int, Any] = self.sent if disposition.role else self.received
+        first = disposition.first or 0
+        last = first if disposition.last is None else disposition.last
+        ids = _range(first, last, known)
+        deliveries = [known.pop(key) for key in ids] if disposition.settled else [known[key] for key in ids]
+        if not deliveries:
+            return None
+        return Disposed(self, deliveries, disposition.state, bool(disposition.settled))
+
+    def on_detach(self, detach: Detach) -> LinkDetached | None:
+        link = self._remote_links.get(detach.handle or 0)
+        return link.on_detach(detach) if link is not None else None
+
+    def _asked_for(self, attach: Attach) -> Link | None:
+        """The link of ours that this attach answers: same name, other role."""
+        for link in self._links.values():
+            waiting = link.state in (State.OPEN_SENT, State.CLOSE_PIPE)
+            if waiting and link.name == attach.name and link.IS_RECEIVER is not attach.role:
+                return link
+        return None
+
+    def _leave(self, body: bytes) -> None:
+        self._remote_window -= 1
+        self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
+        self.connection.put(self.channel, body)
+
+    def _free_handle(self) -> int:
+        for handle in range(HANDLE_MAX + 1):
+            if handle not in self._links:
+                return handle
+        raise ProtocolError("no handle is free", condition="amqp:resource-limit-exceeded")
+
+
+def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:
+    """The ids from `first` to `last` (they may wrap) that are in `known`; the cost is never the width of the range."""
+    width = (last - first) & SERIAL
+    if width == 0:
+        return [first] if first in known else []
+    if width <= len(known):
+        return [key for key in ((first + step) & SERIAL for step in range(width + 1)) if key in known]
+    return [key for key in known if (key - first) & SERIAL <= width]

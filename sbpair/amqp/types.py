@@ -1,0 +1,263 @@
+"""AMQP's types as Python values that remember which type they are.
+
+Python has one `int` and one `str` where AMQP has nine and two, so each AMQP type that Python's own types cannot tell
+apart is a subclass here: `UInt(5) == 5`, and still encodes as a uint. The types that need none are None (null), bool,
+float (double), str (string), bytes (binary), uuid.UUID, and list. AMQP 1.0, part 1: types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, TypeAlias
+
+Value: TypeAlias = (
+    Any  # None, bool, int and str of one of the classes below, float, bytes, UUID, list, Map, Array, Described
+)
+Pairs: TypeAlias = tuple[tuple[Value, Value], ...]
+
+
+class Integer(int):
+    """An integer of a width that AMQP names. Raises ValueError where the value does not fit it."""
+
+    LOW: ClassVar[int] = 0
+    HIGH: ClassVar[int] = 0
+    __slots__ = ()
+
+    def __new__(cls, value: int) -> Integer:
+        if not cls.LOW <= value <= cls.HIGH:
+            raise ValueError(f"{value} does not fit an AMQP {cls.__name__.lower()}")
+        return super().__new__(cls, value)
+
+    def __repr__(self) -> str:
+        return f"{type_of(self).__name__}({int(self)})"
+
+    __str__ = int.__repr__
+
+
+class UByte(Integer):
+    HIGH = 0xFF
+    __slots__ = ()
+
+
+class UShort(Integer):
+    HIGH = 0xFFFF
+    __slots__ = ()
+
+
+class UInt(Integer):
+    HIGH = 0xFFFFFFFF
+    __slots__ = ()
+
+
+class ULong(Integer):
+    HIGH = 0xFFFFFFFFFFFFFFFF
+    __slots__ = ()
+
+
+class Byte(Integer):
+    LOW, HIGH = -0x80, 0x7F
+    __slots__ = ()
+
+
+class Short(Integer):
+    LOW, HIGH = -0x8000, 0x7FFF
+    __slots__ = ()
+
+
+class Int(Integer):
+    LOW, HIGH = -0x80000000, 0x7FFFFFFF
+    __slots__ = ()
+
+
+class Long(Integer):
+    LOW, HIGH = -0x8000000000000000, 0x7FFFFFFFFFFFFFFF
+    __slots__ = ()
+
+
+class Timestamp(Integer):
+    """Milliseconds since 1970-01-01T00:00:00Z."""
+
+    LOW, HIGH = -0x8000000000000000, 0x7FFFFFFFFFFFFFFF
+    __slots__ = ()
+
+
+class Float(float):
+    """Four bytes of IEEE 754. `raw` is kept for a NaN whose bits Python's own conversion would change."""
+
+    raw: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"Float({float(self)!r})"
+
+
+class Symbol(str):
+    """ASCII text from a constrained domain: not the same as a string, though it compares like one."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Symbol({str(self)!r})"
+
+
+class Char(str):
+    """One Unicode code point (a lone surrogate too: .NET's char is half of a pair)."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Char({str(self)!r})"
+
+
+class Decimal(bytes):
+    """An IEEE 754 decimal as it travelled: nothing here calculates with it."""
+
+    WIDTH: ClassVar[int] = 0
+    __slots__ = ()
+
+    def __new__(cls, value: bytes) -> Decimal:
+        if len(value) != cls.WIDTH:
+            raise ValueError(f"{len(value)} bytes are no {cls.__name__.lower()}: it has {cls.WIDTH}")
+        return super().__new__(cls, value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({bytes(self)!r})"
+
+
+class Decimal32(Decimal):
+    WIDTH = 4
+    __slots__ = ()
+
+
+class Decimal64(Decimal):
+    WIDTH = 8
+    __slots__ = ()
+
+
+class Decimal128(Decimal):
+    WIDTH = 16
+    __slots__ = ()
+
+
+class Described:
+    """A value with a descriptor that says what it means, such as `com.microsoft:timespan`."""
+
+    __slots__ = ("descriptor", "value")
+
+    def __init__(self, descriptor: Value, value: Value) -> None:
+        self.descriptor = descriptor
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Described) and (self.descriptor, self.value) == (other.descriptor, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.descriptor, repr(self.value)))
+
+    def __repr__(self) -> str:
+        return f"Described({self.descriptor!r}, {self.value!r})"
+
+
+class Map:
+    """An AMQP map in the order it travelled.
+
+    Not a dict: Symbol("a") and "a", or UInt(1) and Int(1), are two keys to AMQP and one to Python.
+    """
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Iterable[tuple[Value, Value]] = ()) -> None:
+        self.pairs: Pairs = tuple(pairs)
+
+    def get(self, key: str, default: Value = None) -> Value:
+        """The value of the first key that compares equal to `key`."""
+        for candidate, value in self.pairs:
+            if candidate == key:
+                return value
+        return default
+
+    def __getitem__(self, key: str) -> Value:
+        for candidate, value in self.pairs:
+            if candidate == key:
+                return value
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return any(candidate == key for candidate, _ in self.pairs)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (key for key, _ in self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Map) and self.pairs == other.pairs
+
+    def __hash__(self) -> int:
+        return hash(repr(self.pairs))
+
+    def __repr__(self) -> str:
+        return f"Map({list(self.pairs)!r})"
+
+
+class Array:
+    """Values of one type that share one constructor. `code` is its format code; None lets the encoder choose.
+
+    `descriptor` describes every element, where the constructor is a described one. `wide` asks for four-byte sizes
+    where one-byte ones would do.
+    """
+
+    __slots__ = ("code", "descriptor", "items", "wide")
+
+    def __init__(
+        self, items: Iterable[Value], *, code: int | None = None, descriptor: Value = None, wide: bool = False
+    ) -> None:
+        self.items: tuple[Value, ...] = tuple(items)
+        self.code = code
+        self.descriptor = descriptor
+        self.wide = wide
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and (self.items, self.descriptor) == (other.items, other.descriptor)
+
+    def __hash__(self) -> int:
+        return hash((repr(self.descriptor), repr(self.items)))
+
+    def __repr__(self) -> str:
+        return f"Array({list(self.items)!r}, code={self.code!r}, descriptor={self.descriptor!r})"
+
+
+def type_of(value: Value) -> type:
+    """The AMQP type of a value, however many bytes its encoding spent on it."""
+    cls = type(value)
+    return getattr(cls, "plain", cls)
+
+
+def same(left: Value, right: Value) -> bool:
+    """Equal in value *and* in AMQP type, all the way down; `==` alone takes UInt(1) for Int(1)."""
+    if type_of(left) is not type_of(right):
+        return False
+    if isinstance(left, Described):
+        return same(left.descriptor, right.descriptor) and same(left.value, right.value)
+    if isinstance(left, Map):
+        return same([list(pair) for pair in left.pairs], [list(pair) for pair in right.pairs])
+    if isinstance(left, Array):
+        return same(left.descriptor, right.descriptor) and same(list(left.items), list(right.items))
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float):
+        return left == right or (left != left and right != right)
+    return bool(left == right)
+
+
+def text_of(value: Value) -> str | None:
+    """The text of a message id, whatever type of id it is; None stays None."""
+    if value is None:
+        return None
+    return value.hex() if isinstance(value, bytes) else str(value)
