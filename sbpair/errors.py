@@ -13,6 +13,7 @@
     ├── Unavailable                 6  retriable
     │   ├── Unreachable             6  no connection, or it broke
     │   ├── TimedOut                6
+    │   ├── InDoubt                 6  asked, and no answer came: it may or may not have happened
     │   ├── Throttled               6  the service asks to slow down
     │   ├── QuotaExceeded           6  the entity is full: room may come back
     │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
@@ -89,7 +90,11 @@ class Unreachable(Unavailable):
 
 
 class TimedOut(Unavailable):
-    """The peer did not answer in time: what was asked for may or may not have happened."""
+    """The peer did not answer in time."""
+
+
+class InDoubt(Unavailable):
+    """Something left for the peer, and the connection or the patience ended before its answer came."""
 
 
 class Throttled(Unavailable):

@@ -53,6 +53,11 @@ class Endpoint:
         return self.state is State.OPEN
 
     @property
+    def usable(self) -> bool:
+        """Whether anything may be said on it: a peer need not have answered yet."""
+        return self.state in (State.OPEN, State.OPEN_SENT)
+
+    @property
     def can_close(self) -> bool:
         return Step.WE_CLOSE in TRANSITIONS[self.state]
 

@@ -1,0 +1,188 @@
+"""A signed-in connection to one namespace: `async with connect(endpoint) as wire`, then senders and receivers.
+
+Each receiving link has a session of its own, since delivery ids are numbered per session; senders share one. Claims are
+asked for when a link is opened, and renewed in the background until the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from sbpair import errors
+from sbpair.amqp.types import Array, Int, Long, Value
+from sbpair.wire.conditions import status_error
+from sbpair.wire.links import Receiver, Sender
+from sbpair.wire.requests import Requests, Response
+from sbpair.wire.stream import Stream, open_stream
+from sbpair.wire.tokens import Token, TokenSource, source_for
+
+if TYPE_CHECKING:
+    from sbpair.amqp.session import Session
+    from sbpair.model import Endpoint
+
+log = logging.getLogger(__name__)
+
+GetToken = Callable[[str], Awaitable[tuple[str, float]]]
+Now = Callable[[], float]
+
+RENEW_LEFT = 1 / 3
+"""Tokens are renewed when this much of their life is left."""
+
+RENEW_AT_LEAST_SECONDS = 5.0
+
+
+class Wire:
+    """A connection that is signed in. Made by `connect`."""
+
+    def __init__(self, stream: Stream, endpoint: Endpoint, tokens: TokenSource, now: Now) -> None:
+        self._stream = stream
+        self._endpoint = endpoint
+        self._tokens = tokens
+        self._now = now
+        self._cbs: Requests | None = None
+        self._nodes: dict[str, Requests] = {}
+        self._claims: dict[str, tuple[float, Token]] = {}
+        self._claimed = asyncio.Event()
+        self._opening = asyncio.Lock()
+        self._sending: Session | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    @property
+    def error(self) -> errors.SbpairError | None:
+        """Why the connection is gone, or None while it is there."""
+        return self._stream.error
+
+    async def sender(self, address: str) -> Sender:
+        """A link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
+        await self._authorize(address)
+        if self._sending is None or not self._sending.usable:
+            self._sending = self._stream.connection.begin()
+        sender = Sender(self._stream, self._sending, address)
+        await sender.attach()
+        return sender
+
+    async def receiver(self, address: str) -> Receiver:
+        """A link that receives from an entity under lock; it takes nothing in before `grant`."""
+        await self._authorize(address)
+        receiver = Receiver(self._stream, self._stream.connection.begin(), address)
+        await receiver.attach()
+        return receiver
+
+    async def request(self, entity: str, operation: str, body: dict[str, Value]) -> Response:
+        """An operation of an entity's management node, without judging its status."""
+        await self._authorize(entity)
+        node = await self._node(f"{entity}/$management")
+        return await node.call({"operation": f"com.microsoft:{operation}"}, body)
+
+    async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
+        """Renew locks; answers when each runs out now, in ms since 1970. Raises MessageLockLost."""
+        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98)}
+        answer = await self.request(entity, "renew-lock", body)
+        _expect(answer, f"renewing locks in {entity!r}", 200)
+        return [int(moment) for moment in answer.body.get("expirations", ())]
+
+    async def peek(self, entity: str, from_sequence: int, count: int) -> list[bytes]:
+        """Up to `count` encoded messages from a sequence number on; [] where there are none. Nothing is locked."""
+        body = {"from-sequence-number": Long(from_sequence), "message-count": Int(count)}
+        answer = await self.request(entity, "peek-message", body)
+        if answer.status == 204:
+            return []
+        _expect(answer, f"peeking in {entity!r}", 200)
+        return [entry["message"] for entry in answer.body.get("messages", ())]
+
+    async def keep_signed_in(self) -> None:
+        """Renew each claim before it runs out, until cancelled; a claim that cannot be renewed ends the connection."""
+        try:
+            while self.error is None:
+                await self._wait_for_renewal()
+                async with self._opening:
+                    for audience in self._due():
+                        await self._put_token(audience)
+        except errors.SbpairError as error:
+            self._stream.fail(error)
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+    async def _authorize(self, address: str) -> None:
+        audience = f"sb://{self._endpoint.authority}/{address}"
+        async with self._opening:
+            if audience not in self._claims or audience in self._due():
+                await self._put_token(audience)
+
+    async def _put_token(self, audience: str) -> None:
+        token = await self._tokens.token(audience, self._now())
+        if self._cbs is None or self._cbs.error is not None:
+            self._cbs = Requests(self._stream, self._stream.connection.begin(), "$cbs")
+            await self._cbs.open()
+        answer = await self._cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
+        if answer.status not in (200, 202):
+            raise status_error(answer.status, answer.description, f"signing in to {self._endpoint.authority}")
+        life = token.expires_at - self._now()
+        self._claims[audience] = (self._now() + max(life * (1 - RENEW_LEFT), RENEW_AT_LEAST_SECONDS), token)
+        self._claimed.set()
+
+    def _due(self) -> list[str]:
+        now = self._now()
+        return [audience for audience, (renew_at, _) in self._claims.items() if renew_at <= now]
+
+    async def _wait_for_renewal(self) -> None:
+        self._claimed.clear()
+        next_at = min((renew_at for renew_at, _ in self._claims.values()), default=None)
+        try:
+            async with asyncio.timeout(None if next_at is None else max(0.0, next_at - self._now())):
+                await self._claimed.wait()
+        except TimeoutError:
+            pass
+
+    async def _node(self, name: str) -> Requests:
+        async with self._opening:
+            node = self._nodes.get(name)
+            if node is None or node.error is not None:
+                node = Requests(self._stream, self._stream.connection.begin(), name)
+                await node.open()
+                self._nodes[name] = node
+        return node
+
+
+@asynccontextmanager
+async def connect(
+    endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now = time.time
+) -> AsyncIterator[Wire]:
+    """Connect to a namespace; the connection is closed at the end of the block, whatever happens in it.
+
+    `get_token` (scope -> token, seconds since 1970) is wanted for an endpoint whose credential is an Identity.
+    """
+    stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
+    wire = Wire(stream, endpoint, source_for(endpoint.credential, get_token), now)
+    renewing = asyncio.create_task(wire.keep_signed_in(), name=f"renew claims of {endpoint.name}")
+    try:
+        yield wire
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        await asyncio.shield(wire.close())
+
+
+def _expect(answer: Response, doing: str, *statuses: int) -> None:
+    if answer.status not in statuses:
+        raise status_error(answer.status, answer.description, doing, answer.condition)
+
+
+def lock_token(tag: bytes) -> uuid.UUID:
+    """The lock that a delivery came under: its tag is a GUID in .NET's byte order. Raises ProtocolError."""
+    if len(tag) != 16:
+        raise errors.ProtocolError("a delivery's tag is no lock token", condition="amqp:invalid-field")
+    return uuid.UUID(bytes_le=tag)
+
+
+__all__ = ["GetToken", "Receiver", "Sender", "Wire", "connect", "lock_token"]

@@ -1,0 +1,82 @@
+"""What a peer's error means here: the one place where AMQP's conditions become this project's errors. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from sbpair import errors
+from sbpair.amqp.performatives import Error
+
+_RETRY = "it may work a little later"
+
+_TRANSIENT: dict[str, type[errors.Unavailable]] = {
+    "com.microsoft:server-busy": errors.Throttled,
+    "com.microsoft:timeout": errors.TimedOut,
+    "com.microsoft:operation-cancelled": errors.TimedOut,
+    "com.microsoft:partition-not-owned": errors.Unreachable,
+    "com.microsoft:container-close": errors.Unreachable,
+    "com.microsoft:connection-refused": errors.Unreachable,
+    "amqp:internal-error": errors.Unreachable,
+    "amqp:connection:forced": errors.Unreachable,
+    "amqp:link:detach-forced": errors.Unreachable,
+    "amqp:link:redirect": errors.Unreachable,
+    "amqp:session:errant-link": errors.Unreachable,
+    "amqp:transfer-limit-exceeded": errors.Unreachable,
+    "amqp:link:transfer-limit-exceeded": errors.Unreachable,
+    "amqp:resource-limit-exceeded": errors.QuotaExceeded,
+    "com.microsoft:entity-disabled": errors.Unreachable,
+}
+
+_SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+", re.IGNORECASE)
+
+
+def error_of(error: Error | None, doing: str) -> errors.SbpairError:
+    """The error to raise for what a peer said while `doing` (a phrase such as "sending to 'orders'")."""
+    if error is None:
+        return errors.Unreachable(f"{doing}: the service closed without saying why", hint=_RETRY)
+    condition, text = str(error.condition or ""), _plain(error.description)
+    said = f"{doing}: {text} ({condition})" if text else f"{doing}: {condition}"
+    if condition == "amqp:not-found":
+        return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
+    if condition == "amqp:unauthorized-access":
+        return _access(said)
+    if condition == "com.microsoft:message-lock-lost":
+        return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
+    transient = _TRANSIENT.get(condition)
+    if transient is not None:
+        return transient(said, hint=_RETRY)
+    return errors.ServiceRefused(said, condition=condition, hint="the same request would be refused again")
+
+
+def status_error(status: int, description: str | None, doing: str, condition: str | None = None) -> errors.SbpairError:
+    """The error to raise for the status that `$cbs` or `$management` answered with."""
+    if condition:
+        return error_of(Error(condition, description), doing)
+    said = f"{doing}: {_plain(description) or 'no reason given'} (status {status})"
+    if status == 401:
+        return _not_authenticated(said)
+    if status == 403:
+        return _access(said)
+    if status == 404:
+        return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
+    if status in (408, 410):
+        return errors.TimedOut(said, hint=_RETRY)
+    if status in (429, 500, 502, 503, 504):
+        return errors.Throttled(said, hint=_RETRY) if status == 429 else errors.Unreachable(said, hint=_RETRY)
+    return errors.ServiceRefused(said, condition=str(status), hint="the same request would be refused again")
+
+
+def _access(said: str) -> errors.AccessError:
+    if "claim" in said.lower():
+        return errors.NotAuthorized(said, hint="use a key, or a role, that has this claim")
+    return _not_authenticated(said)
+
+
+def _not_authenticated(said: str) -> errors.NotAuthenticated:
+    return errors.NotAuthenticated(said, hint="check the key's name and the key, and that the token has not expired")
+
+
+def _plain(description: object) -> str:
+    """A peer's text on one line, and without what should not be in it."""
+    text = " ".join(str(description or "").split())
+    return _SECRET.sub(r"\1***", text)[:500]

@@ -1,0 +1,214 @@
+"""One AMQP connection on one socket: feeds `amqp.Connection`, writes what it wants written, hands out its events.
+
+The law of this file: everything happens in the event loop's thread, and one burst of work becomes one write. When the
+connection is gone, everything that waits on it learns so once, by `lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import Any, Protocol
+
+from sbpair.amqp import events
+from sbpair.amqp.connection import Connection
+from sbpair.amqp.performatives import Error
+from sbpair.amqp.sasl import SaslClient
+from sbpair.errors import SbpairError, Unreachable, UsageError
+from sbpair.model import Endpoint
+from sbpair.wire.conditions import error_of
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 30.0
+
+
+class Owner(Protocol):
+    """What the context of a link is: told of what concerns it, and when there is nothing more to come."""
+
+    def on_event(self, event: Any) -> None: ...
+
+    def on_lost(self, error: SbpairError) -> None: ...
+
+
+class Stream(asyncio.Protocol):
+    """The socket's end of a connection."""
+
+    def __init__(self, endpoint: Endpoint, container_id: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        host = endpoint.authority.split(":", 1)[0]
+        self.connection = Connection(SaslClient(), container_id=container_id, hostname=host, now=self._loop.time())
+        self.where = endpoint.authority
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.error: SbpairError | None = None
+        self.owners: set[Owner] = set()
+        self._transport: asyncio.Transport | None = None
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # The socket.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._flush()
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        for event in self.connection.receive(data, self._loop.time()):
+            self._on_event(event)
+        self.flush_soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f": {exc}" if exc is not None else ""
+        self.fail(Unreachable(f"the connection to {self.where} broke{why}", hint="it may work a little later"))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more; raises when it never will."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+        if self.error is not None:
+            raise self.error
+
+    # What the rest of the client does with it.
+
+    def flush_soon(self) -> None:
+        """Write what the connection has to say when this turn of the loop is over: one write for a burst."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def fail(self, error: SbpairError) -> None:
+        """The connection is of no more use: tell everyone who waits, once."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.opened.done():
+            self.opened.set_exception(error)
+        self._writable.set()
+        for owner in tuple(self.owners):
+            owner.on_lost(error)
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """Say goodbye and wait for the answer, but not for long."""
+        if self.error is None:
+            self.connection.close()
+            self.flush_soon()
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.shield(self.closed)
+            except TimeoutError:
+                log.debug("%s did not answer our close", self.where)
+        self.fail(Unreachable(f"the connection to {self.where} is closed"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Inside.
+
+    def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Delivery):
+            event.link.context.on_event(event)
+        elif isinstance(event, events.Opened):
+            if not self.opened.done():
+                self.opened.set_result(None)
+        elif isinstance(event, events.Closed):
+            self._on_closed(event.error)
+        elif isinstance(event, events.LinkAttaching):
+            event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
+        elif isinstance(event, events.Disposed):
+            for delivery in event.deliveries:
+                delivery.context.disposed(event.state)
+        elif isinstance(event, events.SessionEnded):
+            for link in event.session.links:
+                link.context.on_lost(error_of(event.error, f"talking to {self.where}"))
+        elif not isinstance(event, events.SessionBegun):
+            event.link.context.on_event(event)
+
+    def _on_closed(self, error: Error | None) -> None:
+        self.fail(
+            error_of(error, f"connecting to {self.where}" if not self.opened.done() else f"talking to {self.where}")
+        )
+
+    def _flush(self) -> None:
+        self._flushing = False
+        data = self.connection.take()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+            self.connection.wrote(self._loop.time())
+
+    def _arm(self) -> None:
+        deadline = self.connection.deadline()
+        if deadline != float("inf"):
+            self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        for event in self.connection.tick(self._loop.time()):
+            self._on_event(event)
+        if self.error is None:
+            self._flush()
+            self._arm()
+
+
+async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
+    """Connect, and wait until both sides have opened. Raises Unreachable, UsageError for a CA file that cannot be read."""
+    loop = asyncio.get_running_loop()
+    context = _tls(endpoint)
+    hint = f"check that {endpoint.host}:{endpoint.port} is right, that it is up, and that no firewall is in between"
+    stream: Stream | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            _, stream = await loop.create_connection(
+                lambda: Stream(endpoint, container_id),
+                endpoint.host,
+                endpoint.port,
+                ssl=context,
+                server_hostname=endpoint.authority.split(":", 1)[0] if context else None,
+            )
+            await stream.opened
+    except TimeoutError:
+        problem = Unreachable(f"{endpoint.authority} did not answer within {seconds:g} s", hint=hint)
+        if stream is not None:
+            stream.fail(problem)
+        raise problem from None
+    except OSError as error:
+        raise Unreachable(f"no connection to {endpoint.authority}: {_reason(error)}", hint=hint) from error
+    except asyncio.CancelledError:
+        if stream is not None:
+            stream.fail(Unreachable(f"connecting to {endpoint.authority} was given up"))
+        raise
+    return stream
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    return error.strerror or str(error)
+
+
+def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
+    if not endpoint.tls:
+        return None
+    try:
+        return ssl.create_default_context(cafile=endpoint.ca_file)
+    except OSError as error:
+        raise UsageError(
+            f"the CA file {endpoint.ca_file} cannot be used: {error.strerror or error}",
+            hint="ca_file names a PEM file with the certificates to trust",
+        ) from error
