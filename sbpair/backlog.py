@@ -6,7 +6,10 @@ Pure. What is written here is read by clients that nobody can change any more: f
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, type_of
 from sbpair.errors import NameInvalid
 from sbpair.model import TIMESPAN_MAX, QueueSpec
 
@@ -93,3 +96,88 @@ def queue_spec(primary: str, index: int) -> QueueSpec:
         dead_lettering_on_message_expiration=True,
         enable_batched_operations=True,
     )
+
+
+# The aliases ------------------------------------------------------------------------------------
+#
+# What a message had to give up on its way into the backlog, kept in its application properties.
+
+PATH = "x-ms-path"
+SESSION_ID = "x-ms-sessionid"
+TIME_TO_LIVE = "x-ms-timetolive"
+SCHEDULED = "x-ms-scheduledenqueuetimeutc"
+ALIASES = frozenset((PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED))
+
+TIMESPAN = Symbol("com.microsoft:timespan")
+TICKS_PER_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """What the aliases of one message say. Ticks are .NET's, of 100 ns; `scheduled_at` is milliseconds since 1970."""
+
+    path: str
+    session_id: str | None = None
+    ttl_ticks: int | None = None
+    scheduled_at: int | None = None
+
+
+class AliasError(ValueError):
+    """An alias is missing, or of the wrong type: the message can go nowhere. The text says which, and why."""
+
+
+def read_aliases(properties: Iterable[tuple[Value, Value]]) -> Aliases:
+    """The aliases among application properties. Raises AliasError.
+
+    A DateTime under `x-ms-path` is the schedule: the feature's documentation says so, wrongly, and a client may have
+    been written by it. A string there is always the path.
+    """
+    found: dict[str, Value] = {}
+    for key, value in properties:
+        if key in ALIASES:
+            name = SCHEDULED if key == PATH and isinstance(value, Timestamp) else str(key)
+            found.setdefault(name, _alias_value(name, value))
+    if PATH not in found:
+        raise AliasError(f"the message has no {PATH}, and so no destination")
+    return Aliases(found[PATH], found.get(SESSION_ID), found.get(TIME_TO_LIVE), found.get(SCHEDULED))
+
+
+def write_aliases(aliases: Aliases) -> dict[str, Value]:
+    """The application properties that say it, with the names and types of the original's clients."""
+    written: dict[str, Value] = {PATH: aliases.path}
+    if aliases.session_id is not None:
+        written[SESSION_ID] = aliases.session_id
+    if aliases.ttl_ticks is not None:
+        written[TIME_TO_LIVE] = Described(TIMESPAN, Long(aliases.ttl_ticks))
+    if aliases.scheduled_at is not None:
+        written[SCHEDULED] = Timestamp(aliases.scheduled_at)
+    return written
+
+
+def _alias_value(name: str, value: Value) -> str | int:
+    if name == TIME_TO_LIVE:
+        return _ticks(value)
+    if name == SCHEDULED:
+        if not isinstance(value, Timestamp):
+            raise AliasError(f"{name} is {_kind(value)} and not a timestamp")
+        return int(value)
+    if not isinstance(value, str) or isinstance(value, Symbol):
+        raise AliasError(f"{name} is {_kind(value)} and not a string")
+    if name == PATH and not value.strip("/ "):
+        raise AliasError(f"{name} is empty")
+    return str(value)
+
+
+def _ticks(value: Value) -> int:
+    if not (isinstance(value, Described) and value.descriptor == TIMESPAN and isinstance(value.value, Long)):
+        raise AliasError(f"{TIME_TO_LIVE} is {_kind(value)} and not a {TIMESPAN}")
+    if value.value <= 0:
+        raise AliasError(f"{TIME_TO_LIVE} is {int(value.value)} ticks, and a time to live is more than none")
+    return int(value.value)
+
+
+def _kind(value: Value) -> str:
+    if isinstance(value, Described):
+        return f"described as {str(value.descriptor)[:40]!r}"
+    name = {"NoneType": "null", "bytes": "binary", "float": "double", "bool": "boolean"}.get(type_of(value).__name__)
+    return f"of type {name or type_of(value).__name__.lower()}"

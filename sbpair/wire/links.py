@@ -157,7 +157,7 @@ class Sender(Link):
         """
         if 0 < self.max_message_size < len(payload):
             raise errors.ServiceRefused(
-                f"sending to {self.address!r}: the message has {len(payload)} bytes, and at most {self.max_message_size} "
+                f"sending to {self.address!r}: the message has {len(payload)} bytes, at most {self.max_message_size} "
                 "are allowed",
                 condition="amqp:link:message-size-exceeded",
                 hint="the same message would be refused again",

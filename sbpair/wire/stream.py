@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sbpair.amqp import events
 from sbpair.amqp.connection import Connection
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslClient
 from sbpair.errors import SbpairError, Unreachable, UsageError
-from sbpair.model import Endpoint
 from sbpair.wire.conditions import error_of
+
+if TYPE_CHECKING:
+    from sbpair.model import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +55,7 @@ class Stream(asyncio.Protocol):
     # The socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._flush()
         self._arm()
 
@@ -123,28 +124,25 @@ class Stream(asyncio.Protocol):
     # Inside.
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, (events.Delivery, events.LinkAttached, events.LinkDetached, events.CreditChanged)):
             event.link.context.on_event(event)
-        elif isinstance(event, events.Opened):
-            if not self.opened.done():
-                self.opened.set_result(None)
-        elif isinstance(event, events.Closed):
-            self._on_closed(event.error)
-        elif isinstance(event, events.LinkAttaching):
-            event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
         elif isinstance(event, events.Disposed):
             for delivery in event.deliveries:
                 delivery.context.disposed(event.state)
         elif isinstance(event, events.SessionEnded):
             for link in event.session.links:
                 link.context.on_lost(error_of(event.error, f"talking to {self.where}"))
-        elif not isinstance(event, events.SessionBegun):
-            event.link.context.on_event(event)
+        else:
+            self._on_connection_event(event)
 
-    def _on_closed(self, error: Error | None) -> None:
-        self.fail(
-            error_of(error, f"connecting to {self.where}" if not self.opened.done() else f"talking to {self.where}")
-        )
+    def _on_connection_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Opened) and not self.opened.done():
+            self.opened.set_result(None)
+        elif isinstance(event, events.LinkAttaching):
+            event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
+        elif isinstance(event, events.Closed):
+            doing = "talking to" if self.opened.done() else "connecting to"
+            self.fail(error_of(event.error, f"{doing} {self.where}"))
 
     def _flush(self) -> None:
         self._flushing = False
@@ -167,7 +165,7 @@ class Stream(asyncio.Protocol):
 
 
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
-    """Connect, and wait until both sides have opened. Raises Unreachable, UsageError for a CA file that cannot be read."""
+    """Connect, and wait until both sides have opened. Raises Unreachable; UsageError for a CA file it cannot read."""
     loop = asyncio.get_running_loop()
     context = _tls(endpoint)
     hint = f"check that {endpoint.host}:{endpoint.port} is right, that it is up, and that no firewall is in between"

@@ -1,4 +1,4 @@
-"""Tokens for `$cbs`: shared access signatures made here, and whatever an identity provider hands out. No I/O of its own."""
+"""Tokens for `$cbs`: shared access signatures made here, or what an identity provider hands out. No I/O of its own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,111 @@
+"""Changing one thing in an encoded section and leaving the bytes of all the rest as they are. Pure.
+
+Nothing is decoded but the keys that are asked about. A section keeps its four-byte sizes where its sender used them without
+need; otherwise it gets the shortest that fit, as everybody's encoder does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import skip
+from sbpair.amqp.types import Value
+from sbpair.errors import ProtocolError
+
+NULL = b"\x40"
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a described list or map stand. `base` is the one-byte constructor: 0xC0 or 0xC1."""
+
+    constructor: int
+    first: int
+    end: int
+    count: int
+    base: int
+    roomy: bool
+
+
+def map_pairs(raw: bytes) -> Iterable[tuple[Value, bytes, bytes]]:
+    """Each pair of a map section, in order: (key, its bytes with the value's, the value's alone). Raises ProtocolError."""
+    if not raw:
+        return
+    layout = _layout(raw, 0xC1)
+    position = layout.first
+    for _ in range(layout.count // 2):
+        key, value_at = codec.decode(raw, position)
+        end = skip(raw, value_at)
+        yield key, raw[position:end], raw[value_at:end]
+        position = end
+    if position != layout.end:
+        raise ProtocolError("a map does not end where it says")
+
+
+def without(raw: bytes, doomed: Callable[[Value], bool]) -> bytes:
+    """A map section less the pairs whose key is `doomed`; b"" where none is left. Raises ProtocolError."""
+    if not raw:
+        return raw
+    pairs = list(map_pairs(raw))
+    kept = [pair for key, pair, _ in pairs if not doomed(key)]
+    if len(kept) == len(pairs):
+        return raw
+    return _rebuilt(raw, _layout(raw, 0xC1), kept, 2 * len(kept)) if kept else b""
+
+
+def with_pairs(raw: bytes, code: int, pairs: Mapping[Value, Value]) -> bytes:
+    """A map section with `pairs` after what it has; a new section `code` where `raw` is b"". Raises ProtocolError."""
+    added = [codec.encode(key) + codec.encode(value) for key, value in pairs.items()]
+    if not added:
+        return raw
+    if not raw:
+        return bytes((0x00, 0x53, code)) + codec.encode(dict(pairs))
+    layout = _layout(raw, 0xC1)
+    return _rebuilt(raw, layout, [raw[layout.first : layout.end], *added], layout.count + 2 * len(added))
+
+
+def with_fields(raw: bytes, code: int, fields: Mapping[int, Value]) -> bytes:
+    """A list section with the elements at these indexes replaced, nulls in between where it was shorter.
+
+    A new section `code` where `raw` is b"". Raises ProtocolError.
+    """
+    raw = raw or bytes((0x00, 0x53, code, 0x45))
+    layout = _layout(raw, 0xC0)
+    elements = _elements(raw, layout)
+    elements += [NULL] * (max(fields, default=-1) + 1 - len(elements))
+    for index, value in fields.items():
+        elements[index] = codec.encode(value)
+    return _rebuilt(raw, layout, elements, len(elements))
+
+
+def _elements(raw: bytes, layout: _Layout) -> list[bytes]:
+    elements, position = [], layout.first
+    for _ in range(layout.count):
+        end = skip(raw, position)
+        elements.append(raw[position:end])
+        position = end
+    if position != layout.end:
+        raise ProtocolError("a list does not end where it says")
+    return elements
+
+
+def _layout(raw: bytes, base: int) -> _Layout:
+    at = skip(raw, 1)
+    code = raw[at] if at < len(raw) else 0
+    if skip(raw, at) != len(raw):
+        raise ProtocolError("a section does not end where it says")
+    if code == 0x45 and base == 0xC0:
+        return _Layout(at, at + 1, at + 1, 0, base, roomy=False)
+    if code == base:
+        return _Layout(at, at + 3, len(raw), raw[at + 2], base, roomy=False)
+    if code == base + 0x10:
+        count, size = int.from_bytes(raw[at + 5 : at + 9]), len(raw) - at - 9
+        if count > size:
+            raise ProtocolError("a section claims more elements than it has bytes")
+        return _Layout(at, at + 9, len(raw), count, base, roomy=size < 255 and count < 256)
+    raise ProtocolError("a section holds what does not belong there")
+
+
+def _rebuilt(raw: bytes, layout: _Layout, parts: list[bytes], count: int) -> bytes:
+    return raw[: layout.constructor] + codec.compound(layout.base, count, b"".join(parts), wide=layout.roomy)
