@@ -1,0 +1,262 @@
+"""What the service reads from a message that it takes in, and what it writes around one that it gives out.
+
+The law of this file: properties, body and footer leave as the bytes they came as, application properties too but for
+what a dead letter is told about itself. Every message pays for `take_in` and `give_out`: what repeats from message to
+message is worked out once and remembered.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    BATCH_FORMAT,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    Sections,
+    batch_members,
+    section,
+    skip,
+)
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.emulator.message import DeadLetter, Message
+from sbpair.errors import ProtocolError
+
+PING: Final = "application/vnd.ms-servicebus-ping"
+_PING: Final = PING.encode()
+
+TTL_ELSEWHERE: Final = 0xFFFFFFFF
+"""A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
+
+_GROUP_ID = 10
+_PROPERTIES_COUNT = 13
+_REMEMBERED = 4096
+
+# What the service alone says of a message; whoever sends such an annotation is not believed.
+_OWN_ANNOTATIONS: Final = frozenset(
+    {
+        "x-opt-deadletter-source",
+        "x-opt-enqueue-sequence-number",
+        "x-opt-enqueued-time",
+        "x-opt-locked-until",
+        "x-opt-message-state",
+        "x-opt-sequence-number",
+    }
+)
+
+
+# Taking in
+
+
+def take_in(payload: bytes, message_format: int, *, with_id: bool = False) -> list[Message]:
+    """The messages of one delivery: its one, or a batch's members. Pings are left out. Raises ProtocolError."""
+    if message_format != BATCH_FORMAT:
+        message = read_message(payload, with_id=with_id)
+        return [] if message is None else [message]
+    found = [read_message(member, with_id=with_id) for member in batch_members(payload)]
+    return [message for message in found if message is not None]
+
+
+def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
+    """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
+    sections = Sections.split(payload)
+    sections.delivery_annotations = b""
+    message = Message(sections, len(payload))
+    if sections.header:
+        message.ttl_ms = _ttl_of(sections.header)
+    if sections.message_annotations:
+        message.scheduled_at_ms = _scheduled_at(sections.message_annotations)
+    if sections.properties and (with_id or not _only_an_id(sections.properties)):
+        if _PING in sections.properties and sections.read_properties().content_type == PING:
+            return None
+        _read_properties(message, sections, with_id)
+    elif message.ttl_ms == TTL_ELSEWHERE:
+        message.ttl_ms = None
+    return message
+
+
+def _only_an_id(properties: bytes) -> bool:
+    """Whether nothing but a message id is there, as in most messages: then there is nothing to decode."""
+    try:
+        start = {0xC0: 6, 0xD0: 12, 0x45: 4}[properties[3]]
+        end = skip(properties, start) if start < len(properties) else start
+    except (KeyError, IndexError, ProtocolError):
+        return False
+    return properties.count(0x40, end) == len(properties) - end
+
+
+def _read_properties(message: Message, sections: Sections, with_id: bool) -> None:
+    properties = sections.read_properties()
+    message.session_id = properties.group_id
+    if with_id:
+        message.message_id = text_of(properties.message_id)
+    if message.ttl_ms is None or message.ttl_ms == TTL_ELSEWHERE:
+        created, expires = properties.creation_time, properties.absolute_expiry_time
+        message.ttl_ms = max(0, expires - created) if created is not None and expires is not None else None
+
+
+@lru_cache(_REMEMBERED)
+def _ttl_of(header: bytes) -> int | None:
+    return Sections(header=header).read_header().ttl
+
+
+def _scheduled_at(annotations: bytes) -> int | None:
+    if b"x-opt-scheduled-enqueue-time" not in annotations:
+        return None
+    value = Sections(message_annotations=annotations).read_message_annotations().get("x-opt-scheduled-enqueue-time")
+    return int(value) if isinstance(value, int) else None
+
+
+# Giving out
+
+
+def give_out(message: Message) -> bytes:
+    """The payload of a delivery under lock; of one that is not locked, without a word on locks."""
+    sections: Sections = message.sections
+    token = message.lock_token
+    return b"".join(
+        (
+            _header(sections.header, message.delivery_count),
+            _token_before(token[:8]) + token[8:] if token else b"",
+            _annotations(message, sections.message_annotations),
+            sections.properties,
+            sections.application_properties if message.dead_letter is None else _with_reason(message),
+            sections.body,
+            sections.footer,
+        )
+    )
+
+
+def show(message: Message) -> bytes:
+    """The payload of a message that is only looked at."""
+    sections: Sections = message.sections
+    return b"".join(
+        (
+            _header(sections.header, message.delivery_count),
+            _general_annotations(message, sections.message_annotations, locked=False),
+            sections.properties,
+            sections.application_properties if message.dead_letter is None else _with_reason(message),
+            sections.body,
+            sections.footer,
+        )
+    )
+
+
+@lru_cache(_REMEMBERED)
+def _header(raw: bytes, delivery_count: int) -> bytes:
+    """The sender's header with the count that is the service's to set. Durable, priority and ttl stay."""
+    fields: list[Value] = [None, None, None]
+    if raw:
+        fields = [*codec.decode_all(raw).value, *fields][:3]
+    return section(HEADER, codec.encode([*fields, None, UInt(min(delivery_count, 0xFFFFFFFF))]))
+
+
+_TOKEN_HEAD = b"\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
+
+
+@lru_cache(_REMEMBERED)
+def _token_before(first_half: bytes) -> bytes:
+    """The annotation that holds a lock token, up to its second half: a GUID's first half travels in another order."""
+    swapped = first_half[3::-1] + first_half[5:3:-1] + first_half[7:5:-1]
+    return section(DELIVERY_ANNOTATIONS, _TOKEN_HEAD + swapped)
+
+
+def _key(name: str) -> bytes:
+    return codec.encode(Symbol(name))
+
+
+# The annotations of a plain message are always the same but for three numbers of eight bytes.
+_NUMBER_KEYS = (
+    _key("x-opt-sequence-number") + b"\x81",
+    _key("x-opt-enqueued-time") + b"\x83",
+    _key("x-opt-locked-until") + b"\x83",
+)
+_CONSTANTS = (
+    _key("x-opt-enqueue-sequence-number") + codec.encode(Long(0)) + _key("x-opt-message-state") + codec.encode(Int(0))
+)
+_PLAIN_SIZE = 1 + len(_CONSTANTS) + sum(len(key) + 8 for key in _NUMBER_KEYS)
+_PLAIN_HEAD = section(MESSAGE_ANNOTATIONS, bytes((0xC1, _PLAIN_SIZE, 10))) + _CONSTANTS + _NUMBER_KEYS[0]
+_PLAIN = struct.Struct(f">{len(_PLAIN_HEAD)}sq{len(_NUMBER_KEYS[1])}sq{len(_NUMBER_KEYS[2])}sq").pack
+
+
+def _annotations(message: Message, theirs: bytes) -> bytes:
+    if theirs or message.deferred or message.dead_letter is not None or not message.lock_token:
+        return _general_annotations(message, theirs, locked=bool(message.lock_token))
+    return _PLAIN(
+        _PLAIN_HEAD,
+        message.sequence_number,
+        _NUMBER_KEYS[1],
+        message.enqueued_at_ms,
+        _NUMBER_KEYS[2],
+        message.locked_until_ms,
+    )
+
+
+def _general_annotations(message: Message, theirs: bytes, *, locked: bool) -> bytes:
+    ours: list[tuple[str, Value]] = [
+        ("x-opt-sequence-number", Long(message.sequence_number)),
+        ("x-opt-enqueued-time", Timestamp(message.enqueued_at_ms)),
+        ("x-opt-enqueue-sequence-number", Long(0)),
+        ("x-opt-message-state", Int(message.reported_state)),
+    ]
+    if locked:
+        ours.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
+    if message.dead_letter is not None:
+        ours.append(("x-opt-deadletter-source", message.dead_letter.source))
+    count, kept = _their_annotations(theirs)
+    pairs = b"".join([_key(name) + codec.encode(value) for name, value in ours])
+    return _map_section(MESSAGE_ANNOTATIONS, count + len(ours), kept + pairs)
+
+
+@lru_cache(_REMEMBERED)
+def _their_annotations(raw: bytes) -> tuple[int, bytes]:
+    """How many of the sender's annotations are kept, and their encoded pairs."""
+    return _pairs_without(raw, _OWN_ANNOTATIONS)
+
+
+def _with_reason(message: Message) -> bytes:
+    """The application properties of a dead letter: the sender's bytes, and why it is dead."""
+    dead_letter: DeadLetter | None = message.dead_letter
+    theirs = message.sections.application_properties
+    if dead_letter is None:
+        return theirs
+    said = {"DeadLetterReason": dead_letter.reason, "DeadLetterErrorDescription": dead_letter.description}
+    known = {key: value for key, value in said.items() if value is not None}
+    if not known:
+        return theirs
+    count, kept = _pairs_without(theirs, frozenset(known))
+    added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
+    return _map_section(APPLICATION_PROPERTIES, count + len(known), kept + added)
+
+
+def _map_section(code: int, pairs: int, body: bytes) -> bytes:
+    size = len(body)
+    if size < 255 and pairs < 128:
+        return section(code, bytes((0xC1, size + 1, 2 * pairs)) + body)
+    return section(code, b"\xd1" + (size + 4).to_bytes(4) + (2 * pairs).to_bytes(4) + body)
+
+
+def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
+    """The pairs of an encoded map section whose key is not `unwanted`: how many, and their bytes as they came."""
+    if not raw:
+        return 0, b""
+    start = skip(raw, 1)
+    position = start + (3 if raw[start] == 0xC1 else 9)
+    kept = []
+    while position < len(raw):
+        key, value_at = codec.decode(raw, position)
+        end = skip(raw, value_at)
+        if key not in unwanted:
+            kept.append(raw[position:end])
+        position = end
+    return len(kept), b"".join(kept)
+
+
+def annotations_of(message: Message) -> Map:
+    """What a message's sender annotated it with."""
+    return message.sections.read_message_annotations()

@@ -1,0 +1,105 @@
+"""What the emulated service refuses, and how each door has to say so.
+
+    Refusal                     condition (AMQP)                      status  SubCode (HTTP)
+    ├── ArgumentInvalid         com.microsoft:argument-error             400  40000
+    ├── NotAllowed              amqp:not-allowed                         400  40000
+    ├── NotAuthenticated        amqp:unauthorized-access                 401  40100   no token, or one that is not good
+    ├── NotAuthorized           amqp:unauthorized-access                 401  40100   a good token without the claim
+    ├── QuotaExceeded           amqp:resource-limit-exceeded             403  40300
+    ├── EntityDisabled          com.microsoft:entity-disabled            403  40301
+    ├── EntityNotFound          amqp:not-found                           404  40400
+    ├── MessageNotFound         com.microsoft:message-not-found          404  40401
+    ├── EntityExists            com.microsoft:entity-already-exists      409  40900
+    ├── MessageLockLost         com.microsoft:message-lock-lost          410  41000
+    ├── MessageTooLarge         amqp:link:message-size-exceeded          413  41300
+    ├── Unavailable             amqp:connection:forced                   503  50300   the namespace is down
+    ├── ServerBusy              com.microsoft:server-busy                503  50009
+    └── TimedOut                com.microsoft:timeout                    504  50400
+
+A refusal costs its peer one request or one link, never the connection of another. Entities raise them; only doors
+turn them into bytes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sbpair.errors import SbpairError
+
+
+class Refusal(SbpairError):
+    """The root. `condition` is AMQP's error condition, `status` and `sub_code` are HTTP's."""
+
+    condition: ClassVar[str] = "amqp:internal-error"
+    status: ClassVar[int] = 500
+    sub_code: ClassVar[int] = 50000
+
+
+class ArgumentInvalid(Refusal):
+    condition = "com.microsoft:argument-error"
+    status, sub_code = 400, 40000
+
+
+class NotAllowed(Refusal):
+    condition = "amqp:not-allowed"
+    status, sub_code = 400, 40000
+
+
+class NotAuthenticated(Refusal):
+    condition = "amqp:unauthorized-access"
+    status, sub_code = 401, 40100
+
+
+class NotAuthorized(Refusal):
+    condition = "amqp:unauthorized-access"
+    status, sub_code = 401, 40100
+
+
+class QuotaExceeded(Refusal):
+    condition = "amqp:resource-limit-exceeded"
+    status, sub_code = 403, 40300
+
+
+class EntityDisabled(Refusal):
+    condition = "com.microsoft:entity-disabled"
+    status, sub_code = 403, 40301
+
+
+class EntityNotFound(Refusal):
+    condition = "amqp:not-found"
+    status, sub_code = 404, 40400
+
+
+class MessageNotFound(Refusal):
+    condition = "com.microsoft:message-not-found"
+    status, sub_code = 404, 40401
+
+
+class EntityExists(Refusal):
+    condition = "com.microsoft:entity-already-exists"
+    status, sub_code = 409, 40900
+
+
+class MessageLockLost(Refusal):
+    condition = "com.microsoft:message-lock-lost"
+    status, sub_code = 410, 41000
+
+
+class MessageTooLarge(Refusal):
+    condition = "amqp:link:message-size-exceeded"
+    status, sub_code = 413, 41300
+
+
+class Unavailable(Refusal):
+    condition = "amqp:connection:forced"
+    status, sub_code = 503, 50300
+
+
+class ServerBusy(Refusal):
+    condition = "com.microsoft:server-busy"
+    status, sub_code = 503, 50009
+
+
+class TimedOut(Refusal):
+    condition = "com.microsoft:timeout"
+    status, sub_code = 504, 50400

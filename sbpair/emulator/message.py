@@ -1,0 +1,110 @@
+"""A message as an entity holds it: an opaque payload and what the service itself needs to know of it.
+
+The entities never look into `sections`. A door makes a Message out of what it received, and out of a Message what it
+sends. Plain slots, no dataclass: there may be a million of these.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sbpair.emulator.clock import NEVER
+
+if TYPE_CHECKING:
+    from sbpair.amqp.message import Sections
+
+# The first three are the values that the service gives to clients as a message's state.
+ACTIVE: Final = 0
+DEFERRED: Final = 1
+SCHEDULED: Final = 2
+LOCKED: Final = 3
+GONE: Final = 4
+
+
+class DeadLetter(NamedTuple):
+    """Why a message is in a dead-letter queue, and the path of the entity that it was in before."""
+
+    reason: str | None
+    description: str | None
+    source: str
+
+
+class Message:
+    """One message of one sub-queue.
+
+    The door sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
+    rest is the entity's. `delivery_count` counts the deliveries that failed, as AMQP's header does. `lock_token` is new
+    with every delivery: 16 opaque bytes, which clients see as a GUID.
+    """
+
+    __slots__ = (
+        "dead_letter",
+        "deferred",
+        "delivery_count",
+        "enqueued_at_ms",
+        "expires_at_ms",
+        "lock_token",
+        "locked_until_ms",
+        "message_id",
+        "scheduled_at_ms",
+        "sections",
+        "sequence_number",
+        "session_id",
+        "size",
+        "state",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        sections: Sections,
+        size: int,
+        *,
+        message_id: str | None = None,
+        ttl_ms: int | None = None,
+        session_id: str | None = None,
+        scheduled_at_ms: int | None = None,
+    ) -> None:
+        self.sections = sections
+        self.size = size
+        self.message_id = message_id
+        self.ttl_ms = ttl_ms
+        self.session_id = session_id
+        self.scheduled_at_ms = scheduled_at_ms
+        self.sequence_number = 0
+        self.enqueued_at_ms = 0
+        self.expires_at_ms = NEVER
+        self.delivery_count = 0
+        self.lock_token = b""
+        self.locked_until_ms = 0
+        self.state = ACTIVE
+        self.deferred = False
+        self.dead_letter: DeadLetter | None = None
+
+    @property
+    def lock_uuid(self) -> uuid.UUID:
+        """The lock token as management requests carry it. The token's own bytes are in .NET's order."""
+        return uuid.UUID(bytes_le=self.lock_token)
+
+    @property
+    def reported_state(self) -> int:
+        """The state as clients are told it: a locked message is an active, or a deferred, one."""
+        if self.state == SCHEDULED:
+            return SCHEDULED
+        return DEFERRED if self.deferred else ACTIVE
+
+    def for_dead_letters(self, dead_letter: DeadLetter) -> Message:
+        """The same message for the dead-letter queue, where nothing expires. It keeps number, time and count."""
+        twin = Message(
+            self.sections,
+            self.size,
+            message_id=self.message_id,
+            ttl_ms=self.ttl_ms,
+            session_id=self.session_id,
+        )
+        twin.sequence_number = self.sequence_number
+        twin.enqueued_at_ms = self.enqueued_at_ms
+        twin.delivery_count = self.delivery_count
+        twin.dead_letter = dead_letter
+        return twin

@@ -1,0 +1,153 @@
+"""A namespace: its entities by path, its keys, and whether it is up.
+
+Paths are compared in lower case. Doors find entities, check tokens and are told of outages here; no protocol is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TYPE_CHECKING
+
+from sbpair.emulator.agenda import Agenda
+from sbpair.emulator.description import QueueDescription, check_path
+from sbpair.emulator.errors import EntityExists, EntityNotFound, QuotaExceeded
+from sbpair.emulator.queue import Queue
+from sbpair.emulator.sas import AuthorizationRule, Grant, covers, parse, scope_of, verify
+from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
+
+if TYPE_CHECKING:
+    from sbpair.emulator.clock import Clock
+    from collections.abc import Callable, Iterable
+
+ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
+"""The well-known key of emulators: no secret."""
+
+ENTITY_LIMIT: Final = 10_000
+DEAD_LETTERS: Final = "$deadletterqueue"
+MANAGEMENT: Final = "$management"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an address means: a queue, which of its sub-queues, and whether its management node is asked."""
+
+    queue: Queue
+    messages: SubQueue
+    management: bool = False
+
+    @property
+    def is_dead_letters(self) -> bool:
+        return self.messages is self.queue.dead_letters
+
+
+class Namespace:
+    """`call_soon` is the loop's, where there is one. `on_outage` holds what is called when the namespace goes down."""
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        agenda: Agenda | None = None,
+        *,
+        keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
+        call_soon: CallSoon = at_once,
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.agenda = agenda or Agenda()
+        self.keys = tuple(keys)
+        self.created_at_ms = clock.now_ms()
+        self.on_outage: set[Callable[[], None]] = set()
+        self._call_soon = call_soon
+        self._queues: dict[str, Queue] = {}
+        self._outages = 0
+
+    # Entities
+
+    def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
+        """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
+        path = path.strip("/")
+        check_path(path)
+        key = path.lower()
+        if key in self._queues:
+            raise EntityExists(f"The specified messaging entity '{path}' already exists.")
+        if len(self._queues) >= ENTITY_LIMIT:
+            raise QuotaExceeded(f"Namespace '{self.name}' already has {ENTITY_LIMIT} entities.")
+        queue = Queue(path, description or QueueDescription(), self.clock, self.agenda, self._call_soon)
+        self._queues[key] = queue
+        return queue
+
+    def find_queue(self, path: str) -> Queue | None:
+        return self._queues.get(path.strip("/").lower())
+
+    def queue(self, path: str) -> Queue:
+        """EntityNotFound where there is none."""
+        queue = self.find_queue(path)
+        if queue is None:
+            raise EntityNotFound(f"The messaging entity '{path.strip('/')}' could not be found.")
+        return queue
+
+    def queues(self) -> list[Queue]:
+        """All of them, in order of their paths."""
+        return [queue for _, queue in sorted(self._queues.items())]
+
+    def delete_queue(self, path: str) -> None:
+        queue = self.queue(path)
+        del self._queues[queue.path.lower()]
+        queue.close()
+
+    def resolve(self, address: str) -> Target:
+        """`queue`, `queue/$deadletterqueue`, and either with `/$management`; bare or as `amqps://host:port/…`."""
+        path = scope_of(address)
+        path, management = _without(path, MANAGEMENT)
+        path, dead = _without(path, DEAD_LETTERS)
+        queue = self.queue(path)
+        return Target(queue, queue.dead_letters if dead else queue.messages, management)
+
+    # Access
+
+    def authenticate(self, token: str, address: str) -> Grant:
+        """What a `SharedAccessSignature …` allows, asked for on `address`. NotAuthenticated where it is not good."""
+        parsed = parse(token)
+        rules = [*self.keys, *self._rules_within(parsed.scope)]
+        return verify(parsed, rules, scope_of(address), self.clock.now_ms())
+
+    def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
+        """An entity's own keys sign for it and what is below it, not for the namespace."""
+        for end in _ends(scope):
+            queue = self._queues.get(scope[:end])
+            if queue is not None and covers(queue.path.lower(), scope):
+                return queue.description.authorization_rules
+        return ()
+
+    # Up and down
+
+    @property
+    def down(self) -> bool:
+        return self._outages > 0
+
+    def take_down(self) -> None:
+        """An outage begins. Several may overlap: the namespace is up again when all of them have ended."""
+        self._outages += 1
+        if self._outages == 1:
+            for told in list(self.on_outage):
+                told()
+
+    def bring_up(self) -> None:
+        if not self._outages:
+            raise ValueError(f"namespace '{self.name}' is not down")
+        self._outages -= 1
+
+
+def _without(path: str, part: str) -> tuple[str, bool]:
+    """The path without `part` as its last segment, and whether it was there."""
+    head, _, last = path.rpartition("/")
+    return (head, True) if last == part else (path, False)
+
+
+def _ends(scope: str) -> Iterable[int]:
+    """Where each leading run of whole segments ends, longest first."""
+    end = len(scope)
+    while end > 0:
+        yield end
+        end = scope.rfind("/", 0, end)

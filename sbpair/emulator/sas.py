@@ -1,0 +1,155 @@
+"""Shared access keys and the tokens that are signed with them.
+
+Pure: a token, the rules that could have signed it and the time go in; a Grant comes out, or NotAuthenticated. The
+comparison takes the same time for every wrong signature. A token's host is not looked at: an emulator has many names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TYPE_CHECKING
+from urllib.parse import quote, unquote, unquote_plus
+
+from sbpair.emulator.clock import NEVER
+from sbpair.emulator.errors import NotAuthenticated, NotAuthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCHEME: Final = "SharedAccessSignature"
+_TOKEN_LIMIT: Final = 8192
+
+
+class Claim(StrEnum):
+    MANAGE = "Manage"
+    SEND = "Send"
+    LISTEN = "Listen"
+
+
+ALL_CLAIMS: Final = frozenset(Claim)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationRule:
+    """A named pair of keys and what a token signed with either of them may do."""
+
+    key_name: str
+    primary_key: str = field(repr=False)
+    secondary_key: str = field(repr=False)
+    rights: frozenset[Claim] = ALL_CLAIMS
+    claim_type: str = "SharedAccessKey"
+    claim_value: str = "None"
+    created_at_ms: int = 0
+    modified_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a verified token allows: `claims` on `scope` ("" is the whole namespace) and below, for a time."""
+
+    key_name: str
+    claims: frozenset[Claim]
+    scope: str
+    expires_at_ms: int = NEVER
+
+    def require(self, claim: Claim, path: str, now_ms: int) -> None:
+        """NotAuthenticated where the token ran out, NotAuthorized where it does not allow this."""
+        if now_ms >= self.expires_at_ms:
+            raise NotAuthenticated("ExpiredToken: The token has expired.")
+        if claim not in self.claims or not covers(self.scope, path):
+            raise NotAuthorized(f"Unauthorized access. '{claim}' claim(s) are required to perform this operation.")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The parts of a token. `signed` is `sr` exactly as it came, since that is what was signed."""
+
+    signed: str
+    signature: bytes = field(repr=False)
+    expiry: str
+    key_name: str
+
+    @property
+    def key_names(self) -> tuple[str, str]:
+        """The name as it came, and decoded once more: pyamqp quotes it twice."""
+        return self.key_name, unquote_plus(self.key_name)
+
+    @property
+    def scope(self) -> str:
+        return scope_of(unquote(self.signed))
+
+    @property
+    def expires_at_ms(self) -> int:
+        return int(self.expiry) * 1000
+
+
+def covers(scope: str, path: str) -> bool:
+    """Whether `path` is `scope` or below it; both as `scope_of` gives them."""
+    return not scope or path == scope or path.startswith(scope + "/")
+
+
+def scope_of(address: str) -> str:
+    """The path of `scheme://host:port/path`, or of a bare path: without slashes at the ends, in lower case."""
+    _, scheme, rest = address.partition("://")
+    path = rest.partition("/")[2] if scheme else address
+    return path.strip("/").lower()
+
+
+def parse(text: str) -> Token:
+    """Takes a `SharedAccessSignature sr=…&sig=…&se=…&skn=…` apart. NotAuthenticated where it is none."""
+    scheme, _, fields = text.partition(" ")
+    if scheme != SCHEME or len(text) > _TOKEN_LIMIT:
+        raise malformed()
+    parts = dict(part.partition("=")[::2] for part in fields.strip().split("&"))
+    try:
+        signature = base64.b64decode(_plain(parts["sig"]), validate=True)
+        token = Token(parts["sr"], signature, parts["se"], unquote_plus(parts["skn"]))
+    except (KeyError, ValueError, binascii.Error) as error:
+        raise malformed() from error
+    if not (token.expiry.isascii() and token.expiry.isdigit() and len(token.expiry) <= 15):
+        raise malformed()
+    return token
+
+
+def _plain(signature: str) -> str:
+    # Not unquote_plus: a raw signature may hold a plus sign of base64.
+    return unquote(signature)
+
+
+def malformed() -> NotAuthenticated:
+    return NotAuthenticated("MalformedToken: The credentials contained in the authorization header are not valid.")
+
+
+def signature(key: str, signed: str, expiry: str) -> bytes:
+    return hmac.digest(key.encode(), f"{signed}\n{expiry}".encode(), hashlib.sha256)
+
+
+def verify(token: Token, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
+    """What `token` allows on `path`, if one of `rules` signed it, it has not run out and its scope holds the path."""
+    named = [rule for rule in rules if rule.key_name in token.key_names]
+    signer = next((rule for rule in named if _signed_by(rule, token)), None)
+    if signer is None:
+        raise NotAuthenticated("InvalidSignature: The token has an invalid signature.")
+    if now_ms >= token.expires_at_ms:
+        raise NotAuthenticated("ExpiredToken: The token has expired.")
+    if not covers(token.scope, path):
+        raise NotAuthenticated("InvalidAudience: The authorization token is for another resource.")
+    return Grant(signer.key_name, signer.rights, token.scope, token.expires_at_ms)
+
+
+def _signed_by(rule: AuthorizationRule, token: Token) -> bool:
+    primary = hmac.compare_digest(signature(rule.primary_key, token.signed, token.expiry), token.signature)
+    secondary = hmac.compare_digest(signature(rule.secondary_key, token.signed, token.expiry), token.signature)
+    return primary or secondary
+
+
+def sign(rule: AuthorizationRule, resource: str, expiry_s: int) -> str:
+    """A token for `resource`, as a client would make it."""
+    signed = quote(resource, safe="")
+    sig = quote(base64.b64encode(signature(rule.primary_key, signed, str(expiry_s))).decode(), safe="")
+    return f"{SCHEME} sr={signed}&sig={sig}&se={expiry_s}&skn={rule.key_name}"

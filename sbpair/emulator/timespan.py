@@ -1,0 +1,66 @@
+"""Durations as the service writes them: .NET TimeSpans in XML's form, to the tick of 100 ns.
+
+`timedelta` has microseconds and cannot hold TimeSpan.MaxValue, so a duration is a plain int of ticks here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+TICKS_PER_MS: Final = 10_000
+TICKS_PER_SECOND: Final = 10_000_000
+TICKS_PER_MINUTE: Final = 60 * TICKS_PER_SECOND
+TICKS_PER_HOUR: Final = 60 * TICKS_PER_MINUTE
+TICKS_PER_DAY: Final = 24 * TICKS_PER_HOUR
+MAX_TICKS: Final = 0x7FFF_FFFF_FFFF_FFFF
+"""TimeSpan.MaxValue, P10675199DT2H48M5.4775807S: what the service means by "for ever"."""
+
+_FORM = re.compile(
+    r"(?P<sign>-)?P(?:(?P<years>\d{1,9})Y)?(?:(?P<months>\d{1,9})M)?(?:(?P<days>\d{1,9})D)?"
+    r"(?P<time>T(?:(?P<hours>\d{1,9})H)?(?:(?P<minutes>\d{1,9})M)?(?:(?P<seconds>\d{1,19})(?:\.(?P<fraction>\d+))?S)?)?",
+    re.ASCII,
+)
+_UNITS = {
+    # A TimeSpan knows no calendar: XmlConvert takes 365 and 30 days.
+    "years": 365 * TICKS_PER_DAY,
+    "months": 30 * TICKS_PER_DAY,
+    "days": TICKS_PER_DAY,
+    "hours": TICKS_PER_HOUR,
+    "minutes": TICKS_PER_MINUTE,
+    "seconds": TICKS_PER_SECOND,
+}
+
+
+def parse(text: str) -> int:
+    """Ticks of an XSD duration. ValueError where it is none, or more than a TimeSpan holds."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None or match["time"] == "T" or not any(match[unit] for unit in _UNITS):
+        raise ValueError(f"'{text}' is not a duration such as PT1M or P14D")
+    ticks = sum(int(match[unit] or 0) * size for unit, size in _UNITS.items())
+    ticks += int((match["fraction"] or "")[:7].ljust(7, "0"))
+    if match["sign"]:
+        ticks = -ticks
+    if not -MAX_TICKS - 1 <= ticks <= MAX_TICKS:
+        raise ValueError(f"'{text}' is longer than a TimeSpan can be")
+    return ticks
+
+
+def show(ticks: int) -> str:
+    """As XmlConvert writes a TimeSpan: days at most, no zero parts, no trailing zeros. `PT1M30S`, `P14D`, `PT0S`."""
+    if ticks == 0:
+        return "PT0S"
+    days, rest = divmod(abs(ticks), TICKS_PER_DAY)
+    hours, rest = divmod(rest, TICKS_PER_HOUR)
+    minutes, rest = divmod(rest, TICKS_PER_MINUTE)
+    seconds, fraction = divmod(rest, TICKS_PER_SECOND)
+    text = "-P" if ticks < 0 else "P"
+    if days:
+        text += f"{days}D"
+    if hours or minutes or seconds or fraction:
+        text += "T" + (f"{hours}H" if hours else "") + (f"{minutes}M" if minutes else "")
+    if fraction:
+        text += f"{seconds}.{fraction:07}".rstrip("0") + "S"
+    elif seconds:
+        text += f"{seconds}S"
+    return text
