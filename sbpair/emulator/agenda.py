@@ -7,7 +7,7 @@ entry, and the old one lapses. No clock and no loop in here.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Protocol, TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable

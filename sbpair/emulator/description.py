@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER

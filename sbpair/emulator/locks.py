@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.message import LOCKED, Message
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

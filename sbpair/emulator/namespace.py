@@ -6,7 +6,7 @@ Paths are compared in lower case. Doors find entities, check tokens and are told
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.description import QueueDescription, check_path
@@ -16,8 +16,9 @@ from sbpair.emulator.sas import AuthorizationRule, Grant, covers, parse, scope_o
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import Clock
     from collections.abc import Callable, Iterable
+
+    from sbpair.emulator.clock import Clock
 
 ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
 """The well-known key of emulators: no secret."""
@@ -41,7 +42,10 @@ class Target:
 
 
 class Namespace:
-    """`call_soon` is the loop's, where there is one. `on_outage` holds what is called when the namespace goes down."""
+    """`call_soon` is the loop's, where there is one. `on_outage` holds what is called when the namespace goes down.
+
+    `authority` is the host and port under which clients know it, once it has one.
+    """
 
     def __init__(
         self,
@@ -57,10 +61,23 @@ class Namespace:
         self.agenda = agenda or Agenda()
         self.keys = tuple(keys)
         self.created_at_ms = clock.now_ms()
+        self.authority = name
         self.on_outage: set[Callable[[], None]] = set()
         self._call_soon = call_soon
         self._queues: dict[str, Queue] = {}
         self._outages = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"sb://{self.authority}"
+
+    @property
+    def connection_string(self) -> str:
+        rule = self.keys[0]
+        return (
+            f"Endpoint={self.endpoint};SharedAccessKeyName={rule.key_name};"
+            f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true"
+        )
 
     # Entities
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.message import ACTIVE, Message

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, unquote_plus
 
 from sbpair.emulator.clock import NEVER

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sbpair.emulator.clock import NEVER, Clock
 from sbpair.emulator.errors import MessageLockLost, MessageNotFound, NotAllowed
@@ -52,7 +52,7 @@ class SubQueue:
         self, clock: Clock, agenda: Agenda, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
     ) -> None:
         self.due_ms = NEVER
-        self.touched_ms = clock.now_ms()
+        self.touched_ms = 0
         self.size_bytes = 0
         self.scheduled_count = 0
         self.ttl_ms = NEVER
