@@ -200,6 +200,7 @@ class Receiver(Link):
         super().__init__(stream, self._link, address)
         self._arrived: deque[Delivery] = deque()
         self._settling: set[Waiting] = set()
+        self._interrupted = False
 
     async def attach(self) -> None:
         await self.open(
@@ -232,19 +233,20 @@ class Receiver(Link):
         """
         try:
             async with asyncio.timeout(seconds):
-                while not self._arrived:
+                while not self._arrived and not self._interrupted:
                     if self.error is not None:
                         raise self.error
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             return []
+        self._interrupted = False
         return [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
 
-    def waiting_here(self) -> list[Delivery]:
-        """Take everything that has arrived and nobody has taken."""
-        arrived, self._arrived = list(self._arrived), deque()
-        return arrived
+    def interrupt(self) -> None:
+        """Make a `take` that waits, or the next one, answer at once."""
+        self._interrupted = True
+        self._changed.set()
 
     async def settle(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
         """Settle deliveries alike and wait until the peer confirms. Raises MessageLockLost where it came too late."""

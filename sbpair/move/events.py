@@ -1,0 +1,93 @@
+"""What a mover tells while it works, for whoever draws it or writes it down. Facts; nothing need be done about one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesFound:
+    """The backlog queues that will be emptied. `stranded` ones lie beyond the pair's count.
+
+    `managed` is False where they could not be listed, for lack of the Manage claim, and were taken from the count.
+    """
+
+    queues: tuple[str, ...]
+    stranded: tuple[str, ...]
+    managed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOpened:
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a lane is. `remaining` is None where nobody may count."""
+
+    queue: str
+    received: int
+    sent: int
+    in_hand: int
+    remaining: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBlocked:
+    """A lane holds as much as it may for destinations that rest, and takes no more."""
+
+    queue: str
+    destinations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDone:
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFailed:
+    """A lane could not go on. `retry_seconds` is None where it will not be tried again."""
+
+    queue: str
+    reason: str
+    retry_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationResting:
+    queue: str
+    destination: str
+    reason: str
+    seconds: float
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationBack:
+    queue: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    queue: str
+    sequence_number: int
+    message_id: str | None
+    reason: str
+    description: str
+
+
+SyphonEvent: TypeAlias = (
+    QueuesFound
+    | LaneOpened
+    | Progress
+    | LaneBlocked
+    | LaneDone
+    | LaneFailed
+    | DestinationResting
+    | DestinationBack
+    | DeadLettered
+)

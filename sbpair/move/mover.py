@@ -1,0 +1,335 @@
+"""The settle-after-accept loop: at-least-once, and this is the one place that makes it so.
+
+The law: a delivery is completed in the backlog only after the primary has accepted the message. Whatever happens before
+that, the message stays in the backlog; whatever happens after, it may be delivered again, and the journal knows it.
+Messages of one destination are sent one after the other, in backlog order, also across a retry; a destination that fails rests with
+what it has, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sbpair.errors import AccessError, InDoubt, MessageLockLost, SbpairError, Unavailable
+from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting, SyphonEvent
+from sbpair.move.journal import Journal
+from sbpair.move.receipt import Named, Tally
+from sbpair.move.route import DeadLetter, Expire, Send, key_of, refused, route
+
+if TYPE_CHECKING:
+    from sbpair.move.engine import Arrival, Destination, Source
+    from sbpair.move.route import Facts
+
+log = logging.getLogger(__name__)
+
+REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
+
+RENEW_LEFT_SECONDS = 25.0
+"""Locks are renewed when this much is left of them."""
+
+RENEW_REST_SECONDS = 1.0
+"""How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
+
+
+@dataclass
+class Setting:
+    """What all lanes of a run share. `namespace` is where the backlog is."""
+
+    namespace: str
+    tally: Tally = field(default_factory=Tally)
+    journal: Journal = field(default_factory=Journal)
+    on_event: Callable[[SyphonEvent], None] = lambda _event: None
+    hold: int = 1_000
+    hold_bytes: int = 16 * 1024 * 1024
+    jitter: Callable[[], float] = random.random
+
+
+class _Road:
+    """One destination: what waits for it, in order, and how it has been behaving."""
+
+    def __init__(self, destination: str) -> None:
+        self.destination = destination
+        self.waiting: deque[Arrival] = deque()
+        self.failures = 0
+        self.resting: str | None = None
+        self.working = False
+
+
+class Mover:
+    """A lane's hands: takes arrivals over, and has each of them end in exactly one bucket of the receipt."""
+
+    def __init__(self, source: Source, primary: Destination, tasks: asyncio.TaskGroup, setting: Setting) -> None:
+        self._source = source
+        self._primary = primary
+        self._tasks = tasks
+        self._setting = setting
+        self._loop = asyncio.get_running_loop()
+        self._roads: dict[str, _Road] = {}
+        self._hands: dict[int, Arrival] = {}
+        self._bytes = 0
+        self._doubtful: set[int] = set()
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        self.fatal: AccessError | None = None
+
+    # What a lane asks.
+
+    @property
+    def in_hand(self) -> int:
+        return len(self._hands)
+
+    @property
+    def room(self) -> int:
+        """How many more deliveries may be taken in."""
+        return 0 if self._bytes >= self._setting.hold_bytes else max(0, self._setting.hold - len(self._hands))
+
+    def resting(self) -> dict[str, str]:
+        """Destinations that take nothing for now, and why."""
+        return {road.destination: road.resting for road in self._roads.values() if road.resting is not None}
+
+    def stuck(self, failures: int) -> bool:
+        """Whether everything in hand waits for destinations that have failed so often in a row."""
+        waiting = sum(len(road.waiting) for road in self._roads.values() if road.failures >= failures and road.resting)
+        return waiting == len(self._hands)
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until something has ended or begun to rest, but not longer."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    # What a lane does.
+
+    def accept(self, arrivals: Sequence[Arrival]) -> None:
+        """Take deliveries over."""
+        setting = self._setting
+        keys = [self._key(arrival.facts) for arrival in arrivals]
+        setting.tally.received(self._source.queue, len(arrivals), repeats=sum(map(setting.journal.seen, keys)))
+        for arrival, key in zip(arrivals, keys, strict=True):
+            self._hands[id(arrival)] = arrival
+            self._taken.set()
+            self._bytes += arrival.facts.size
+            if setting.journal.was_accepted(key):
+                self._spawn(self._complete(arrival, "already_sent"), arrival)
+            else:
+                self._direct(arrival)
+
+    async def finish(self) -> None:
+        """Stop taking steps: what is in flight is finished and settled, the rest is released."""
+        self._stopping.set()
+        while any(road.working for road in self._roads.values()):
+            await self.changed(1.0)
+        held = [arrival for road in self._roads.values() for arrival in road.waiting]
+        while len(self._hands) > len(held):
+            await self.changed(1.0)
+        await self._release(held)
+
+    def write_off(self) -> None:
+        """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
+        for arrival in list(self._hands.values()):
+            self._return(arrival)
+
+    async def keep_locks(self) -> None:
+        """Renew the locks of what is in hand, until cancelled."""
+        while True:
+            await self._taken.wait()
+            if not self._hands:
+                self._taken.clear()
+                continue
+            # A lock that is taken later runs out later: nothing that arrives while this sleeps is more urgent.
+            soonest = min(arrival.lock_until for arrival in self._hands.values())
+            await asyncio.sleep(max(RENEW_REST_SECONDS, soonest - RENEW_LEFT_SECONDS - self._loop.time()))
+            await self._renew([each for each in self._hands.values() if self._ends_soon(each)])
+
+    # One destination.
+
+    def _direct(self, arrival: Arrival) -> None:
+        decision = route(arrival.facts)
+        if isinstance(decision, Send):
+            road = self._roads.setdefault(decision.destination.lower(), _Road(decision.destination))
+            road.waiting.append(arrival)
+            if not road.working:
+                road.working = True
+                self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
+        elif isinstance(decision, (DeadLetter, Expire)):
+            self._spawn(self._dead_letter(arrival, decision), arrival)
+
+    async def _work(self, road: _Road) -> None:
+        try:
+            while road.waiting and not self._stopping.is_set():
+                if await self._advance(road):
+                    self._awake(road)
+                elif self.fatal is None:
+                    await self._rest(road)
+        finally:
+            road.working = False
+            self._changed.set()
+
+    async def _advance(self, road: _Road) -> bool:
+        """Send the message at the head; False where the destination has to rest first."""
+        arrival = road.waiting[0]
+        if arrival.lock_until <= self._loop.time():
+            # It is somebody else's by now, or will be delivered to us again.
+            road.waiting.popleft()
+            self._return(arrival)
+            return True
+        decision = route(arrival.facts)
+        assert isinstance(decision, Send)  # noqa: S101  nothing else gets onto a road
+        try:
+            await self._primary.send(arrival, decision)
+        except asyncio.CancelledError:
+            self._doubt(arrival, "the send was cancelled")
+            raise
+        except AccessError as error:
+            self._give_up(error)
+            return False
+        except Unavailable as error:
+            if isinstance(error, InDoubt):
+                self._doubt(arrival, error.message)
+            road.resting = error.message
+            return False
+        except SbpairError as error:
+            road.waiting.popleft()
+            await self._dead_letter(arrival, refused(road.destination, error.message))
+            return True
+        road.waiting.popleft()
+        self._doubtful.discard(id(arrival))
+        self._setting.journal.accepted(self._key(arrival.facts))
+        self._setting.tally.sent(self._source.queue, road.destination, arrival.facts.size)
+        self._spawn(self._complete(arrival, None), arrival)
+        return True
+
+    def _give_up(self, error: AccessError) -> None:
+        """No message's fault: whoever runs this may not send, and every message would meet the same."""
+        self.fatal = self.fatal or error
+        self._stopping.set()
+        self._source.interrupt()
+
+    def _awake(self, road: _Road) -> None:
+        if road.resting is not None:
+            self._setting.on_event(DestinationBack(self._source.queue, road.destination))
+        road.resting, road.failures = None, 0
+
+    async def _rest(self, road: _Road) -> None:
+        road.failures += 1
+        longest = min(REST_MOST_SECONDS, REST_SECONDS * 2 ** (road.failures - 1))
+        seconds = longest * (0.5 + self._setting.jitter() / 2)
+        self._setting.on_event(
+            DestinationResting(self._source.queue, road.destination, road.resting or "", seconds, len(road.waiting))
+        )
+        self._changed.set()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    # The ends that a delivery can come to.
+
+    async def _complete(self, arrival: Arrival, bucket: str | None) -> None:
+        """Settle what the primary has. A settlement that fails changes nothing about that."""
+        try:
+            await self._source.complete([arrival])
+        except SbpairError as error:
+            log.info("message %s was not completed: %s", arrival.facts.sequence_number, error)
+        else:
+            self._setting.journal.completed(self._key(arrival.facts))
+        self._end(arrival, bucket)
+
+    async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
+        facts = arrival.facts
+        try:
+            await self._source.dead_letter(arrival, decision.reason, decision.description)
+        except SbpairError as error:
+            log.info("message %s was not dead-lettered: %s", facts.sequence_number, error)
+            self._return(arrival)
+            return
+        named = self._named(facts, decision.description)
+        bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
+        self._setting.tally.dead_lettered(named, bucket=bucket)
+        self._setting.on_event(
+            DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
+        )
+        self._setting.journal.completed(self._key(facts))
+        self._end(arrival, None)
+
+    async def _release(self, arrivals: list[Arrival]) -> None:
+        try:
+            await self._source.release(arrivals)
+        except SbpairError as error:
+            # Their locks run out, or have: they are back either way.
+            log.info("%d messages of %s were not released: %s", len(arrivals), self._source.queue, error)
+        for arrival in arrivals:
+            self._return(arrival)
+
+    def _return(self, arrival: Arrival) -> None:
+        if id(arrival) not in self._hands:
+            return
+        key = self._key(arrival.facts)
+        if self._setting.journal.was_accepted(key):
+            self._end(arrival, None)  # it was counted as sent when the primary took it
+            return
+        self._setting.journal.returned(key)
+        self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
+
+    def _end(self, arrival: Arrival, bucket: str | None) -> None:
+        if self._hands.pop(id(arrival), None) is None:
+            return
+        self._bytes -= arrival.facts.size
+        self._doubtful.discard(id(arrival))
+        if bucket is not None:
+            self._setting.tally.ended(self._source.queue, bucket)
+        self._changed.set()
+
+    # Locks.
+
+    def _ends_soon(self, arrival: Arrival) -> bool:
+        return arrival.lock_until - RENEW_LEFT_SECONDS <= self._loop.time()
+
+    async def _renew(self, arrivals: list[Arrival]) -> None:
+        if not arrivals:
+            return
+        try:
+            await self._source.renew(arrivals)
+        except MessageLockLost:
+            if len(arrivals) == 1:
+                arrivals[0].lock_until = 0.0
+                self._drop_lost(arrivals[0])
+                return
+            for arrival in arrivals:
+                if id(arrival) in self._hands:
+                    await self._renew([arrival])
+        except Unavailable as error:
+            log.info("locks of %s were not renewed: %s", self._source.queue, error)
+
+    def _drop_lost(self, arrival: Arrival) -> None:
+        for road in self._roads.values():
+            # The head may be on its way this very moment: its road decides.
+            if arrival in road.waiting and road.waiting[0] is not arrival:
+                road.waiting.remove(arrival)
+                self._return(arrival)
+
+    # Small things.
+
+    def _spawn(self, ending: object, arrival: Arrival) -> None:
+        self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")  # type: ignore[arg-type]
+
+    def _doubt(self, arrival: Arrival, why: str) -> None:
+        self._doubtful.add(id(arrival))
+        self._setting.tally.doubtful(self._named(arrival.facts, why))
+
+    def _key(self, facts: Facts) -> tuple[str, str, int, int, str | None]:
+        return key_of(self._setting.namespace, facts)
+
+    def _named(self, facts: Facts, reason: str) -> Named:
+        return Named(self._source.queue, facts.sequence_number, facts.message_id, facts.path, reason)

@@ -1,0 +1,114 @@
+"""What a mover did with every delivery it took, in buckets that must add up. Pure.
+
+The identity: received = sent + already_sent + expired + dead_lettered + released + in_doubt. Each delivery ends in
+exactly one bucket, and a receipt that does not balance says so itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
+
+LISTED_MOST = 1_000
+"""How many single messages a receipt names; the counts are exact beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One message that somebody may want to look at."""
+
+    queue: str
+    sequence_number: int
+    message_id: str | None
+    destination: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Counts are deliveries, except `distinct`, which is messages: a message may be delivered more than once.
+
+    `doubtful` names the messages that were sent and for which no answer came, wherever they ended: each may be in the
+    primary twice.
+    """
+
+    received: int = 0
+    sent: int = 0
+    already_sent: int = 0
+    expired: int = 0
+    dead_lettered: int = 0
+    released: int = 0
+    in_doubt: int = 0
+    distinct: int = 0
+    bytes_sent: int = 0
+    queues: dict[str, dict[str, int]] = field(default_factory=dict)
+    destinations: dict[str, int] = field(default_factory=dict)
+    dead_letters: tuple[Named, ...] = ()
+    doubtful: tuple[Named, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        return self.received == sum(int(getattr(self, bucket)) for bucket in BUCKETS)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all that was taken has arrived; 3 where some of it needs somebody's eyes; 1 where it is wrong."""
+        if not self.balanced:
+            return 1
+        return 3 if self.expired or self.dead_lettered or self.released or self.in_doubt else 0
+
+
+class Tally:
+    """A receipt in the making."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Counter[str]] = {}
+        self._destinations: Counter[str] = Counter()
+        self._dead_letters: list[Named] = []
+        self._doubtful: list[Named] = []
+        self._repeats = 0
+        self._bytes_sent = 0
+
+    def received(self, queue: str, count: int, *, repeats: int) -> None:
+        self._queues.setdefault(queue, Counter())["received"] += count
+        self._repeats += repeats
+
+    def sent(self, queue: str, destination: str, size: int) -> None:
+        self._queues[queue]["sent"] += 1
+        self._destinations[destination] += 1
+        self._bytes_sent += size
+
+    def ended(self, queue: str, bucket: str) -> None:
+        if bucket not in BUCKETS:
+            raise ValueError(f"a receipt has no bucket {bucket!r}")
+        self._queues[queue][bucket] += 1
+
+    def dead_lettered(self, named: Named, *, bucket: str = "dead_lettered") -> None:
+        self.ended(named.queue, bucket)
+        if len(self._dead_letters) < LISTED_MOST:
+            self._dead_letters.append(named)
+
+    def doubtful(self, named: Named) -> None:
+        if len(self._doubtful) < LISTED_MOST:
+            self._doubtful.append(named)
+
+    def count(self, queue: str, bucket: str) -> int:
+        return self._queues.get(queue, Counter())[bucket]
+
+    def receipt(self) -> Receipt:
+        total: Counter[str] = sum(self._queues.values(), Counter())
+        return Receipt(
+            received=total["received"],
+            **{bucket: total[bucket] for bucket in BUCKETS},
+            distinct=total["received"] - self._repeats,
+            bytes_sent=self._bytes_sent,
+            queues={
+                queue: {"received": counts["received"], **{bucket: counts[bucket] for bucket in BUCKETS}}
+                for queue, counts in sorted(self._queues.items())
+            },
+            destinations=dict(sorted(self._destinations.items())),
+            dead_letters=tuple(self._dead_letters),
+            doubtful=tuple(self._doubtful),
+        )

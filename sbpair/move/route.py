@@ -1,0 +1,100 @@
+"""What is to become of a backlog message. Pure: it sees neither bytes nor SDK objects, and is told the time.
+
+An engine makes Facts of its own representation of a message, and applies the answer to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sbpair.backlog import TICKS_PER_MS
+
+TTL_HEADER_MOST_MS = 0xFFFFFFFF
+"""The longest time to live that fits a message's header: 49.7 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a message in the backlog.
+
+    `enqueued_at` and `scheduled_at` are milliseconds since 1970, `ttl_ticks` is in units of 100 ns, `size` in bytes.
+    `path` is None where the message cannot be routed, and `flaw` says why.
+    """
+
+    queue: str
+    sequence_number: int
+    enqueued_at: int
+    message_id: str | None
+    path: str | None
+    session_id: str | None = None
+    ttl_ticks: int | None = None
+    scheduled_at: int | None = None
+    size: int = 0
+    content_type: str | None = None
+    flaw: str = ""
+
+
+Key: TypeAlias = tuple[str, str, int, int, str | None]
+"""(namespace, queue, sequence number, enqueued at, message id): what tells a message from every other one.
+
+All five, since a queue that was deleted and made again starts its sequence numbers anew.
+"""
+
+
+def key_of(namespace: str, facts: Facts) -> Key:
+    return (namespace, facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send it on. `ttl_ms` is None for a message that never expires."""
+
+    destination: str
+    session_id: str | None
+    ttl_ms: int | None
+    scheduled_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """It is past its time: dead-letter it as expired."""
+
+    reason: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """It can go nowhere: keep it in the backlog's dead-letter queue, with why."""
+
+    reason: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not now: its destination rests."""
+
+    reason: str
+
+
+Route: TypeAlias = Send | Expire | DeadLetter | Hold
+
+INVALID = "InvalidBacklogMessage"
+REFUSED = "RefusedByPrimary"
+
+
+def route(facts: Facts, *, resting: str | None = None) -> Route:
+    """Decide. `resting` is why the message's destination takes nothing for now, where it does."""
+    if facts.path is None:
+        return DeadLetter(INVALID, facts.flaw or "the message has no destination")
+    if resting is not None:
+        return Hold(resting)
+    ttl_ms = None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
+    return Send(facts.path, facts.session_id, ttl_ms, facts.scheduled_at)
+
+
+def refused(destination: str, why: str) -> DeadLetter:
+    """What becomes of a message that the primary refuses for good."""
+    return DeadLetter(REFUSED, f"{destination!r} refused the message: {why}")

@@ -1,0 +1,122 @@
+"""The syphon: brings what waits in the backlog queues back to the primary, once or for as long as it runs.
+
+result = await sbpair.syphon.run(pair, once=True)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbpair import backlog
+from sbpair.errors import NotAuthorized, SbpairError
+from sbpair.move.events import QueuesFound, SyphonEvent
+from sbpair.move.mover import Setting
+from sbpair.syphon.lane import Count, Lane, Plan
+
+if TYPE_CHECKING:
+    from sbpair.bus.control import QueueControl
+    from sbpair.model import Pair
+    from sbpair.move.receipt import Receipt
+    from sbpair.wire.client import GetToken
+
+LOOK_AGAIN_SECONDS = 60.0
+"""How often a watch without any backlog queue looks whether there is one now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`failures` are the lanes that could not go on: (queue, why)."""
+
+    receipt: Receipt
+    failures: tuple[tuple[str, SbpairError], ...]
+    seconds: float
+    stopped: bool
+
+    @property
+    def exit_code(self) -> int:
+        """The receipt's, unless nothing could be moved at all: then why not."""
+        if not self.failures:
+            return self.receipt.exit_code
+        worst = min((error.exit_code for _, error in self.failures), key=lambda code: (code != 5, code))
+        return worst if worst == 5 or not self.receipt.sent else 3
+
+
+async def run(
+    pair: Pair,
+    *,
+    once: bool,
+    control: QueueControl | None = None,
+    stop: asyncio.Event | None = None,
+    on_event: Callable[[SyphonEvent], None] = lambda _event: None,
+    hold: int = 1_000,
+    get_token: GetToken | None = None,
+) -> Result:
+    """Move what is in the pair's backlog queues to where it was meant to go.
+
+    With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set. `control`
+    is the secondary's management side: without it, or without the Manage claim, the queues are 0 to the pair's count,
+    and emptiness is judged by waiting. Raises only what is wrong before anything was received.
+    """
+    started = time.monotonic()
+    stop = stop or asyncio.Event()
+    setting = Setting(namespace=pair.secondary.name, on_event=on_event, hold=hold)
+    plan = Plan(pair, once, setting, stop, get_token=get_token)
+    queues = await _queues(plan, control)
+    while not queues and not once and not stop.is_set():
+        await _wait(stop, LOOK_AGAIN_SECONDS)
+        queues = await _queues(plan, control)
+    lanes = [Lane(queue, plan) for queue in queues]
+    async with asyncio.TaskGroup() as tasks:
+        watcher = tasks.create_task(_interrupt(stop, lanes), name="watch for the stop")
+        await asyncio.gather(*(tasks.create_task(lane.run(), name=f"lane {lane.queue}") for lane in lanes))
+        watcher.cancel()
+    failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None)
+    return Result(setting.tally.receipt(), failures, time.monotonic() - started, stop.is_set())
+
+
+async def _queues(plan: Plan, control: QueueControl | None) -> list[str]:
+    """Every queue under the prefix where that may be asked, a stranded one too; else 0 to the count."""
+    pair = plan.pair
+    wanted = [backlog.queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
+    found = None
+    if control is not None:
+        try:
+            found = [state.spec.path for state in await control.list_under(backlog.prefix(pair.primary.name))]
+            plan.count = _counter(control)
+        except NotAuthorized:
+            pass
+    queues = wanted if found is None else sorted(found, key=lambda path: _order(pair.primary.name, path))
+    known = {path.lower() for path in wanted}
+    stranded = tuple(path for path in queues if path.lower() not in known)
+    plan.setting.on_event(QueuesFound(tuple(queues), stranded, found is not None))
+    return queues
+
+
+def _order(primary: str, path: str) -> tuple[bool, int, str]:
+    index = backlog.index_of(primary, path)
+    return (index is None, index or 0, path)
+
+
+def _counter(control: QueueControl) -> Count:
+    async def count(queue: str) -> int:
+        return (await control.counts(queue)).active
+
+    return count
+
+
+async def _interrupt(stop: asyncio.Event, lanes: list[Lane]) -> None:
+    await stop.wait()
+    for lane in lanes:
+        lane.interrupt()
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return
