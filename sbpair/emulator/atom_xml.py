@@ -118,7 +118,7 @@ def instant(ms: int) -> str:
 
 
 def element(name: str, text: str | None) -> str:
-    return "" if text is None else f"<{name}>{escape(text)}</{name}>"
+    return "" if text is None else f"<{name}>{escape(text, quote=False)}</{name}>"
 
 
 def rule_xml(rule: AuthorizationRule) -> str:
@@ -217,4 +217,4 @@ def namespace_xml(namespace: Namespace) -> str:
 
 
 def error_xml(status: int, detail: str) -> str:
-    return f"<Error><Code>{status}</Code><Detail>{escape(detail)}</Detail></Error>"
+    return f"<Error><Code>{status}</Code><Detail>{escape(detail, quote=False)}</Detail></Error>"

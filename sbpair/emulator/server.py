@@ -15,7 +15,6 @@ import socket
 import weakref
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.agenda import Agenda
@@ -254,7 +253,10 @@ def authority_of(host: str, port: int) -> str:
 
 
 def amqp_door() -> AmqpFactory:
-    factory: AmqpFactory = import_module("sbpair.emulator.amqp_door").amqp_factory
+    """The AMQP door, imported when an emulator starts and not before."""
+    from sbpair.emulator import amqp_door as module
+
+    factory: AmqpFactory = module.amqp_factory
     return factory
 
 
