@@ -23,7 +23,7 @@ from sbpair.amqp.message import (
     section,
     skip,
 )
-from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.amqp.types import Int, Long, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.emulator.message import DeadLetter, Message
 from sbpair.errors import ProtocolError
 
@@ -33,9 +33,8 @@ _PING: Final = PING.encode()
 TTL_ELSEWHERE: Final = 0xFFFFFFFF
 """A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
 
-_GROUP_ID = 10
-_PROPERTIES_COUNT = 13
 _REMEMBERED = 4096
+_WORTH_REMEMBERING = 256
 
 # What the service alone says of a message; whoever sends such an annotation is not believed.
 _OWN_ANNOTATIONS: Final = frozenset(
@@ -106,8 +105,7 @@ def _ttl_of(header: bytes) -> int | None:
 
 
 def _scheduled_at(annotations: bytes) -> int | None:
-    if b"x-opt-scheduled-enqueue-time" not in annotations:
-        return None
+    # Decoded whatever it holds: what is broken in it must not get as far as the receivers.
     value = Sections(message_annotations=annotations).read_message_annotations().get("x-opt-scheduled-enqueue-time")
     return int(value) if isinstance(value, int) else None
 
@@ -208,7 +206,9 @@ def _general_annotations(message: Message, theirs: bytes, *, locked: bool) -> by
         ours.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
     if message.dead_letter is not None:
         ours.append(("x-opt-deadletter-source", message.dead_letter.source))
-    count, kept = _their_annotations(theirs)
+    count, kept = (
+        _their_annotations(theirs) if len(theirs) <= _WORTH_REMEMBERING else _pairs_without(theirs, _OWN_ANNOTATIONS)
+    )
     pairs = b"".join([_key(name) + codec.encode(value) for name, value in ours])
     return _map_section(MESSAGE_ANNOTATIONS, count + len(ours), kept + pairs)
 
@@ -251,12 +251,7 @@ def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
     while position < len(raw):
         key, value_at = codec.decode(raw, position)
         end = skip(raw, value_at)
-        if key not in unwanted:
+        if not (isinstance(key, str) and key in unwanted):
             kept.append(raw[position:end])
         position = end
     return len(kept), b"".join(kept)
-
-
-def annotations_of(message: Message) -> Map:
-    """What a message's sender annotated it with."""
-    return message.sections.read_message_annotations()

@@ -1,0 +1,370 @@
+"""The ends of a client's links: messages into an entity, messages out of it, requests to a node and their replies.
+
+Each is the `context` of its link. Credit is what a peer can take, and nothing is taken out of a queue that could not
+leave at once: what a slow reader cannot take stays where it is. No I/O here; the door writes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sbpair.amqp.link import SERIAL, Link, Receiver, Sender, terminus_address
+from sbpair.amqp.performatives import Accepted, Composite, Error, Modified, Outcome, Rejected, Released
+from sbpair.amqp.types import Map, Symbol, ULong
+from sbpair.emulator import envelope
+from sbpair.emulator.errors import ArgumentInvalid, Refusal
+from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, text_at, write_reply
+from sbpair.emulator.sas import Claim
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sbpair.amqp.events import Delivery, Sent
+    from sbpair.amqp.session import Session
+    from sbpair.emulator.message import Message
+    from sbpair.emulator.namespace import Target
+    from sbpair.emulator.subqueue import SubQueue
+
+CREDIT: Final = 1_000
+"""How many messages a client may send before it is given credit again, which happens at half of it."""
+
+SLICE_MOST: Final = 250
+SLICE_BYTES: Final = 262_144
+"""What is taken out of a queue in one go, before others have their turn and the peer's slowness can show."""
+
+REQUEST_BYTES: Final = 1_048_576
+REPLIES_WAITING_MOST: Final = 100
+
+_BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
+_SETTLED = 1
+
+
+class Door(Protocol):
+    """What links need of the connection that they are on."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the peer is not reading what it has been sent."""
+
+    def flush_soon(self) -> None:
+        """There is output: write it once this turn is over."""
+
+    def again_soon(self, outlet: Outlet) -> None:
+        """Let `outlet` pull once more, after others had their turn."""
+
+
+class End(Protocol):
+    """What every link's context is. `path` and `claims` (any of them will do) are what keeps it open."""
+
+    path: str
+    claims: tuple[Claim, ...]
+
+    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        """The link is no more. `released` where its peer closed it in peace."""
+
+
+def error_of(refusal: Refusal) -> Error:
+    return Error(refusal.condition, refusal.message, Map())
+
+
+def runs(deliveries: Iterable[Any]) -> Iterable[tuple[int, int]]:
+    """(first, last) of each stretch of consecutive delivery ids."""
+    first = last = None
+    for delivery in deliveries:
+        if last is None or delivery.id != (last + 1) & SERIAL:
+            if first is not None and last is not None:
+                yield first, last
+            first = delivery.id
+        last = delivery.id
+    if first is not None and last is not None:
+        yield first, last
+
+
+class Intake:
+    """Where a client sends to: deliveries become messages of the queue, and are settled once it has them."""
+
+    claims: tuple[Claim, ...] = (Claim.SEND,)
+
+    def __init__(self, link: Receiver, target: Target, path: str) -> None:
+        self.path = path
+        self._link = link
+        self._queue = target.queue
+        self._with_id = target.queue.description.requires_duplicate_detection
+        self._taken: list[Delivery] = []
+        limit = target.queue.message_limit_bytes
+        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(limit)})
+        link.grant(CREDIT)
+
+    def take(self, delivery: Delivery) -> None:
+        try:
+            messages = envelope.take_in(delivery.payload, delivery.format, with_id=self._with_id)
+            if messages:
+                self._queue.send(messages)
+        except Refusal as refusal:
+            self._reject(delivery, error_of(refusal))
+        except ProtocolError as error:
+            self._reject(delivery, Error(error.condition, error.message, Map()))
+        else:
+            if not delivery.settled:
+                self._taken.append(delivery)
+
+    def settle(self) -> None:
+        """Tell what has been taken since the last time, in as few words as possible."""
+        session = self._link.session
+        for first, last in runs(self._taken):
+            session.dispose(first, last, Accepted(), receiver=True, settled=True)
+        self._taken.clear()
+        if self._link.credit <= CREDIT // 2 and self._link.is_open:
+            self._link.grant(CREDIT)
+
+    def _reject(self, delivery: Delivery, error: Error) -> None:
+        if not delivery.settled:
+            state = Rejected(error)
+            self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+
+    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        """Whatever has arrived has been taken."""
+
+
+class Outlet:
+    """Where a client receives from. A Consumer of its queue while it has credit that the queue could not use up."""
+
+    claims: tuple[Claim, ...] = (Claim.LISTEN,)
+
+    def __init__(self, door: Door, link: Sender, target: Target, path: str) -> None:
+        self.path = path
+        self._door = door
+        self._link = link
+        self._queue = target.messages
+        self._slice = SLICE_MOST
+        self._for_good = link.remote.snd_settle_mode == _SETTLED
+        link.accept(max_message_size=target.queue.message_limit_bytes)
+
+    # Out
+
+    def wake(self) -> None:
+        self.pull()
+        self._door.flush_soon()
+
+    def pull(self) -> None:
+        """Send what there is, as far as the peer's credit, its session's window and its reading allow."""
+        wanted = self._wanted()
+        if not wanted:
+            return
+        taken = self._queue.receive(wanted, self)
+        self._send(taken)
+        if len(taken) == wanted and self._link.credit:
+            self._door.again_soon(self)
+
+    def on_flow(self) -> None:
+        """The peer has changed what it can take."""
+        if self._link.draining:
+            self._queue.withdraw(self)
+            self._drain()
+        elif self._link.credit:
+            self.pull()
+        else:
+            self._queue.withdraw(self)
+
+    def _drain(self) -> None:
+        while wanted := self._wanted():
+            taken = self._queue.receive(wanted)
+            self._send(taken)
+            if len(taken) < wanted:
+                break
+        self._link.drained()
+
+    def _wanted(self) -> int:
+        link = self._link
+        if self._door.blocked or not link.is_open:
+            return 0
+        return max(0, min(link.credit, link.session.room, self._slice))
+
+    def _send(self, messages: list[Message]) -> None:
+        size = self._send_for_good(messages) if self._for_good else self._send_locked(messages)
+        if size:
+            self._slice = max(1, min(SLICE_MOST, SLICE_BYTES * len(messages) // size))
+
+    def _send_locked(self, messages: list[Message]) -> int:
+        send, give_out, size = self._link.send, envelope.give_out, 0
+        for message in messages:
+            payload = give_out(message)
+            token = message.lock_token
+            send(payload, token, context=token)
+            size += len(payload)
+        return size
+
+    def _send_for_good(self, messages: list[Message]) -> int:
+        size = 0
+        for message in messages:
+            payload = envelope.show(message)
+            self._queue.complete(message.lock_token)
+            self._link.send(payload, message.lock_token, settled=True)
+            size += len(payload)
+        return size
+
+    # What became of it
+
+    def settle(self, deliveries: list[Sent], state: Any, *, settled: bool) -> None:
+        """Apply an outcome to deliveries of this link and, unless the peer has forgotten them, say so."""
+        settle_one = settler(self._queue, state, settled=settled)
+        if settle_one is None:
+            return
+        done: list[Sent] = []
+        failed: list[tuple[Sent, Refusal]] = []
+        for delivery in deliveries:
+            try:
+                settle_one(delivery.context)
+            except Refusal as refusal:
+                failed.append((delivery, refusal))
+            else:
+                done.append(delivery)
+        if not settled:
+            self._echo(done, failed, state)
+
+    def _echo(self, done: list[Sent], failed: list[tuple[Sent, Refusal]], state: Outcome) -> None:
+        session = self._link.session
+        # A rejected with an error would mean that the settlement itself has failed.
+        said = Rejected() if isinstance(state, Rejected) else state
+        for first, last in runs(done):
+            session.dispose(first, last, said, receiver=False, settled=True)
+        for delivery, refusal in failed:
+            state = Rejected(error_of(refusal))
+            session.dispose(delivery.id, delivery.id, state, receiver=False, settled=True)
+
+    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        self._queue.withdraw(self)
+        give_back = self._queue.release if released else self._queue.abandon
+        for delivery in unsettled:
+            try:
+                give_back(delivery.context)
+            except Refusal:
+                # Its lock has run out, or it was settled by way of the management node.
+                continue
+
+
+def settler(queue: SubQueue, state: Any, *, settled: bool) -> Any:
+    """What to do with the lock tokens of deliveries with this outcome; None for what is no outcome."""
+    if isinstance(state, Accepted):
+        return queue.complete
+    if isinstance(state, Modified):
+        return _modifier(queue, state)
+    if isinstance(state, Rejected):
+        reason, description = _reason(state)
+        return lambda token: queue.dead_letter(token, reason, description)
+    # A peer that forgets a delivery without a word on it has not processed it.
+    return queue.release if isinstance(state, Released) or (state is None and settled) else None
+
+
+def _modifier(queue: SubQueue, state: Modified) -> Any:
+    if state.undeliverable_here:
+        return queue.defer
+    return queue.abandon if state.delivery_failed else queue.release
+
+
+def _reason(state: Rejected) -> tuple[str | None, str | None]:
+    error = state.error
+    if not isinstance(error, Error):
+        return None, None
+    info = error.info if isinstance(error.info, Map) else Map()
+    return text_at(info, "DeadLetterReason"), text_at(info, "DeadLetterErrorDescription") or error.description or None
+
+
+class Requests:
+    """Where a client's requests to a node arrive. Each is answered at once, on the link that waits for replies."""
+
+    def __init__(
+        self, link: Receiver, node: str, path: str, claims: tuple[Claim, ...], answer: Answer, keys: ReplyKeys
+    ) -> None:
+        self.path = path
+        self.claims = claims
+        self._link = link
+        self._node = node
+        self._answer = answer
+        self._keys = keys
+        link.accept(max_message_size=REQUEST_BYTES)
+        link.grant(CREDIT)
+
+    def take(self, delivery: Delivery) -> None:
+        session = self._link.session
+        try:
+            request = read_request(delivery.payload)
+        except ProtocolError as error:
+            state: Composite = Rejected(Error(error.condition, error.message, Map()))
+            session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+            return
+        if not delivery.settled:
+            session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
+        replies = self._replies_to(request)
+        reply = self._answer(request)
+        if replies is not None:
+            replies.send(write_reply(request, reply, self._keys))
+
+    def _replies_to(self, request: Request) -> Replies | None:
+        """By where the request wants its reply; by the node itself where that says nothing."""
+        here = [link.context for link in self._link.session.links if isinstance(link.context, Replies)]
+        all_of_them = here + [end for end in _all_replies(self._link.session) if end not in here]
+        ours = [end for end in all_of_them if end.node == self._node]
+        wanted = next((end for end in ours if request.reply_to and end.address == request.reply_to), None)
+        return wanted or next(iter(ours), None)
+
+    def settle(self) -> None:
+        if self._link.credit <= CREDIT // 2 and self._link.is_open:
+            self._link.grant(CREDIT)
+
+    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        """Nothing of a request outlives its answer."""
+
+
+def _all_replies(session: Session) -> list[Replies]:
+    links = [link for other in session.connection.sessions for link in other.links]
+    return [link.context for link in links if isinstance(link.context, Replies)]
+
+
+class Replies:
+    """Where a client waits for a node's replies. What it has no credit for waits, up to a bound."""
+
+    def __init__(self, link: Sender, node: str, path: str, claims: tuple[Claim, ...]) -> None:
+        self.path = path
+        self.claims = claims
+        self.node = node
+        self.address = terminus_address(link.remote.target)
+        self._link = link
+        self._waiting: deque[bytes] = deque()
+        self._tag = 0
+        # Nobody settles a reply: it is sent settled.
+        link.accept(snd_settle_mode=_SETTLED)
+
+    def send(self, payload: bytes) -> None:
+        if len(self._waiting) >= REPLIES_WAITING_MOST:
+            self._waiting.clear()
+            self._link.close(Error("amqp:resource-limit-exceeded", "Too many replies wait for credit.", Map()))
+            return
+        self._waiting.append(payload)
+        self.on_flow()
+
+    def on_flow(self) -> None:
+        link = self._link
+        while self._waiting and link.credit and link.is_open:
+            self._tag += 1
+            link.send(self._waiting.popleft(), self._tag.to_bytes(4), settled=True)
+        if link.draining:
+            link.drained()
+
+    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:  # noqa: ARG002  # one signature for all ends
+        self._waiting.clear()
+
+
+def refuse(link: Link, refusal: Refusal) -> None:
+    link.refuse(error_of(refusal))
+
+
+def address_of(link: Link) -> str:
+    """What a link that a client asks for is about: where it sends to, or receives from."""
+    terminus = link.remote.target if link.IS_RECEIVER else link.remote.source
+    address = terminus_address(terminus)
+    if not address:
+        raise ArgumentInvalid("A link needs an address.")
+    return address
