@@ -209,6 +209,16 @@ Change = Create | Match | Drift | Extra
 
 
 @dataclass(frozen=True, slots=True)
+class QueueFinding:
+    """What is known of one queue of a report. `counts` is None where the queue is not there."""
+
+    index: int | None
+    counts: Counts | None = None
+    differences: tuple[Difference, ...] = ()
+    partitioned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
     """Event: the backlog queues of a namespace were read."""
 
@@ -239,9 +249,7 @@ class QueueDone:
 ControlEvent = Listed | Retrying | QueueDone
 
 
-def endpoint_from_connection_string(
-    text: str, *, name: str | None = None, ca_file: str | None = None
-) -> Endpoint:
+def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_file: str | None = None) -> Endpoint:
     """Read a Service Bus connection string, as the portal and the emulator print it.
 
     Raises ConnectionStringError, which says which part is wrong and never repeats a value.

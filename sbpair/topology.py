@@ -13,12 +13,14 @@ from sbpair.errors import Unsafe, UsageError
 from sbpair.model import (
     TICKS_PER_SECOND,
     TIMESPAN_MAX_DAYS,
+    Change,
     Create,
     Difference,
     Drift,
     Extra,
     Match,
     Pair,
+    QueueFinding,
     QueueSpec,
     QueueState,
     ticks,
@@ -79,9 +81,7 @@ def diff(wanted: Sequence[QueueSpec], actual: Iterable[QueueState]) -> Plan:
     Paths are compared without regard to case, as the service does.
     """
     primary = _primary(wanted)
-    there = {
-        state.spec.path.lower(): state for state in actual if backlog.under_prefix(primary, state.spec.path)
-    }
+    there = {state.spec.path.lower(): state for state in actual if backlog.under_prefix(primary, state.spec.path)}
     creates, matches, drifted = [], [], []
     for spec in wanted:
         index = backlog.index_of(primary, spec.path) or 0
@@ -128,6 +128,23 @@ def same_duration(one: str, other: str) -> bool:
         return one == other
 
 
+def finding(change: Change) -> QueueFinding:
+    """What a report says of one change, beside its name."""
+    if isinstance(change, Create):
+        return QueueFinding(change.index)
+    return QueueFinding(
+        change.index,
+        counts=change.state.counts,
+        differences=change.differences if isinstance(change, Drift) else (),
+        partitioned=change.state.partitioned,
+    )
+
+
+def told(differences: Iterable[Difference]) -> str:
+    """The differences in one line, for people."""
+    return ", ".join(f"{each.property} is {each.actual} and should be {each.expected}" for each in differences)
+
+
 def guard(plan: Plan, *, most: int = MOST_CREATES) -> None:
     """Refuse a plan that is more likely a mistake than a wish."""
     if len(plan.creates) > most:
@@ -160,6 +177,4 @@ def _canonical_ticks(duration: str) -> int:
 
 
 def _sorted(changes: Iterable[Kind]) -> tuple[Kind, ...]:
-    return tuple(
-        sorted(changes, key=lambda change: (change.index is None, change.index or 0, change.path.lower()))
-    )
+    return tuple(sorted(changes, key=lambda change: (change.index is None, change.index or 0, change.path.lower())))

@@ -1,0 +1,34 @@
+"""What this package asks of a namespace's management side: small, so that it can be answered by anything.
+
+Types only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sbpair.model import Counts, QueueSpec, QueueState
+
+
+class QueueControl(Protocol):
+    """The queues of one namespace. Every method raises only errors of `sbpair.errors`.
+
+    Its methods may be called by several coroutines at the same time.
+    """
+
+    async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
+        """Every queue whose path begins with `prefix`, whatever its case; with its messages counted, or not."""
+        ...
+
+    async def get(self, path: str) -> QueueState:
+        """One queue. Raises EntityMissing where there is none of that name."""
+        ...
+
+    async def counts(self, path: str) -> Counts:
+        """How many messages one queue holds, locked ones included. Raises EntityMissing."""
+        ...
+
+    async def create(self, spec: QueueSpec) -> bool:
+        """Make a queue. False means that the name was taken before, by whatever it may be."""
+        ...

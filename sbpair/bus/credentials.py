@@ -1,0 +1,60 @@
+"""Credentials of the model into what Azure's clients want.
+
+Secrets pass through here and stay nowhere: nothing is logged, nothing is kept.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from azure.core.credentials import AccessToken
+
+from sbpair.model import Credential, Identity, SasKey, SasToken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from azure.core.credentials_async import AsyncTokenCredential
+
+# A ready-made signature cannot be renewed, so the SDK is told that it never needs to be: the service knows better.
+FAR_FUTURE = 2**40
+
+
+class ReadyMadeToken:
+    """An AsyncTokenCredential around a signature that somebody else has made."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def get_token(self, *_scopes: str, **_options: object) -> AccessToken:
+        return AccessToken(self._token, FAR_FUTURE)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    async def __aenter__(self) -> ReadyMadeToken:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+
+def connection_string(authority: str, key: SasKey) -> str:
+    """The public way to give a shared access key to an Azure client."""
+    return f"Endpoint=sb://{authority}/;SharedAccessKeyName={key.name};SharedAccessKey={key.key}"
+
+
+@asynccontextmanager
+async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCredential]:
+    """What an Azure client takes for a signature or an identity. Keys go in by connection string."""
+    if isinstance(credential, SasToken):
+        yield ReadyMadeToken(credential.token)
+    elif isinstance(credential, Identity):
+        # azure-identity takes a third of a second to load, and most users have a key.
+        from azure.identity.aio import DefaultAzureCredential
+
+        async with DefaultAzureCredential() as identity:
+            yield identity
+    else:
+        raise TypeError("a shared access key goes into a connection string")

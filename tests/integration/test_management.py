@@ -1,0 +1,382 @@
+"""Provisioning and auditing through the real SDK, against a small scripted management side on a real socket.
+
+It answers what it is told to, refusals and silence among it, which a well-behaved broker cannot be asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
+
+import pytest
+from aiohttp import web
+
+from sbpair import audit, backlog, errors, provision
+from sbpair.bus.atom import open_queues
+from sbpair.model import Counts, Endpoint, Pair, QueueDone, QueueSpec, Retrying, SasKey, SasToken
+from sbpair.report import Outcome
+
+SECRET = "c2VjcmV0a2V5"
+ATOM = "http://www.w3.org/2005/Atom"
+SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+COUNTS = (
+    '<CountDetails xmlns:d="http://schemas.microsoft.com/netservices/2011/06/servicebus">'
+    "<d:ActiveMessageCount>3</d:ActiveMessageCount><d:DeadLetterMessageCount>2</d:DeadLetterMessageCount>"
+    "<d:ScheduledMessageCount>1</d:ScheduledMessageCount></CountDetails>"
+)
+EXISTS = (409, "<Error><Code>409</Code><Detail>SubCode=40900. Conflict.</Detail></Error>")
+BUSY = (429, "<Error><Code>429</Code><Detail>SubCode=50004. The request was throttled.</Detail></Error>")
+
+
+@dataclass
+class Namespace:
+    """A management side that keeps descriptions as the XML they came in, and answers what it was told to, first."""
+
+    queues: dict[str, str] = field(default_factory=dict)
+    scripted: list[tuple[str, int, str]] = field(default_factory=list)
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    silent: bool = False
+    port: int = 0
+    page: int = 100
+
+    async def answer(self, request: web.Request) -> web.Response:
+        path = unquote(request.rel_url.raw_path.lstrip("/"))
+        self.seen.append((request.method, path))
+        self.headers.append(dict(request.headers))
+        if self.silent:
+            await asyncio.Event().wait()
+        for at, (wanted, status, body) in enumerate(self.scripted):
+            if f"{request.method} {path}".startswith(wanted):
+                del self.scripted[at]
+                return web.Response(status=status, text=body, content_type="application/xml")
+        return await self._serve(request, path)
+
+    async def _serve(self, request: web.Request, path: str) -> web.Response:
+        if path == "$Resources/queues":
+            return self._list(int(request.query["$skip"]), int(request.query["$top"]))
+        if request.method == "PUT":
+            if path.lower() in map(str.lower, self.queues):
+                return web.Response(status=EXISTS[0], text=EXISTS[1])
+            self.queues[path] = self._description(await request.text())
+        found = next((name for name in self.queues if name.lower() == path.lower()), None)
+        body = self._entry(found) if found else f'<feed xmlns="{ATOM}"><title>empty</title></feed>'
+        return web.Response(
+            text=body, content_type="application/atom+xml", status=201 if request.method == "PUT" else 200
+        )
+
+    def _list(self, skip: int, top: int) -> web.Response:
+        top = min(top, self.page)
+        names = list(self.queues)
+        entries = "".join(map(self._entry, names[skip : skip + top]))
+        after = f"https://x/$Resources/queues?$skip={skip + top}&amp;$top={top}"
+        following = f'<link rel="next" href="{after}"/>' if skip + top < len(names) else ""
+        feed = f'<feed xmlns="{ATOM}"><title>q</title><link rel="self" href="https://x/"/>{following}{entries}</feed>'
+        return web.Response(text=feed, content_type="application/atom+xml")
+
+    def _description(self, body: str) -> str:
+        found = re.search(r"<QueueDescription.*?>(.*)</QueueDescription>", body, re.DOTALL)
+        assert found
+        return found.group(1)
+
+    def _entry(self, name: str) -> str:
+        inside = self.queues[name] + COUNTS + "<MessageCount>6</MessageCount>"
+        described = f'<QueueDescription xmlns="{SERVICE_BUS}">{inside}</QueueDescription>'
+        return f'<entry xmlns="{ATOM}"><title type="text">{name}</title><content type="application/xml">{described}</content></entry>'
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(
+            "contoso-dr",
+            f"127.0.0.1:{self.port}",
+            "127.0.0.1",
+            self.port,
+            tls=False,
+            credential=SasKey("Root", SECRET),
+            emulator=True,
+        )
+
+    def pair(self, count: int = 3) -> Pair:
+        primary = Endpoint("contoso", "contoso.invalid", "contoso.invalid", 5671, tls=True, credential=SasKey("R", "k"))
+        return Pair("orders", primary, self.endpoint, backlog_queues=count)
+
+
+@asynccontextmanager
+async def serving(namespace: Namespace) -> AsyncIterator[Namespace]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", namespace.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    namespace.port = runner.addresses[0][1]
+    try:
+        yield namespace
+    finally:
+        await runner.cleanup()
+
+
+def run(scenario: Callable[[Namespace], Awaitable[None]], namespace: Namespace | None = None) -> Namespace:
+    """Run one scenario against a namespace of its own."""
+    served = namespace or Namespace()
+
+    async def main() -> None:
+        async with serving(served):
+            await scenario(served)
+
+    asyncio.run(main())
+    return served
+
+
+async def no_wait(_seconds: float) -> None:
+    """Time passes at once."""
+
+
+def names(report: provision.QueueReport, *outcomes: Outcome) -> list[str]:
+    return [item.name.rsplit("/", 1)[1] for item in report.of(*outcomes)]
+
+
+def test_provisioning_creates_every_queue_with_the_exact_description() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        report = await provision.run(namespace.pair(12))
+        assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
+        assert provision.exit_code_of(report) == 0
+
+    namespace = run(scenario)
+    assert namespace.queues["contoso/x-servicebus-transfer/11"] == (
+        "<LockDuration>PT1M</LockDuration><MaxSizeInMegabytes>5120</MaxSizeInMegabytes>"
+        "<DefaultMessageTimeToLive>P10675199DT2H48M5.4775807S</DefaultMessageTimeToLive>"
+        "<DeadLetteringOnMessageExpiration>true</DeadLetteringOnMessageExpiration>"
+        "<MaxDeliveryCount>2147483647</MaxDeliveryCount>"
+        "<EnableBatchedOperations>true</EnableBatchedOperations>"
+        "<AutoDeleteOnIdle>P10675199DT2H48M5.4775807S</AutoDeleteOnIdle>"
+    )
+
+
+def test_provisioning_again_creates_nothing() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        await provision.run(namespace.pair())
+        report = await provision.run(namespace.pair())
+        assert names(report, Outcome.EXISTING) == ["0", "1", "2"]
+
+    assert sum(method == "PUT" for method, _path in run(scenario).seen) == 3
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        report = await provision.run(namespace.pair(), dry_run=True)
+        assert names(report, Outcome.WOULD_CREATE) == ["0", "1", "2"]
+
+    assert not run(scenario).queues
+
+
+def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
+        namespace.scripted.append(("GET $Resources/queues", 200, f'<feed xmlns="{ATOM}"><title>q</title></feed>'))
+        report = await provision.run(namespace.pair())
+        assert names(report, Outcome.CREATED) == ["0", "2"]
+        assert names(report, Outcome.DRIFTED) == ["1"]
+        assert (provision.exit_code_of(report), provision.exit_code_of(report, strict=True)) == (0, 3)
+
+    run(scenario)
+
+
+def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        namespace.scripted.append(("PUT contoso/x-servicebus-transfer/1", *EXISTS))
+        report = await provision.run(namespace.pair())
+        [failed] = report.of(Outcome.FAILED)
+        assert "not by a queue" in failed.reason
+        assert names(report, Outcome.CREATED) == ["0", "2"]
+        assert provision.exit_code_of(report) == 3
+
+    run(scenario)
+
+
+def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None:
+    waited: list[float] = []
+    events: list[object] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def scenario(namespace: Namespace) -> None:
+        namespace.scripted += [
+            ("PUT contoso/x-servicebus-transfer/0", *BUSY),
+            ("PUT contoso/x-servicebus-transfer/0", 500, ""),
+        ]
+        report = await provision.run(namespace.pair(1), on_event=events.append, sleep=sleep)
+        assert names(report, Outcome.CREATED) == ["0"]
+
+    run(scenario)
+    assert waited == [10.0, 4.0]
+    assert [type(event) for event in events[1:]] == [Retrying, Retrying, QueueDone]
+
+
+def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        namespace.scripted += [("PUT contoso/x-servicebus-transfer/1", 503, "")] * 3
+        namespace.scripted += [
+            (
+                "PUT contoso/x-servicebus-transfer/2",
+                400,
+                "<Error><Detail>SubCode=40000. Bad size. TrackingId:1</Detail></Error>",
+            )
+        ]
+        report = await provision.run(namespace.pair(4), sleep=no_wait)
+        assert names(report, Outcome.CREATED) == ["0", "3"]
+        busy, refused = report.of(Outcome.FAILED)
+        assert (busy.exit_code, refused.exit_code) == (6, 3)
+        assert refused.reason.endswith("refused it (400): SubCode=40000. Bad size.")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "raised"),
+    [
+        (401, "", errors.NotAuthenticated),
+        (401, "<Error><Detail>Manage,EntityRead claims required</Detail></Error>", errors.NotAuthorized),
+        (403, "", errors.NotAuthorized),
+        (403, "<Error><Detail>SubCode=40300. Limit reached</Detail></Error>", errors.ServiceRefused),
+        (404, "", errors.EntityMissing),
+        (400, "<Error><Detail>SubCode=40000. No.</Detail></Error>", errors.ServiceRefused),
+        (409, "<Error><Detail>SubCode=40901. In progress.</Detail></Error>", errors.Unavailable),
+        (429, BUSY[1], errors.Throttled),
+        (500, "", errors.Unavailable),
+        (503, "<Error><Detail>SubCode=50009. Busy</Detail></Error>", errors.Throttled),
+        (504, "", errors.TimedOut),
+        (200, "<html>", errors.Unreachable),
+    ],
+)
+def test_a_refusal_becomes_the_error_that_it_means(status: int, body: str, raised: type[errors.SbpairError]) -> None:
+    async def scenario(namespace: Namespace) -> None:
+        namespace.scripted.append(("GET $Resources/queues", status, body))
+        async with open_queues(namespace.endpoint) as queues:
+            with pytest.raises(raised) as caught:
+                await queues.list_under("contoso/")
+        assert type(caught.value) is raised
+        assert caught.value.__cause__ is not None
+        assert caught.value.hint
+        assert SECRET not in caught.value.message + caught.value.hint
+
+    run(scenario)
+
+
+def test_unauthorized_stops_the_other_creations_at_once() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        namespace.scripted += [("PUT", 401, "")] * 50
+        with pytest.raises(errors.NotAuthenticated):
+            await provision.run(namespace.pair(50), sleep=no_wait)
+
+    namespace = run(scenario)
+    assert not namespace.queues
+    assert sum(method == "PUT" for method, _path in namespace.seen) <= provision.CONCURRENCY + 1
+
+
+def test_a_namespace_that_says_nothing_times_out() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        async with open_queues(namespace.endpoint, call_seconds=0.05) as queues:
+            with pytest.raises(errors.TimedOut):
+                await queues.get("orders")
+
+    run(scenario, Namespace(silent=True))
+
+
+def test_a_port_where_nobody_listens_is_unreachable() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        namespace = Namespace(port=unused.getsockname()[1])
+        with pytest.raises(errors.Unreachable, match="cannot be reached"):
+            asyncio.run(provision.run(namespace.pair(), sleep=no_wait))
+
+
+def test_a_missing_queue_is_missing() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        async with open_queues(namespace.endpoint) as queues:
+            with pytest.raises(errors.EntityMissing):
+                await queues.get("orders")
+
+    run(scenario)
+
+
+def test_what_was_created_reads_back_as_it_was_asked_for_and_a_second_creation_says_taken() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        spec = replace(QueueSpec("orders"), requires_session=True, max_size_in_megabytes=2048, lock_duration="PT30S")
+        async with open_queues(namespace.endpoint) as queues:
+            assert await queues.create(spec)
+            assert (await queues.get("orders")).spec == spec
+            assert not await queues.create(spec)
+
+    run(scenario)
+
+
+def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        async with open_queues(namespace.endpoint) as queues, asyncio.TaskGroup() as group:
+            for index in range(40):
+                group.create_task(queues.create(backlog.queue_spec("contoso", index)))
+        async with open_queues(namespace.endpoint) as queues:
+            found = await queues.list_under("CONTOSO/x-servicebus-transfer/", counts=True)
+        assert {state.spec.path for state in found} == set(namespace.queues)
+        assert found[0].counts == Counts(active=3, dead_letter=2, scheduled=1, total=6)
+
+    run(scenario, Namespace(page=7))
+
+
+def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        elsewhere = replace(namespace.endpoint, authority="contoso-dr.servicebus.windows.net")
+        async with open_queues(elsewhere) as queues:
+            await queues.list_under("contoso/")
+        [headers] = namespace.headers
+        assert headers["Host"] == "contoso-dr.servicebus.windows.net"
+        assert "sr=https%3A%2F%2Fcontoso-dr.servicebus.windows.net&" in headers["Authorization"]
+
+    run(scenario)
+
+
+def test_a_ready_made_signature_is_sent_as_it_is() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        signed = replace(namespace.endpoint, credential=SasToken("SharedAccessSignature sr=x&sig=y&se=1&skn=z"))
+        async with open_queues(signed) as queues:
+            await queues.list_under("contoso/")
+        assert namespace.headers[0]["Authorization"] == "SharedAccessSignature sr=x&sig=y&se=1&skn=z"
+
+    run(scenario)
+
+
+def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_nothing() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        await provision.run(namespace.pair(2))
+        namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
+        namespace.queues["contoso/x-servicebus-transfer/7"] = ""
+        namespace.queues["contoso/x-servicebus-transfer/old"] = ""
+        namespace.queues["orders"] = ""
+        before = dict(namespace.queues)
+        report = await audit.run(namespace.pair(3))
+        assert names(report, Outcome.OK) == ["0"]
+        assert names(report, Outcome.DRIFTED) == ["1"]
+        assert names(report, Outcome.MISSING) == ["2"]
+        assert names(report, Outcome.EXTRA) == ["7", "old"]
+        assert audit.exit_code_of(report) == 3
+        [right] = report.of(Outcome.OK)
+        assert right.detail
+        assert right.detail.counts == Counts(3, 2, 1, 6)
+        assert namespace.queues == before
+
+    run(scenario)
+
+
+def test_an_audit_of_a_namespace_as_it_should_be_exits_0() -> None:
+    async def scenario(namespace: Namespace) -> None:
+        await provision.run(namespace.pair(2))
+        assert audit.exit_code_of(await audit.run(namespace.pair(2))) == 0
+
+    run(scenario)
