@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 from sbpair.amqp.types import (
@@ -32,14 +33,15 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
     Value,
+    type_of,
 )
 from sbpair.errors import ProtocolError
 
 DEPTH_MOST = 64
 """How deep values may nest: messages of real applications stay under ten."""
 
-ZERO_WIDTH_MOST = 65_536
-"""How many elements without a body an array may claim: each costs the sender no bytes at all."""
+CONSTANTS_MOST, EMPTY_LISTS_MOST = 255, 16
+"""How many elements without a body an array may claim: they cost the sender no bytes at all."""
 
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
@@ -211,19 +213,21 @@ def _array(width: int) -> Decoder:
             descriptor, first = _decode(buffer, first, depth + 1)
             code = buffer[first]
             first += 1
-        items = _array_items(_DECODERS[code], code, buffer, first, end, count, depth + 1)
-        array = Array(items, code=code, descriptor=descriptor)
-        array.wide = width == 4 and len(_encode_array(array)) < end - position + 1
-        return array, end
+        items = _array_items(code, buffer, first, end, count, depth + 1)
+        roomy = width == 4 and end - position - 8 < 255 and count < 256
+        return Array(items, code=code, descriptor=descriptor, wide=roomy), end
 
     return read
 
 
-def _array_items(
-    read: Decoder, code: int, buffer: bytes, position: int, end: int, count: int, depth: int
-) -> list[Value]:
-    if code & 0xF0 == 0x40 and count > ZERO_WIDTH_MOST:
-        raise ValueError(f"an array claims {count} elements without a body")
+def _array_items(code: int, buffer: bytes, position: int, end: int, count: int, depth: int) -> Iterable[Value]:
+    read = _DECODERS[code]
+    if code & 0xF0 == 0x40:
+        if count > (EMPTY_LISTS_MOST if code == 0x45 else CONSTANTS_MOST):
+            raise ValueError(f"an array claims {count} elements without a body")
+        if position != end:
+            raise ValueError("an array ends before its own size")
+        return _repeated(code, count) if code != 0x45 else [[] for _ in range(count)]
     items: list[Value] = []
     for _ in range(count):
         value, position = read(buffer, position, depth)
@@ -233,6 +237,12 @@ def _array_items(
     if position != end:
         raise ValueError("an array ends before its own size")
     return items
+
+
+@cache
+def _repeated(code: int, count: int) -> tuple[Value, ...]:
+    """One tuple for all arrays alike, so that a frame full of them costs no more than its bytes."""
+    return (_DECODERS[code](b"", 0, 0)[0],) * count
 
 
 _DECODERS: dict[int, Decoder] = {
@@ -284,7 +294,8 @@ _DECODERS: dict[int, Decoder] = {
 def encode(value: Value) -> bytes:
     """The bytes of a value, constructor included.
 
-    Raises TypeError for a Python value that has no AMQP type of its own: a bare int, first of all, could be any of nine.
+    Raises TypeError for a Python value that has no AMQP type of its own: a bare int, first of all, could be any of
+    nine. Raises ValueError for an array whose elements do not fit its constructor.
     """
     try:
         encoder = _ENCODERS[type(value)]
@@ -322,7 +333,7 @@ def _encode_float(value: Float) -> bytes:
     return b"\x72" + (value.raw or _F32.pack(value))
 
 
-def _compound(code: int, count: int, body: bytes, *, wide: bool = False) -> bytes:
+def compound(code: int, count: int, body: bytes, *, wide: bool = False) -> bytes:
     size = len(body)
     if size < 255 and count < 256 and not wide:
         return bytes((code, size + 1, count)) + body
@@ -330,30 +341,47 @@ def _compound(code: int, count: int, body: bytes, *, wide: bool = False) -> byte
 
 
 def _encode_list(value: list[Value]) -> bytes:
-    return _compound(0xC0, len(value), b"".join(map(encode, value))) if value else b"\x45"
+    return compound(0xC0, len(value), _list_body(value)) if value else b"\x45"
 
 
-def _map_body(value: Map) -> bytes:
-    return b"".join([encode(item) for pair in value.pairs for item in pair])
+def _map_body(value: Map | dict[Any, Value]) -> bytes:
+    pairs = value.pairs if isinstance(value, Map) else value.items()
+    return b"".join([encode(item) for pair in pairs for item in pair])
 
 
-def _encode_map(value: Map) -> bytes:
-    return _compound(0xC1, 2 * len(value.pairs), _map_body(value))
+def _encode_map(value: Map | dict[Any, Value]) -> bytes:
+    return compound(0xC1, 2 * len(value), _map_body(value))
 
 
 def _encode_array(value: Array) -> bytes:
-    code = value.code if value.code is not None else _widest_code(value.items)
+    code = value.code if value.code is not None else _common_code(value.items)
     constructor = bytes((code,))
     if value.descriptor is not None:
         constructor = b"\x00" + encode(value.descriptor) + constructor
     write = _BODIES[code]
     body = constructor + b"".join([write(item) for item in value.items])
-    return _compound(0xE0, len(value.items), body, wide=value.wide)
+    return compound(0xE0, len(value.items), body, wide=value.wide)
 
 
-def _widest_code(items: tuple[Value, ...]) -> int:
-    """The longest constructor of those that the elements would choose alone; null where there are none."""
-    return max((_WIDE_CODES.get(code, code) for code in (encode(item)[0] for item in items)), default=0x40)
+def _common_code(items: tuple[Value, ...]) -> int:
+    """The constructor that holds every element, however long; null where there are none."""
+    codes = {_CODES.get(type_of(item)) for item in items}
+    if len(codes) > 1 or None in codes:
+        names = ", ".join(sorted({type(item).__name__ for item in items}))
+        raise TypeError(f"an array's elements are all of one AMQP type, not {names}")
+    return codes.pop() or 0x40 if codes else 0x40
+
+
+def _narrow(write: Encoder, most: int) -> Encoder:
+    """`write` for a constructor with one-byte sizes: what does not fit must not pass for something shorter."""
+
+    def checked(value: Any) -> bytes:
+        body = write(value)
+        if len(body) > most or body[0] != len(body) - 1:
+            raise ValueError("an array's element does not fit its constructor")
+        return body
+
+    return checked
 
 
 def _described(value: Described) -> bytes:
@@ -384,13 +412,42 @@ _ENCODERS: dict[type, Encoder] = {
     Symbol: lambda value: _short_or_long(0xA3, 0xB3, value.encode("ascii")),
     list: _encode_list,
     Map: _encode_map,
-    dict: lambda value: _encode_map(Map(value.items())),
+    dict: _encode_map,
     Array: _encode_array,
     Described: _described,
 }
 
+
+def _nothing(*values: Value) -> Encoder:
+    """A constructor that is a value already: only that value fits it."""
+
+    def checked(value: Any) -> bytes:
+        if not any(value == allowed and type_of(value) is type_of(allowed) for allowed in values):
+            raise ValueError(f"{value!r} does not fit an array of {values[0]!r}")
+        return b""
+
+    return checked
+
+
+def _list_body(value: list[Value]) -> bytes:
+    return b"".join(map(encode, value))
+
+
+def _sized_8(value: bytes) -> bytes:
+    return bytes((len(value),)) + value
+
+
+def _sized_32(value: bytes) -> bytes:
+    return _U32.pack(len(value)) + value
+
+
 _BODIES: dict[int, Encoder] = {
-    **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44, 0x45), lambda _value: b""),
+    0x40: _nothing(None),
+    0x41: _nothing(True),
+    0x42: _nothing(False),
+    0x43: _nothing(UInt(0)),
+    0x44: _nothing(ULong(0)),
+    0x45: _nothing([]),
     **dict.fromkeys((0x50, 0x52, 0x53, 0x56), lambda value: bytes((value,))),
     **dict.fromkeys((0x51, 0x54, 0x55), _I8.pack),
     0x60: _U16.pack,
@@ -404,22 +461,27 @@ _BODIES: dict[int, Encoder] = {
     0x82: _F64.pack,
     **dict.fromkeys((0x74, 0x84, 0x94), bytes),
     0x98: lambda value: value.bytes,
-    0xA0: lambda value: bytes((len(value),)) + value,
-    0xB0: lambda value: _U32.pack(len(value)) + value,
-    **dict.fromkeys((0xA1, 0xA3), lambda value: _BODIES[0xA0](value.encode())),
-    **dict.fromkeys((0xB1, 0xB3), lambda value: _BODIES[0xB0](value.encode())),
-    0xC0: lambda value: _compound(0xC0, len(value), b"".join(map(encode, value)))[1:],
-    0xD0: lambda value: _compound(0xC0, len(value), b"".join(map(encode, value)), wide=True)[1:],
-    0xC1: lambda value: _encode_map(value)[1:],
-    0xD1: lambda value: _compound(0xC1, 2 * len(value.pairs), _map_body(value), wide=True)[1:],
-    0xE0: lambda value: _encode_array(value)[1:],
+    0xA0: _sized_8,
+    0xB0: _sized_32,
+    0xA1: lambda value: _sized_8(value.encode()),
+    0xB1: lambda value: _sized_32(value.encode()),
+    0xA3: lambda value: _sized_8(value.encode("ascii")),
+    0xB3: lambda value: _sized_32(value.encode("ascii")),
+    0xC0: _narrow(lambda value: compound(0xC0, len(value), _list_body(value))[1:], 256),
+    0xD0: lambda value: compound(0xC0, len(value), _list_body(value), wide=True)[1:],
+    0xC1: _narrow(lambda value: _encode_map(value)[1:], 256),
+    0xD1: lambda value: compound(0xC1, 2 * len(value), _map_body(value), wide=True)[1:],
+    0xE0: _narrow(lambda value: _encode_array(value)[1:], 256),
     0xF0: lambda value: _encode_array(_widened(value))[1:],
 }
 
-_WIDE_CODES = {
-    0x41: 0x56, 0x42: 0x56, 0x43: 0x70, 0x52: 0x70, 0x44: 0x80, 0x53: 0x80, 0x54: 0x71, 0x55: 0x81,
-    0xA0: 0xB0, 0xA1: 0xB1, 0xA3: 0xB3, 0x45: 0xD0, 0xC0: 0xD0, 0xC1: 0xD1, 0xE0: 0xF0,
+_CODES: dict[type, int] = {
+    type(None): 0x40, bool: 0x56, UByte: 0x50, UShort: 0x60, UInt: 0x70, ULong: 0x80, Byte: 0x51, Short: 0x61,
+    Int: 0x71, Long: 0x81, Float: 0x72, float: 0x82, Char: 0x73, Timestamp: 0x83, Decimal32: 0x74, Decimal64: 0x84,
+    Decimal128: 0x94, uuid.UUID: 0x98, bytes: 0xB0, str: 0xB1, Symbol: 0xB3, list: 0xD0, Map: 0xD1, dict: 0xD1,
+    Array: 0xF0,
 }  # fmt: skip
+"""The constructor that an array of a type gets where its owner names none: one that fits every value."""
 
 
 def _widened(value: Array) -> Array:
@@ -432,7 +494,8 @@ _ODD: dict[int, tuple[Callable[[Any], Value], Callable[[Any, int], bool]]] = {}
 
 
 def _remember(code: int, base: type, longer: Callable[[Any, int], bool], *, plain: type | None = None) -> None:
-    cls = type(base.__name__, (base,), {"plain": plain or base, "__slots__": ()})
+    plain = plain or base
+    cls = type(plain.__name__, (base,), {"plain": plain, "__slots__": ()})
     constructor, body = bytes((code,)), _BODIES[code]
     _ENCODERS[cls] = lambda value: constructor + body(value)
     _ODD[code] = (cls, longer)

@@ -1,7 +1,8 @@
 """A connection: bytes in -> events, calls -> bytes out, for a client and for a server.
 
 The law of this file: it owns no socket and no clock. `receive(data, now)` and `tick(now)` are told the time (seconds,
-of any monotonic clock); `take()` gives the bytes to write. After Closed, nothing more comes out of it. AMQP 1.0, part 2.4.
+of any monotonic clock); `take()` gives the bytes to write. After Closed, which comes once, nothing more is said or
+heard. AMQP 1.0, part 2.4.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from sbpair.amqp.performatives import (
     SaslInit,
     SaslMechanisms,
     SaslOutcome,
+    Transfer,
     decode_composite,
 )
-from sbpair.amqp.sasl import OK, SaslClient, SaslServer
+from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered
 from sbpair.amqp.session import Session
 from sbpair.errors import ProtocolError
 
@@ -36,6 +38,11 @@ MAX_FRAME_SIZE = 65_536
 CHANNEL_MAX = 255
 IDLE_SECONDS = 240.0
 """How long a silent peer is given; it is told half of it, so that its heartbeats are in time."""
+
+DESCRIPTION_MOST = 200
+"""Characters of an error's description: a frame of 512 bytes has room for them, whatever they are."""
+
+NEVER = float("inf")
 
 _TRANSFER = b"\x00\x53\x14"
 
@@ -57,7 +64,7 @@ class Connection(Endpoint):
         self.remote_max_frame_size = frames.FRAME_MIN_MAX
         self.sasl_failed = False
         self._sasl = sasl
-        self._mine = Open(container_id, hostname, max_frame_size, CHANNEL_MAX, int(idle_seconds * 500))
+        self._mine = Open(container_id, hostname, max_frame_size, CHANNEL_MAX, int(idle_seconds * 500) or None)
         self._idle_seconds = idle_seconds
         self._remote_idle_seconds = 0.0
         self._heard = self._spoke = now
@@ -69,6 +76,8 @@ class Connection(Endpoint):
         self._remote_sessions: dict[int, Session] = {}
         self._remote_channel_max = CHANNEL_MAX
         self._signed_in = False
+        self._greeted = False
+        self._said_goodbye = False
         self._over = False
         if isinstance(sasl, SaslClient):
             self._out.append(frames.SASL_HEADER)
@@ -77,17 +86,15 @@ class Connection(Endpoint):
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Take in bytes; answers what they mean. A peer that breaks the protocol is told so, and Closed follows."""
-        if self._over:
-            return []
-        self._heard = now
-        self._buffer.feed(data)
-        try:
-            while len(self._buffer) and not self._over and self._read():
-                pass
-        except ProtocolError as error:
-            self.fail(Error(error.condition, error.message))
-        events, self._events = self._events, []
-        return events
+        if not self._over:
+            self._heard = now
+            try:
+                more = self._buffer.feed(data)
+                while more and not self._over:
+                    more = self._read()
+            except ProtocolError as error:
+                self.fail(Error(error.condition, error.message))
+        return self._told()
 
     def take(self) -> bytes:
         """The bytes that wait to be written, in one piece."""
@@ -100,46 +107,61 @@ class Connection(Endpoint):
         self._spoke = now
 
     def begin(self) -> Session:
+        """Begin a session; SessionBegun answers. Raises ProtocolError before we have opened, and after the end."""
+        if not self.usable or self._over:
+            raise ProtocolError("a session needs an open connection", condition="amqp:illegal-state")
         session = Session(self, self._free_channel())
         self._sessions[session.channel] = session
         session.begin()
         return session
 
     def close(self, error: Error | None = None) -> None:
-        """Say goodbye; the peer's answer arrives as Closed."""
+        """Say goodbye; the peer's answer arrives as Closed. Before we have opened nothing is said, and Closed follows.
+
+        A peer that never answers is not given up on here: how long that may take is the owner's to say.
+        """
         if self.can_close:
             self.step(Step.WE_CLOSE)
-            self.put(0, Close(error).encode())
+            self._goodbye(Close(error))
+        elif self.state is State.UNMAPPED and not self._over:
+            self._end(error, by_peer=False)
 
     def fail(self, error: Error) -> None:
-        """End the connection over something the peer did, or did not do in time."""
+        """End the connection over something the peer did, or did not do in time. Closed follows, with `error`."""
         if self._over:
             return
-        if self.state in (State.UNMAPPED, State.OPEN_RECEIVED) and self._signed_in:
+        if self.state is State.UNMAPPED and self._greeted:
             self._open()
-        self.close(error)
+        if self.can_close:
+            self.close(Error(error.condition, (error.description or "")[:DESCRIPTION_MOST], error.info))
         self._end(error, by_peer=False)
 
     def tick(self, now: float) -> list[Event]:
         """Do what time demands: send a heartbeat, or give up on a peer that has gone quiet."""
-        if self._over:
-            return []
-        if self._idle_seconds and now - self._heard >= self._idle_seconds:
-            self.fail(Error("amqp:resource-limit-exceeded", f"Nothing was heard for {self._idle_seconds:g} seconds."))
-        elif self._remote_idle_seconds and self.state is State.OPEN and now - self._spoke >= self._beat:
-            self._out.append(frames.EMPTY_FRAME)
-        events, self._events = self._events, []
-        return events
+        if not self._over:
+            if now >= self._quiet_at:
+                text = f"Nothing was heard for {self._idle_seconds:g} seconds."
+                self.fail(Error("amqp:resource-limit-exceeded", text))
+            elif now >= self._beat_at:
+                self._out.append(frames.EMPTY_FRAME)
+                self._spoke = now
+        return self._told()
 
     def deadline(self) -> float:
         """When `tick` is wanted next, if nothing happens before; infinity for never."""
-        quiet = self._heard + self._idle_seconds if self._idle_seconds else float("inf")
-        beat = self._spoke + self._beat if self._remote_idle_seconds else float("inf")
-        return min(quiet, beat)
+        return NEVER if self._over else min(self._quiet_at, self._beat_at)
 
     @property
-    def _beat(self) -> float:
-        return self._remote_idle_seconds / 2
+    def _quiet_at(self) -> float:
+        return self._heard + self._idle_seconds if self._idle_seconds else NEVER
+
+    @property
+    def _beat_at(self) -> float:
+        return self._spoke + self._remote_idle_seconds / 2 if self._remote_idle_seconds and self.is_open else NEVER
+
+    def _told(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -150,7 +172,18 @@ class Connection(Endpoint):
         return self._over
 
     def put(self, channel: int, body: bytes) -> None:
+        # What its owner still says of a delivery that came just before the peer's close is for nobody.
+        if self._said_goodbye:
+            return
+        if self.state is State.OPEN and len(body) + 8 > self.remote_max_frame_size:
+            text = f"A frame of {len(body) + 8} bytes is more than the peer's {self.remote_max_frame_size}."
+            self.fail(Error("amqp:frame-size-too-small", text))
+            return
         self._out.append(frames.frame(body, channel=channel))
+
+    def _goodbye(self, close: Close) -> None:
+        self.put(0, close.encode())
+        self._said_goodbye = True
 
     # Signing in: headers and SASL, step by step. Each reader answers whether to go on.
 
@@ -165,17 +198,20 @@ class Connection(Endpoint):
                 self._put_sasl(self._sasl.offer())
             return True
         if header != frames.AMQP_HEADER:
-            self._out.append(frames.AMQP_HEADER)
+            if isinstance(self._sasl, SaslServer):
+                self._out.append(frames.AMQP_HEADER)
             raise ProtocolError("the peer speaks another version of AMQP", condition="amqp:not-implemented")
+        if isinstance(self._sasl, SaslClient) and not self._signed_in:
+            raise ProtocolError("the peer does not let anybody sign in", condition="amqp:not-implemented")
         self._read = self._read_frames
         self._signed_in = True
         if isinstance(self._sasl, SaslServer):
-            self._out.append(frames.AMQP_HEADER)
+            self._greet()
         return True
 
     def _read_sasl(self) -> bool:
         for _, buffer, start, end in self._buffer.frames(frames.SASL_FRAME):
-            body, _ = decode_composite(buffer[:end], start)
+            body, _ = decode_composite(buffer[start:end])
             self._on_sasl(body)
             if self._read != self._read_sasl or self._over:
                 return True
@@ -187,7 +223,10 @@ class Connection(Endpoint):
             self._put_sasl(outcome)
             self._signed(outcome)
         elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslMechanisms):
-            self._put_sasl(self._sasl.init(self._mine.hostname))
+            if self._sasl.mechanism not in offered(body):
+                self._refused(f"The peer does not offer to sign in by {self._sasl.mechanism}.", by_peer=False)
+            else:
+                self._put_sasl(self._sasl.init(self._mine.hostname))
         elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslOutcome):
             self._signed(body)
         else:
@@ -195,14 +234,21 @@ class Connection(Endpoint):
 
     def _signed(self, outcome: SaslOutcome) -> None:
         if outcome.code != OK:
-            self.sasl_failed = True
-            self._end(Error("amqp:unauthorized-access", "The sign-in was refused (SASL)."), by_peer=True)
+            self._refused("The sign-in was refused (SASL).", by_peer=isinstance(self._sasl, SaslClient))
             return
         self._signed_in = True
         self._read = self._read_header
         if isinstance(self._sasl, SaslClient):
-            self._out.append(frames.AMQP_HEADER)
+            self._greet()
             self._open()
+
+    def _refused(self, text: str, *, by_peer: bool) -> None:
+        self.sasl_failed = True
+        self._end(Error("amqp:unauthorized-access", text), by_peer=by_peer)
+
+    def _greet(self) -> None:
+        self._greeted = True
+        self._out.append(frames.AMQP_HEADER)
 
     def _put_sasl(self, body: Composite) -> None:
         self._out.append(frames.frame(body.encode(), kind=frames.SASL_FRAME))
@@ -224,14 +270,15 @@ class Connection(Endpoint):
                     delivery = session.on_transfer(buffer, start, end)
                     if delivery is not None:
                         add(delivery)
-                continue
-            body, _ = decode_composite(buffer[:end] if len(buffer) > end else buffer, start)
-            self._on_performative(channel, body)
+                    continue
+            frame = buffer[start:end]
+            body, _ = decode_composite(frame)
+            self._on_performative(channel, body, frame)
             if self._over:
                 break
         return False
 
-    def _on_performative(self, channel: int, body: Composite) -> None:
+    def _on_performative(self, channel: int, body: Composite, frame: bytes) -> None:
         if isinstance(body, Open):
             self._on_open(body)
         elif isinstance(body, Close):
@@ -242,9 +289,9 @@ class Connection(Endpoint):
             self._on_begin(channel, body)
         elif (session := self._remote_sessions.get(channel)) is not None:
             # What comes for a session that is gone was on its way when it ended.
-            self._on_session(session, body)
+            self._on_session(session, body, frame)
 
-    def _on_session(self, session: Session, body: Composite) -> None:
+    def _on_session(self, session: Session, body: Composite, frame: bytes) -> None:
         if isinstance(body, End):
             self._events += session.on_end(body)
             self._drop(session)
@@ -260,6 +307,8 @@ class Connection(Endpoint):
             told = session.on_attach(body)
         elif isinstance(body, Detach):
             told = session.on_detach(body)
+        elif isinstance(body, Transfer):
+            told = session.on_transfer(frame, 0, len(frame))
         else:
             raise ProtocolError(f"{body.NAME} is no frame of a session", condition="amqp:not-allowed")
         if told is not None:
@@ -277,27 +326,28 @@ class Connection(Endpoint):
 
     def _on_close(self, close: Close) -> None:
         self.step(Step.THEY_CLOSE)
-        if self.state is State.CLOSE_RECEIVED:
+        by_peer = self.state is State.CLOSE_RECEIVED
+        if by_peer:
             self.step(Step.WE_CLOSE)
-            self.put(0, Close().encode())
-        self._end(close.error if isinstance(close.error, Error) else None, by_peer=True)
+            self._goodbye(Close())
+        self._end(close.error if isinstance(close.error, Error) else None, by_peer=by_peer)
 
     def _on_begin(self, channel: int, begin: Begin) -> None:
-        if begin.remote_channel is not None:
-            session = self._sessions.get(begin.remote_channel)
-            if session is None or session.remote_channel is not None:
-                raise ProtocolError("begin answers a session that was not asked for", condition="amqp:not-allowed")
-        else:
-            if channel > CHANNEL_MAX or channel in self._remote_sessions:
-                raise ProtocolError(f"channel {channel} is not free", condition="amqp:not-allowed")
+        if channel > CHANNEL_MAX or channel in self._remote_sessions:
+            raise ProtocolError(f"channel {channel} is not free", condition="amqp:not-allowed")
+        if begin.remote_channel is None:
             session = Session(self, self._free_channel())
             self._sessions[session.channel] = session
+        else:
+            asked = self._sessions.get(begin.remote_channel)
+            if asked is None or asked.remote_channel is not None:
+                raise ProtocolError("begin answers a session that was not asked for", condition="amqp:not-allowed")
+            session = asked
         session.remote_channel = channel
         self._remote_sessions[channel] = session
         begun = session.on_begin(begin)
-        if session.state is State.OPEN_RECEIVED:
-            session.begin()
-        self._events.append(begun)
+        if begun is not None:
+            self._events.append(begun)
 
     def _drop(self, session: Session) -> None:
         self._sessions.pop(session.channel, None)

@@ -20,7 +20,10 @@ class Opened:
 
 @dataclass(slots=True)
 class Closed:
-    """The connection is over. `by_peer` tells who said so; bytes may still be waiting to be sent."""
+    """The connection is over, and every session and link with it: they are not reported one by one.
+
+    `by_peer` tells who said so first; bytes may still be waiting to be written.
+    """
 
     error: Error | None
     by_peer: bool
@@ -33,6 +36,8 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
+    """The peer has ended a session; a LinkDetached for each link in it has come before. Our own end is not reported."""
+
     session: Session
     error: Error | None
 
@@ -53,10 +58,14 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The peer has let go of a link, or has refused it."""
+    """The peer has let go of a link, has refused it, or has ended its session. Our own close is not reported.
+
+    Without `closed` the peer means to come back to it.
+    """
 
     link: Link
     error: Error | None
+    closed: bool = True
 
 
 @dataclass(slots=True)
@@ -66,18 +75,27 @@ class CreditChanged:
     link: Sender
 
 
+@dataclass(slots=True)
+class WindowOpened:
+    """The peer has said how many frames it can take in a session: `session.room` tells what is left of it."""
+
+    session: Session
+
+
 class Delivery:
     """A whole message that has arrived. `tag` names it for the link's life, `id` in its session."""
 
     __slots__ = ("context", "format", "id", "link", "payload", "settled", "tag")
 
-    def __init__(self, link: Receiver, delivery_id: int, tag: bytes, message_format: int, settled: bool) -> None:
+    def __init__(
+        self, link: Receiver, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes = b""
+    ) -> None:
         self.link = link
         self.id = delivery_id
         self.tag = tag
         self.format = message_format
         self.settled = settled
-        self.payload = b""
+        self.payload = payload
         self.context: Any = None
 
 
@@ -106,6 +124,6 @@ class Disposed:
 
 
 Event: TypeAlias = (
-    Opened | Closed | SessionBegun | SessionEnded | LinkAttaching | LinkAttached | LinkDetached | CreditChanged | Delivery
-    | Disposed
+    Opened | Closed | SessionBegun | SessionEnded | LinkAttaching | LinkAttached | LinkDetached | CreditChanged
+    | WindowOpened | Delivery | Disposed
 )  # fmt: skip

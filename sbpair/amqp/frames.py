@@ -33,12 +33,22 @@ class FrameBuffer:
     def __init__(self, max_frame_size: int) -> None:
         self.max_frame_size = max_frame_size
         self._data = b""
+        self._late: list[bytes] = []
+        self._missing = 0
 
-    def feed(self, data: bytes) -> None:
-        self._data = self._data + data if self._data else bytes(data)
+    def feed(self, data: bytes) -> bool:
+        """Take in a piece of the stream; answers whether it is worth looking for more than there was before.
 
-    def __len__(self) -> int:
-        return len(self._data)
+        The pieces of a large frame are put together once, when the last of them is there.
+        """
+        self._late.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return False
+        self._data = b"".join((self._data, *self._late)) if self._data or len(self._late) > 1 else bytes(data)
+        self._late.clear()
+        self._missing = 0
+        return bool(self._data)
 
     def protocol_header(self) -> bytes | None:
         """The eight bytes of a protocol header, taken off, or None while they are not all there."""
@@ -70,6 +80,7 @@ class FrameBuffer:
                         condition="amqp:connection:framing-error",
                     )
                 if end > len(data):
+                    self._missing = end - len(data)
                     return
                 position = end
                 yield channel, data, start, end

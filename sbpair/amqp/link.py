@@ -17,14 +17,17 @@ from sbpair.errors import ProtocolError
 if TYPE_CHECKING:
     from sbpair.amqp.session import Session
 
-SERIAL = 0xFFFFFFFF
-"""Delivery counts and ids are serial numbers of 32 bits: they wrap."""
+SERIAL, SERIAL_HALF = 0xFFFFFFFF, 0x80000000
+"""Delivery counts and ids are serial numbers of 32 bits: they wrap, and what is half the circle ahead is behind."""
 
 TAG_MOST = 32
 
 
 class Link(Endpoint):
-    """What both kinds of link are. `remote` is the peer's attach; `context` is the owner's to use."""
+    """What both kinds of link are. `remote` is the peer's attach; `context` is the owner's to use.
+
+    Once the link is gone, `abandoned` holds the deliveries that it sent and nobody has settled.
+    """
 
     IS_RECEIVER = False
 
@@ -38,6 +41,7 @@ class Link(Endpoint):
         self.delivery_count = 0
         self.credit = 0
         self.context: Any = None
+        self.abandoned: list[Sent] = []
 
     def accept(
         self,
@@ -48,7 +52,12 @@ class Link(Endpoint):
         properties: dict[Any, Any] | None = None,
         snd_settle_mode: int | None = None,
     ) -> None:
-        """Agree to a link that the peer asked for: its own terms are echoed where none are given."""
+        """Agree to a link that the peer asked for: its own terms are echoed where none are given.
+
+        Does nothing where the peer has let go of it in the meantime.
+        """
+        if self.state is not State.OPEN_RECEIVED:
+            return
         self._attach(
             Attach(
                 snd_settle_mode=self.remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
@@ -62,15 +71,23 @@ class Link(Endpoint):
 
     def refuse(self, error: Error) -> None:
         """Turn down a link that the peer asked for: attach to nothing, then detach with the reason."""
-        self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         self.close(error)
 
     def close(self, error: Error | None = None) -> None:
-        """Let go of the link for good."""
+        """Let go of the link for good: what still waits for the session's window is not sent any more."""
+        if self.state is State.OPEN_RECEIVED:
+            self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         if self.can_close:
             self.step(Step.WE_CLOSE)
             self.session.put(Detach(self.handle, True, error))
         self.session.forget(self)
+
+    def cut(self) -> bool:
+        """The session is gone, and the link with it; answers whether that is news."""
+        news = self.state in (State.OPEN_SENT, State.OPEN_RECEIVED, State.OPEN)
+        self.state = State.CLOSED
+        self.session.forget(self)
+        return news
 
     def _attach(self, attach: Attach) -> None:
         attach.name, attach.handle, attach.role = self.name, self.handle, self.IS_RECEIVER
@@ -80,82 +97,103 @@ class Link(Endpoint):
         self.session.put(attach)
 
     def open(self, *, source: Any, target: Any, **terms: Any) -> None:
-        """Ask the peer for this link; LinkAttached, or LinkDetached with its reason, answers."""
+        """Ask the peer for this link; LinkAttached, or LinkDetached with its reason, answers.
+
+        Raises ProtocolError when the session is over.
+        """
+        if not self.session.usable:
+            raise ProtocolError("the session of a link is over", condition="amqp:illegal-state")
         self._attach(Attach(source=source, target=target, **terms))
 
-    def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching:
-        asked_by_us = self.state is not State.UNMAPPED
+    def lose(self) -> None:
+        """Nothing more comes or goes."""
+        self.credit = 0
+
+    def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching | None:
         self.remote = attach
         self.remote_handle = attach.handle
         self.step(Step.THEY_OPEN)
-        return LinkAttached(self) if asked_by_us else LinkAttaching(self)
+        if self.state is State.OPEN_RECEIVED:
+            return LinkAttaching(self)
+        return LinkAttached(self) if self.state is State.OPEN else None
 
     def on_detach(self, detach: Detach) -> LinkDetached | None:
         """The peer lets go; answered in kind, unless we have let go before."""
         known = self.state is not State.CLOSE_SENT
+        unanswered = self.state is State.OPEN_RECEIVED
         self.step(Step.THEY_CLOSE)
+        if unanswered:
+            self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         if self.state is State.CLOSE_RECEIVED:
             self.step(Step.WE_CLOSE)
             self.session.put(Detach(self.handle, detach.closed, None))
         self.session.forget(self)
         error = detach.error if isinstance(detach.error, Error) else None
-        return LinkDetached(self, error) if known else None
+        return LinkDetached(self, error, bool(detach.closed)) if known else None
 
     def on_flow(self, flow: Flow) -> CreditChanged | None:
         raise NotImplementedError
 
 
 class Sender(Link):
-    """The sending end. `draining` asks for an answer: `drained()` once there is nothing more to send."""
+    """The sending end. `draining` asks for an answer: `drained()` once there is nothing more to send.
+
+    `queued` deliveries wait for the session's window; `credit` has been spent on them, `delivery_count` counts them
+    when they leave.
+    """
 
     def __init__(self, session: Session, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.draining = False
+        self.queued = 0
 
     def send(
         self, payload: bytes, tag: bytes, *, message_format: int = 0, settled: bool = False, context: Any = None
     ) -> int:
         """Put a message on the link, in as many frames as it takes; answers its delivery id.
 
-        Raises ValueError without credit: that is for the caller to have looked at.
+        Raises ValueError without credit, which a link that is gone never has: that is for the caller to have looked at.
         """
         if self.credit <= 0:
             raise ValueError(f"link {self.name!r} has no credit")
         if len(tag) > TAG_MOST:
             raise ValueError(f"a delivery tag has at most {TAG_MOST} bytes")
-        self.credit -= 1
-        self.delivery_count = (self.delivery_count + 1) & SERIAL
         session = self.session
         delivery_id = session.next_delivery_id()
+        head = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=False)
+        self.credit -= 1
         if not settled:
             session.sent[delivery_id] = Sent(self, delivery_id, context)
-        self._put_frames(payload, delivery_id, tag, message_format, settled)
-        return delivery_id
-
-    def _put_frames(self, payload: bytes, delivery_id: int, tag: bytes, message_format: int, settled: bool) -> None:
-        last = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=False)
-        room = self.session.connection.remote_max_frame_size - 8 - len(last)
+        room = session.connection.remote_max_frame_size - 8 - len(head)
         position = 0
         if len(payload) > room:
             more = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=True)
-            while len(payload) - position > room:
-                self.session.put_transfer(more + payload[position : position + room])
-                position += room
-        self.session.put_transfer(last + (payload[position:] if position else payload))
+            for position in range(room, len(payload), room):
+                session.put_transfer(self, more + payload[position - room : position], last=False)
+        session.put_transfer(self, head + (payload[position:] if position else payload), last=True)
+        return delivery_id
 
     def drained(self) -> None:
         """Give back the credit that a draining receiver has granted and there is nothing for."""
-        self.delivery_count = (self.delivery_count + self.credit) & SERIAL
-        self.credit = 0
-        self.draining = False
-        self.session.put_flow(self, drain=True)
+        if self.queued:
+            self.session.after_queued(self)
+        elif self.usable:
+            self.delivery_count = (self.delivery_count + self.credit) & SERIAL
+            self.credit = 0
+            self.draining = False
+            self.session.put_flow(self, drain=True)
+
+    def lose(self) -> None:
+        super().lose()
+        self.queued = 0
 
     def on_flow(self, flow: Flow) -> CreditChanged | None:
-        count = self.delivery_count if flow.delivery_count is None else flow.delivery_count
+        # A receiver that does not know our count yet counts from the beginning: ours is 0.
+        known = flow.delivery_count or 0
         if flow.link_credit is not None:
-            granted = (count + flow.link_credit - self.delivery_count) & SERIAL
+            ahead = (self.delivery_count + self.queued - known) & SERIAL
             # A receiver that knows of fewer deliveries than we have sent may have granted less than nothing.
-            self.credit = granted if granted < 0x80000000 else 0
+            self.credit = max(0, flow.link_credit - (ahead if ahead < SERIAL_HALF else 0))
         self.draining = bool(flow.drain)
         if flow.echo:
             self.session.put_flow(self)
@@ -171,23 +209,28 @@ class Receiver(Link):
         super().__init__(session, name, handle)
         self.max_message_size = 0
         self._partial: Delivery | None = None
-        self._chunks: list[bytes] = []
-        self._size = 0
+        self._chunks = bytearray()
 
     def accept(self, *, max_message_size: int | None = None, **terms: Any) -> None:
         self.max_message_size = max_message_size or 0
         super().accept(max_message_size=max_message_size, **terms)
 
+    def open(self, *, source: Any, target: Any, max_message_size: int | None = None, **terms: Any) -> None:
+        self.max_message_size = max_message_size or 0
+        super().open(source=source, target=target, max_message_size=max_message_size, **terms)
+
     def grant(self, credit: int) -> None:
         """Let the peer send until `credit` more deliveries have come."""
-        self.credit = credit
-        self.session.put_flow(self)
+        if self.usable:
+            self.credit = credit
+            self.session.put_flow(self)
 
     def drain(self) -> None:
         """Ask the peer to use up its credit now, or to give it back."""
-        self.session.put_flow(self, drain=True)
+        if self.usable:
+            self.session.put_flow(self, drain=True)
 
-    def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching:
+    def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching | None:
         if attach.initial_delivery_count is None and attach.source is not None:
             raise ProtocolError("a sender's attach has no initial-delivery-count", condition="amqp:invalid-field")
         self.delivery_count = attach.initial_delivery_count or 0
@@ -197,7 +240,7 @@ class Receiver(Link):
         """The sender tells how far it is: with drain, what it will not send is given back."""
         if flow.delivery_count is not None:
             advanced = (flow.delivery_count - self.delivery_count) & SERIAL
-            if advanced < 0x80000000:
+            if advanced < SERIAL_HALF:
                 self.delivery_count = flow.delivery_count
                 self.credit = max(0, self.credit - advanced)
         if flow.echo:
@@ -207,52 +250,67 @@ class Receiver(Link):
     def on_transfer(self, fields: transfer.Fields, buffer: bytes, end: int) -> Delivery | None:
         """One frame of a delivery; the delivery, once it is whole. Raises ProtocolError."""
         _, delivery_id, tag, message_format, settled, more, aborted, start = fields
+        if self._partial is not None or more or aborted:
+            return self._on_part(fields, buffer[start:end])
+        if delivery_id is None:
+            raise ProtocolError("a delivery begins without an id", condition="amqp:not-allowed")
+        if 0 < self.max_message_size < end - start:
+            self._too_large(delivery_id, end - start)
+            return None
+        self._count()
+        delivery = Delivery(self, delivery_id, tag or b"", message_format, settled, buffer[start:end])
+        if not settled:
+            self.session.received[delivery_id] = delivery
+        return delivery
+
+    def _on_part(self, fields: transfer.Fields, chunk: bytes) -> Delivery | None:
+        _, delivery_id, tag, message_format, settled, more, aborted, _ = fields
         delivery = self._partial
         if delivery is None:
             if delivery_id is None:
                 raise ProtocolError("a delivery begins without an id", condition="amqp:not-allowed")
-            delivery = Delivery(self, delivery_id, tag or b"", message_format, settled)
+            delivery = self._partial = Delivery(self, delivery_id, tag or b"", message_format, settled)
+            self._count()
         elif delivery_id is not None and delivery_id != delivery.id:
             raise ProtocolError("a delivery begins before the one before it has ended", condition="amqp:not-allowed")
+        delivery.settled = delivery.settled or settled
         if aborted:
             self._reset()
             return None
-        chunk = buffer[start:end]
-        if self._too_large(len(chunk)):
+        size = len(self._chunks) + len(chunk)
+        if 0 < self.max_message_size < size:
+            self._too_large(delivery.id, size)
             return None
+        self._chunks += chunk
         if more:
-            self._partial = delivery
-            self._chunks.append(chunk)
             return None
-        delivery.settled = delivery.settled or settled
-        delivery.payload = b"".join((*self._chunks, chunk)) if self._chunks else chunk
+        delivery.payload = bytes(self._chunks)
         self._reset()
-        self._arrived(delivery)
-        return delivery
-
-    def _arrived(self, delivery: Delivery) -> None:
-        self.delivery_count = (self.delivery_count + 1) & SERIAL
-        # A peer may overrun its credit (pyamqp does): that is no reason to lose a message.
-        self.credit = max(0, self.credit - 1)
         if not delivery.settled:
             self.session.received[delivery.id] = delivery
+        return delivery
 
-    def _too_large(self, size: int) -> bool:
-        self._size += size
-        if not self.max_message_size or self._size <= self.max_message_size:
-            return False
+    def _count(self) -> None:
+        """A delivery counts from its first frame on, whether it is completed or aborted."""
+        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        # A peer may overrun its credit (pyamqp does): that is no reason to lose a message.
+        if self.credit > 0:
+            self.credit -= 1
+
+    def _too_large(self, delivery_id: int, size: int) -> None:
         text = (
-            f"The received message (delivery-id:{self._partial.id if self._partial else 0}, size:{self._size} bytes) "
+            f"The received message (delivery-id:{delivery_id}, size:{size} bytes) "
             f"exceeds the limit ({self.max_message_size} bytes) currently allowed on the link."
         )
-        self._reset()
         self.close(Error("amqp:link:message-size-exceeded", text))
-        return True
+
+    def lose(self) -> None:
+        super().lose()
+        self._reset()
 
     def _reset(self) -> None:
         self._partial = None
-        self._chunks = []
-        self._size = 0
+        self._chunks = bytearray()
 
 
 def terminus_address(terminus: Any) -> str | None:

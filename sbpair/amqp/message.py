@@ -130,16 +130,17 @@ class Sections:
     def split(cls, payload: bytes) -> Sections:
         """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
         found = cls()
-        last = 0
+        last = body_start = body_end = 0
         for code, start, end in _walk(payload):
-            slot = _SLOTS[code]
-            if code == last and code in (DATA, SEQUENCE):
-                found.body += payload[start:end]
-            elif code <= last or (last >= DATA and code != FOOTER):
+            repeated = code == last and code in (DATA, SEQUENCE)
+            if not repeated and (code <= last or (last >= DATA and code != FOOTER)):
                 raise ProtocolError(f"section 0x{code:02x} of a message is out of its place")
+            if code in (DATA, SEQUENCE, VALUE):
+                body_start, body_end = body_start if repeated else start, end
             else:
-                setattr(found, slot, payload[start:end])
+                setattr(found, _SLOTS[code], payload[start:end])
             last = code
+        found.body = payload[body_start:body_end]
         return found
 
     def join(self) -> bytes:
@@ -199,9 +200,6 @@ _SLOTS = {
     MESSAGE_ANNOTATIONS: "message_annotations",
     PROPERTIES: "properties",
     APPLICATION_PROPERTIES: "application_properties",
-    DATA: "body",
-    SEQUENCE: "body",
-    VALUE: "body",
     FOOTER: "footer",
 }
 
@@ -241,10 +239,13 @@ def skip(buffer: bytes, position: int) -> int:
     return end
 
 
-def _skip(buffer: bytes, position: int) -> int:
+def _skip(buffer: bytes, position: int, depth: int = 0) -> int:
     code = buffer[position]
     while code == 0x00:
-        position = _skip(buffer, position + 1)
+        depth += 1
+        if depth > codec.DEPTH_MOST:
+            raise ProtocolError(f"AMQP values nest deeper than {codec.DEPTH_MOST}")
+        position = _skip(buffer, position + 1, depth)
         code = buffer[position]
     group = code >> 4
     if group >= 10:

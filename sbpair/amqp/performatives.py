@@ -10,15 +10,35 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
 
 from sbpair.amqp import codec
-from sbpair.amqp.types import Array, Described, Map, Symbol, Timestamp, UByte, UInt, ULong, UShort, Value
+from sbpair.amqp.types import (
+    Array,
+    Byte,
+    Described,
+    Int,
+    Integer,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    Value,
+    type_of,
+)
 from sbpair.errors import ProtocolError
 
 C = TypeVar("C", bound="Composite")
 
+_INTEGERS = (UByte, UShort, UInt, ULong, Byte, Short, Int, Long, Timestamp)
 _ACCEPTS: dict[type, tuple[type, ...]] = {
-    UByte: (int,), UShort: (int,), UInt: (int,), ULong: (int,), Timestamp: (int,), bool: (int,),
-    str: (str,), Symbol: (str,), bytes: (bytes,), Map: (Map,), Array: (Array, str, list),
+    **dict.fromkeys((UByte, UShort, UInt, ULong, Timestamp), _INTEGERS),
+    **dict.fromkeys((str, Symbol), (str, Symbol)),
+    bool: (bool,), bytes: (bytes,), Map: (Map,), Array: (Array, Symbol, str, list),
 }  # fmt: skip
+"""What a peer may send where a type is wanted: an integer of another width will do, if the value fits."""
 
 Int8: TypeAlias = Annotated[int | None, UByte]
 Int16: TypeAlias = Annotated[int | None, UShort]
@@ -72,14 +92,14 @@ class Composite:
 def _checked(cls: type[Composite], name: str, kind: type | None, value: Value) -> Value:
     if kind is None:
         return composite_of(value)
-    if not isinstance(value, _ACCEPTS[kind]):
+    if type_of(value) not in _ACCEPTS[kind]:
         raise ProtocolError(
             f"{cls.NAME}.{name} is of the wrong type: {type(value).__name__}", condition="amqp:invalid-field"
         )
     if kind is bool:
         return bool(value)
-    if isinstance(value, int) and value < 0 and kind is not Timestamp:
-        raise ProtocolError(f"{cls.NAME}.{name} is negative", condition="amqp:invalid-field")
+    if issubclass(kind, Integer) and not kind.LOW <= value <= kind.HIGH:
+        raise ProtocolError(f"{cls.NAME}.{name} does not fit its type", condition="amqp:invalid-field")
     return value
 
 
@@ -115,7 +135,7 @@ def _composite(code: int, name: str) -> Any:
 
 def composite_of(value: Value) -> Value:
     """The composite that a described list stands for; any other value as it is."""
-    if isinstance(value, Described) and isinstance(value.descriptor, (int, str)):
+    if isinstance(value, Described) and isinstance(value.descriptor, (ULong, Symbol)):
         cls = _BY_DESCRIPTOR.get(value.descriptor)
         if cls is not None:
             return cls.from_list(value.value)
@@ -272,6 +292,7 @@ class Close(Composite):
 class Received(Composite):
     section_number: Int32 = 0
     section_offset: Int64 = 0
+    MANDATORY: ClassVar = ("section_number", "section_offset")
 
 
 @_composite(0x24, "amqp:accepted:list")
@@ -335,6 +356,7 @@ class Target(Composite):
 @dataclass(slots=True)
 class SaslMechanisms(Composite):
     sasl_server_mechanisms: Symbols = None
+    MANDATORY: ClassVar = ("sasl_server_mechanisms",)
 
 
 @_composite(0x41, "amqp:sasl-init:list")
@@ -350,12 +372,14 @@ class SaslInit(Composite):
 @dataclass(slots=True)
 class SaslChallenge(Composite):
     challenge: Binary = None
+    MANDATORY: ClassVar = ("challenge",)
 
 
 @_composite(0x43, "amqp:sasl-response:list")
 @dataclass(slots=True)
 class SaslResponse(Composite):
     response: Binary = field(default=None, repr=False)
+    MANDATORY: ClassVar = ("response",)
 
 
 @_composite(0x44, "amqp:sasl-outcome:list")
@@ -365,3 +389,4 @@ class SaslOutcome(Composite):
 
     code: Int8 = 0
     additional_data: Binary = None
+    MANDATORY: ClassVar = ("code",)

@@ -32,6 +32,12 @@ class SaslClient:
         return SaslInit(self.mechanism, self.response, hostname)
 
 
+def offered(mechanisms: SaslMechanisms) -> tuple[str, ...]:
+    """The names in an offer: an array of symbols, or a single one."""
+    names = mechanisms.sasl_server_mechanisms
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
 @dataclass(frozen=True, slots=True)
 class SaslServer:
     """How a server decides: `check_plain(user, password)` answers for PLAIN, the others are let in."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import transfer
 from sbpair.amqp.endpoint import Endpoint, State, Step
-from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded
-from sbpair.amqp.link import SERIAL, Link, Receiver, Sender
+from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded, WindowOpened
+from sbpair.amqp.link import SERIAL, SERIAL_HALF, Link, Receiver, Sender
 from sbpair.amqp.performatives import Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
 from sbpair.errors import ProtocolError
 
@@ -41,7 +41,8 @@ class Session(Endpoint):
         self._next_incoming_id = 0
         self._incoming_window = WINDOW
         self._remote_window = 0
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[Sender, bytes | None, bool]] = deque()
+        self._said_goodbye = False
 
     # What the owner does.
 
@@ -50,10 +51,11 @@ class Session(Endpoint):
         self.put(Begin(self.remote_channel, self._next_outgoing_id, WINDOW, WINDOW, HANDLE_MAX))
 
     def end(self, error: Error | None = None) -> None:
+        """End the session, and every link in it."""
         if self.can_close:
             self.step(Step.WE_CLOSE)
-            self._waiting.clear()
-            self.put(End(error))
+            self._goodbye(End(error))
+            self._cut_links()
 
     def sender(self, name: str) -> Sender:
         link = Sender(self, name, self._free_handle())
@@ -77,16 +79,33 @@ class Session(Endpoint):
     def links(self) -> tuple[Link, ...]:
         return tuple(self._links.values())
 
+    @property
+    def room(self) -> int:
+        """How many more frames of transfers would leave at once; what is sent beyond that waits here, in memory."""
+        return self._remote_window - len(self._waiting)
+
     # What links do.
 
     def put(self, body: Composite) -> None:
-        self.connection.put(self.channel, body.encode())
+        # What its owner still says of a delivery that came just before the peer's end is for nobody.
+        if not self._said_goodbye:
+            self.connection.put(self.channel, body.encode())
 
-    def put_transfer(self, body: bytes) -> None:
+    def _goodbye(self, end: End) -> None:
+        self.put(end)
+        self._said_goodbye = True
+
+    def put_transfer(self, link: Sender, body: bytes, *, last: bool) -> None:
+        """Send one frame of a delivery, as soon as the window allows; `last` completes the delivery."""
         if self._remote_window > 0 and not self._waiting:
-            self._leave(body)
+            self._leave(link, body, last)
         else:
-            self._waiting.append(body)
+            self._waiting.append((link, body, last))
+            link.queued += last
+
+    def after_queued(self, link: Sender) -> None:
+        """Let the link say that it is drained when what it has sent before has left."""
+        self._waiting.append((link, None, False))
 
     def put_flow(self, link: Link | None = None, *, drain: bool = False, echo: bool = False) -> None:
         self._incoming_window = WINDOW
@@ -101,6 +120,10 @@ class Session(Endpoint):
         if link is not None:
             flow.handle, flow.delivery_count, flow.link_credit = link.handle, link.delivery_count, link.credit
             flow.available = 0
+            if isinstance(link, Sender):
+                flow.link_credit, flow.available = link.credit + link.queued, link.queued
+            elif link.state is State.OPEN_SENT:
+                flow.delivery_count = None
         self.put(flow)
 
     def next_delivery_id(self) -> int:
@@ -110,7 +133,12 @@ class Session(Endpoint):
 
     def forget(self, link: Link) -> None:
         """A closed link's deliveries can no longer be settled; its handle is free once both sides have closed."""
-        self.sent = {key: sent for key, sent in self.sent.items() if sent.link is not link}
+        link.lose()
+        if self._waiting:
+            self._waiting = deque(item for item in self._waiting if item[0] is not link)
+        link.abandoned += [sent for sent in self.sent.values() if sent.link is link]
+        if link.abandoned:
+            self.sent = {key: sent for key, sent in self.sent.items() if sent.link is not link}
         self.received = {key: got for key, got in self.received.items() if got.link is not link}
         if link.state is State.CLOSED:
             self._links.pop(link.handle, None)
@@ -119,20 +147,22 @@ class Session(Endpoint):
 
     # What the peer does.
 
-    def on_begin(self, begin: Begin) -> SessionBegun:
+    def on_begin(self, begin: Begin) -> SessionBegun | None:
         self._next_incoming_id = begin.next_outgoing_id or 0
         self._remote_window = begin.incoming_window or 0
         self.step(Step.THEY_OPEN)
-        return SessionBegun(self)
+        if self.state is State.OPEN_RECEIVED:
+            self.begin()
+        return SessionBegun(self) if self.state is State.OPEN else None
 
     def on_end(self, end: End) -> list[SessionEnded | LinkDetached]:
-        known = self.state is not State.CLOSE_SENT
         self.step(Step.THEY_CLOSE)
-        if self.state is State.CLOSE_RECEIVED:
-            self.step(Step.WE_CLOSE)
-            self.put(End())
+        if self.state is not State.CLOSE_RECEIVED:
+            return []
+        self.step(Step.WE_CLOSE)
+        self._goodbye(End())
         error = end.error if isinstance(end.error, Error) else None
-        return [SessionEnded(self, error)] if known else []
+        return [*(LinkDetached(link, error) for link in self._cut_links()), SessionEnded(self, error)]
 
     def on_attach(self, attach: Attach) -> Any:
         if attach.handle is None or attach.handle > HANDLE_MAX:
@@ -147,18 +177,18 @@ class Session(Endpoint):
         return link.on_attach(attach)
 
     def on_flow(self, flow: Flow) -> Any:
-        acknowledged = flow.next_incoming_id or 0
-        self._remote_window = min(
-            (acknowledged + (flow.incoming_window or 0) - self._next_outgoing_id) & SERIAL, 0x7FFFFFFF
-        )
-        while self._waiting and self._remote_window > 0:
-            self._leave(self._waiting.popleft())
+        # A peer that has not seen our begin counts from our first transfer: it has number 0.
+        in_flight = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & SERIAL
+        # A window that has shrunk may be less than what is already on its way.
+        self._remote_window = max(0, (flow.incoming_window or 0) - (in_flight if in_flight < SERIAL_HALF else 0))
+        self._flush()
         if flow.handle is None:
             if flow.echo:
                 self.put_flow()
-            return None
+            return WindowOpened(self)
         link = self._remote_links.get(flow.handle)
-        return link.on_flow(flow) if link is not None and link.state is State.OPEN else None
+        told = link.on_flow(flow) if link is not None and link.state is State.OPEN else None
+        return told or WindowOpened(self)
 
     def on_transfer(self, buffer: bytes, start: int, end: int) -> Delivery | None:
         fields = transfer.read(buffer, start, end)
@@ -195,10 +225,28 @@ class Session(Endpoint):
                 return link
         return None
 
-    def _leave(self, body: bytes) -> None:
+    def _flush(self) -> None:
+        while self._waiting:
+            link, body, last = self._waiting[0]
+            if body is not None and self._remote_window <= 0:
+                return
+            self._waiting.popleft()
+            if body is not None:
+                link.queued -= last
+                self._leave(link, body, last)
+            elif link.draining:
+                link.drained()
+
+    def _leave(self, link: Sender, body: bytes, last: bool) -> None:
         self._remote_window -= 1
         self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
+        if last:
+            link.delivery_count = (link.delivery_count + 1) & SERIAL
         self.connection.put(self.channel, body)
+
+    def _cut_links(self) -> list[Link]:
+        """Every link goes with its session; answers those for which that is news."""
+        return [link for link in self.links if link.cut()]
 
     def _free_handle(self) -> int:
         for handle in range(HANDLE_MAX + 1):
@@ -210,6 +258,8 @@ class Session(Endpoint):
 def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:
     """The ids from `first` to `last` (they may wrap) that are in `known`; the cost is never the width of the range."""
     width = (last - first) & SERIAL
+    if width >= SERIAL_HALF:
+        raise ProtocolError(f"a disposition ends at {last}, before its first {first}", condition="amqp:invalid-field")
     if width == 0:
         return [first] if first in known else []
     if width <= len(known):

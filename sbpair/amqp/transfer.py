@@ -6,22 +6,43 @@ Whatever is not as peers usually write it goes through `performatives.Transfer`:
 from __future__ import annotations
 
 import struct
+from itertools import product
 
 from sbpair.amqp.performatives import Transfer, decode_composite
 from sbpair.errors import ProtocolError
 
-_U32 = struct.Struct(">I")
-_REST_OFF = b"\x40\x40\x42\x42\x42"  # no settle mode, no state, not resumed, not aborted, not batchable
-_USUAL_RESTS = frozenset(
-    mode + b"\x40" + resume + aborted + batchable
-    for mode in (b"\x40", b"\x43", b"\x50\x00", b"\x50\x01")
-    for resume in (b"\x40", b"\x42")
-    for aborted in (b"\x40", b"\x42")
-    for batchable in (b"", b"\x40", b"\x41", b"\x42")
-) | {b""}
-
 Fields = tuple[int, int | None, bytes | None, int, bool, bool, bool, int]
 """(handle, delivery id, tag, message format, settled, more, aborted, where the payload starts)"""
+
+_U32 = struct.Struct(">I")
+_HEAD = struct.Struct(">4sBBBIBIBB")
+_START = b"\x00\x53\x14\xc0"
+_OFF = b"\x40\x40\x42\x42\x42"  # no settle mode, no state, not resumed, not aborted, not batchable
+_FLAGS = {
+    (False, False): b"\x42\x42" + _OFF,
+    (False, True): b"\x42\x41" + _OFF,
+    (True, False): b"\x41\x42" + _OFF,
+    (True, True): b"\x41\x41" + _OFF,
+}
+
+
+def _usual_tails() -> dict[bytes, tuple[int, bool, bool]]:
+    """How peers write what follows the message format when they ask for nothing special.
+
+    {bytes of the fields: (how many fields, settled, more)}, for peers with one-byte and with two-byte booleans.
+    """
+    tails = {}
+    for no, yes in ((b"\x42", b"\x41"), (b"\x56\x00", b"\x56\x01")):
+        off, flag = (b"\x40", no), (b"\x40", no, yes)
+        modes = (b"\x40", b"\x43", b"\x50\x00", b"\x50\x01")
+        fields = (flag, flag, modes, (b"\x40",), off, off, flag)
+        for number in range(2, 8):
+            for tail in product(*fields[:number]):
+                tails[b"".join(tail)] = (number, tail[0] == yes, tail[1] == yes)
+    return tails
+
+
+_TAILS = _usual_tails()
 
 
 def read(buffer: bytes, start: int, end: int) -> Fields:
@@ -34,28 +55,31 @@ def read(buffer: bytes, start: int, end: int) -> Fields:
 
 
 def _read_usual(buffer: bytes, start: int, end: int) -> Fields | None:
-    if buffer[start + 3] != 0xC0:
-        return None
+    """None where it is unusual. Nothing is called that need not be: each message comes through here."""
     stop = start + 5 + buffer[start + 4]
-    if buffer[start + 5] < 6 or stop > end:
+    if buffer[start + 3] != 0xC0 or stop > end:
         return None
     handle, position = _uint(buffer, start + 6)
-    delivery_id, position = _uint(buffer, position)
-    tag: bytes | None = None
-    if buffer[position] == 0xA0:
-        tag = buffer[position + 2 : position + 2 + buffer[position + 1]]
-        position += 2 + len(tag)
-    elif buffer[position] == 0x40:
+    delivery_id: int | None
+    if buffer[position] == 0x70:
+        delivery_id = _U32.unpack_from(buffer, position + 1)[0]
+        position += 5
+    else:
+        delivery_id, position = _uint(buffer, position)
+    if buffer[position] != 0xA0:
+        return None
+    position += 2
+    tag = buffer[position : position + buffer[position - 1]]
+    position += len(tag)
+    message_format: int | None = 0
+    if buffer[position] == 0x43:
         position += 1
     else:
+        message_format, position = _uint(buffer, position)
+    tail = _TAILS.get(buffer[position:stop])
+    if tail is None or handle is None or buffer[start + 5] != 4 + tail[0]:
         return None
-    message_format, position = _uint(buffer, position)
-    settled, more = buffer[position], buffer[position + 1]
-    if handle is None or settled not in (0x40, 0x41, 0x42) or more not in (0x40, 0x41, 0x42):
-        return None
-    if position + 2 > stop or buffer[position + 2 : stop] not in _USUAL_RESTS:
-        return None
-    return handle, delivery_id, tag, message_format or 0, settled == 0x41, more == 0x41, False, stop
+    return handle, delivery_id, tag, message_format or 0, tail[1], tail[2], False, stop
 
 
 def _uint(buffer: bytes, position: int) -> tuple[int | None, int]:
@@ -72,7 +96,7 @@ def _uint(buffer: bytes, position: int) -> tuple[int | None, int]:
 
 
 def _read_any(buffer: bytes, start: int, end: int) -> Fields:
-    transfer, stop = decode_composite(buffer[:end], start)
+    transfer, length = decode_composite(buffer[start:end])
     if not isinstance(transfer, Transfer) or transfer.handle is None:
         raise ProtocolError("a transfer cannot be read")
     return (
@@ -83,24 +107,14 @@ def _read_any(buffer: bytes, start: int, end: int) -> Fields:
         bool(transfer.settled),
         bool(transfer.more),
         bool(transfer.aborted),
-        stop,
+        start + length,
     )
 
 
 def write(handle: int, delivery_id: int, tag: bytes, message_format: int, *, settled: bool, more: bool) -> bytes:
     """A transfer's performative, all eleven fields of it."""
-    body = b"".join(
-        (
-            b"\x0b\x70",
-            _U32.pack(handle),
-            b"\x70",
-            _U32.pack(delivery_id),
-            bytes((0xA0, len(tag))),
-            tag,
-            b"\x70" + _U32.pack(message_format) if message_format else b"\x43",
-            b"\x41" if settled else b"\x42",
-            b"\x41" if more else b"\x42",
-            _REST_OFF,
-        )
-    )
-    return b"\x00\x53\x14\xc0" + bytes((len(body),)) + body
+    size = len(tag)
+    end = b"\x43" if message_format == 0 else b"\x70" + _U32.pack(message_format)
+    end += _FLAGS[settled, more]
+    head = _HEAD.pack(_START, 13 + size + len(end), 11, 0x70, handle, 0x70, delivery_id, 0xA0, size)
+    return head + tag + end
