@@ -1,3 +1,32 @@
-"""Azure Service Bus paired namespaces, for everyone who still needs them."""
+"""Azure Service Bus paired namespaces, for everyone who still needs them.
+
+The public names, imported when they are first used; there is no logic here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sbpair import errors
+    from sbpair.config import load_pair
+    from sbpair.model import Endpoint, Pair
 
 __version__ = "0.1.0"
+__all__ = ["Endpoint", "Pair", "__version__", "errors", "load_pair"]
+
+_HOMES = {"Endpoint": "sbpair.model", "Pair": "sbpair.model", "load_pair": "sbpair.config"}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("sbpair.errors")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

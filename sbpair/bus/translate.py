@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import aiohttp
 from azure.core import exceptions as azure
 
 from sbpair import errors
@@ -73,6 +74,11 @@ def of_azure(error: azure.AzureError, what: str, namespace: str) -> errors.Sbpai
         return errors.NotAuthenticated(
             f"cannot {what}: no identity is signed in that {namespace} would accept",
             hint="sign in (az login), or set a connection string: see sbpair provision --help",
+        )
+    if isinstance(error.__cause__, aiohttp.ClientSSLError):
+        return errors.Unreachable(
+            f"cannot {what}: {namespace} could not be reached over TLS, or its certificate is not trusted",
+            hint="give the certificates to trust as ca_file, or check whether the port speaks TLS at all",
         )
     return errors.Unreachable(f"cannot {what}: {namespace} cannot be reached", hint=_REACH_HINT)
 

@@ -1,0 +1,226 @@
+"""Profiles: which layer wins, where values came from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sbpair.config import Flags, Layer, Profile, Setting, load, load_pair, merged
+from sbpair.errors import MachineLacks, SbpairError, UsageError
+from sbpair.model import Identity, SasKey
+
+KEY = "c2VjcmV0a2V5"
+FILE = """
+[pairs.orders]
+backlog_queues = 4
+failover_interval = "90s"
+ping_interval = "PT1M"
+[pairs.orders.primary]
+namespace = "contoso"
+[pairs.orders.secondary]
+namespace = "contoso-dr.servicebus.windows.net"
+endpoint = "10.0.0.4:5671"
+ca_file = "/etc/ca.pem"
+"""
+
+
+def connection_string(host: str) -> str:
+    return f"Endpoint=sb://{host};SharedAccessKeyName=Root;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+
+
+EMULATORS = {
+    "SBPAIR_PRIMARY_CONNECTION_STRING": connection_string("127.0.0.1:5672"),
+    "SBPAIR_PRIMARY_NAME": "contoso",
+    "SBPAIR_SECONDARY_CONNECTION_STRING": connection_string("127.0.0.1:5673"),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def write(home: Path, text: str) -> Path:
+    path = home / ".config" / "sbpair" / "config.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def loaded(home: Path, flags: Flags | None = None, **environ: str) -> Profile:
+    return load(flags or Flags(), {"HOME": str(home), **environ})
+
+
+def refused(home: Path, text: str, flags: Flags | None = None, **environ: str) -> SbpairError:
+    write(home, text)
+    with pytest.raises(SbpairError) as caught:
+        loaded(home, flags, **environ)
+    assert KEY not in caught.value.message + caught.value.hint
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_pair_is_read_from_the_only_table_of_the_file(home: Path) -> None:
+    write(home, FILE)
+    pair = loaded(home).pair
+    assert (pair.name, pair.backlog_queues, pair.failover_interval, pair.ping_interval) == ("orders", 4, 90, 60)
+    assert (pair.primary.name, pair.primary.authority) == ("contoso", "contoso.servicebus.windows.net")
+    assert pair.primary.credential == Identity()
+    secondary = pair.secondary
+    assert (secondary.host, secondary.port, secondary.tls, secondary.ca_file) == ("10.0.0.4", 5671, True, "/etc/ca.pem")
+    assert secondary.authority == "contoso-dr.servicebus.windows.net"
+
+
+def test_the_environment_alone_makes_a_pair(home: Path) -> None:
+    pair = loaded(home, **EMULATORS).pair
+    assert (pair.name, pair.primary.name, pair.primary.port, pair.primary.tls) == ("default", "contoso", 5672, False)
+    assert isinstance(pair.secondary.credential, SasKey)
+
+
+def test_flags_win_over_the_environment_and_the_environment_over_the_file(home: Path) -> None:
+    write(home, FILE)
+    pair = loaded(home, Flags(backlog_queues=7, primary="fabrikam"), SBPAIR_SECONDARY_NAMESPACE="fabrikam-dr").pair
+    assert (pair.backlog_queues, pair.primary.name, pair.secondary.name) == (7, "fabrikam", "fabrikam-dr")
+
+
+def test_every_value_remembers_where_it_came_from(home: Path) -> None:
+    path = write(home, FILE)
+    sources = loaded(home, Flags(backlog_queues=7), SBPAIR_PRIMARY_NAME="other").sources
+    assert sources["backlog_queues"] == "--count"
+    assert sources["primary.name"] == "SBPAIR_PRIMARY_NAME"
+    assert sources["primary.address"] == f"{path} [pairs.orders.primary]"
+
+
+def test_a_layer_that_names_the_namespace_leaves_no_road_of_another_behind(home: Path) -> None:
+    write(home, FILE)
+    secondary = loaded(home, Flags(secondary="fabrikam-dr")).pair.secondary
+    assert (secondary.host, secondary.ca_file) == ("fabrikam-dr.servicebus.windows.net", None)
+
+
+def test_a_higher_layer_may_change_the_road_alone(home: Path) -> None:
+    write(home, FILE)
+    secondary = loaded(home, SBPAIR_SECONDARY_ENDPOINT="[::1]:9000").pair.secondary
+    assert (secondary.host, secondary.port, secondary.name) == ("::1", 9000, "contoso-dr")
+
+
+def test_merging_takes_the_first_that_says_something() -> None:
+    high: Layer = {"a": Setting(1, "high")}
+    low: Layer = {"a": Setting(2, "low"), "b": Setting(3, "low")}
+    assert merged(high, low) == {"a": Setting(1, "high"), "b": Setting(3, "low")}
+
+
+def test_a_connection_string_is_taken_from_the_variable_that_the_file_names(home: Path) -> None:
+    text = FILE.replace('namespace = "contoso"', 'connection_string_env = "ORDERS"\nname = "contoso"\ntls = true')
+    write(home, text)
+    primary = loaded(home, ORDERS=connection_string("127.0.0.1:5672")).pair.primary
+    assert (primary.authority, primary.tls, primary.credential) == ("127.0.0.1:5672", True, SasKey("Root", KEY))
+
+
+def test_one_of_several_pairs_is_chosen_by_flag_by_environment_or_not_at_all(home: Path) -> None:
+    two = FILE + FILE.replace("orders", "invoices")
+    write(home, two)
+    assert loaded(home, Flags(pair="invoices")).pair.name == "invoices"
+    assert loaded(home, SBPAIR_PAIR="orders").pair.name == "orders"
+    assert loaded(home, Flags(pair="invoices"), SBPAIR_PAIR="orders").pair.name == "invoices"
+    assert loaded(home, **EMULATORS).pair.name == "default"
+    assert "several pairs" in refused(home, two).message
+
+
+def test_the_file_is_found_by_flag_by_variable_and_at_its_usual_places(home: Path) -> None:
+    elsewhere = home / "x" / "sbpair" / "config.toml"
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.write_text(FILE)
+    assert loaded(home, Flags(config=elsewhere)).pair.name == "orders"
+    assert loaded(home, SBPAIR_CONFIG=str(elsewhere)).pair.name == "orders"
+    assert loaded(home, XDG_CONFIG_HOME=str(home / "x")).pair.name == "orders"
+    assert loaded(home, XDG_CONFIG_HOME="relative/is/ignored", **EMULATORS).pair.name == "default"
+
+
+def test_state_is_kept_apart_for_each_pair(home: Path) -> None:
+    write(home, FILE)
+    assert loaded(home).state_directory == home / ".local/state/sbpair/orders"
+    assert loaded(home, XDG_STATE_HOME="/var/x").state_directory == Path("/var/x/sbpair/orders")
+    assert loaded(home, Flags(state=Path("/here"))).state_directory == Path("/here")
+
+
+def test_the_library_finds_the_same_pair(home: Path) -> None:
+    write(home, FILE)
+    assert load_pair("orders", environ={"HOME": str(home)}) == loaded(home).pair
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ("pears = 1", "unknown key 'pears'", "did you mean pairs?"),
+        ("pairs = 1", "pairs is not a table", "[pairs.NAME]"),
+        ("[pairs]\norders = 1", "[pairs.orders] is not a table", "[table]"),
+        ("[pairs.orders", "is not TOML", "toml.io"),
+        (
+            FILE.replace("backlog_queues", "backlog_queue"),
+            "[pairs.orders]: unknown key 'backlog_queue'",
+            "backlog_queues?",
+        ),
+        (FILE.replace("ca_file", "cafile"), "[pairs.orders.secondary]: unknown key 'cafile'", "did you mean ca_file?"),
+        (FILE.replace("ca_file", "zzz"), "unknown key 'zzz'", "known here: name, namespace"),
+        (FILE.replace("= 4", '= "4"'), "backlog_queues must be a whole number", "correct"),
+        (FILE.replace("= 4", "= true"), "backlog_queues must be a whole number", "correct"),
+        (FILE.replace("= 4", "= 0"), "must be at least 1", "10 is the default"),
+        (FILE.replace('"90s"', '"soon"'), "'soon' is not a duration", "90s"),
+        (FILE.replace('"90s"', '"2h"'), "failover_interval is 7200 s", "60 s"),
+        (FILE.replace('"10.0.0.4:5671"', '"10.0.0.4"'), "is not host:port", "127.0.0.1:5672"),
+        (FILE.replace('"contoso"', '"con toso"'), "'con toso' is not a namespace", "write contoso"),
+        (FILE.replace('"contoso"', '"contoso-dr"'), "same namespace", "away together"),
+        (FILE.replace('namespace = "contoso"', 'connection_string_env = "NOPE"'), "has no NOPE", "export NOPE"),
+        (FILE.replace('namespace = "contoso"', f'connection_string = "{KEY}"'), "which is a secret", "export it"),
+        (FILE.replace('"contoso"', f'"{connection_string("a.b")}"'), "which is a secret", "connection_string_env"),
+        (FILE.replace('namespace = "contoso"', 'namespace = "a"\nconnection_string_env = "B"'), "has both", "keep one"),
+        (FILE.replace('namespace = "contoso"', 'name = "a"'), "has no primary namespace", "SBPAIR_PRIMARY_"),
+        (FILE.replace("pairs.orders", 'pairs."a/b"'), "'a/b' cannot be the name of a pair", "letters"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_what_to_do(home: Path, text: str, says: str, hint: str) -> None:
+    error = refused(home, text)
+    assert says in error.message
+    assert hint in error.hint
+    assert error.exit_code == 2
+
+
+def test_an_unknown_pair_is_refused_with_the_nearest_one(home: Path) -> None:
+    error = refused(home, FILE, Flags(pair="order"))
+    assert (error.message, error.hint) == ("--pair: there is no pair 'order'", "did you mean orders?")
+    assert "orders" in refused(home, FILE, Flags(pair="zzz")).hint
+
+
+def test_a_file_that_was_asked_for_must_be_there(home: Path) -> None:
+    with pytest.raises(UsageError, match="--config: there is no file"):
+        loaded(home, Flags(config=home / "none.toml"))
+
+
+def test_a_file_that_cannot_be_read_is_a_lack_of_this_machine(home: Path) -> None:
+    with pytest.raises(MachineLacks):
+        loaded(home, Flags(config=home))
+
+
+def test_a_malformed_connection_string_names_its_variable_and_not_its_text(home: Path) -> None:
+    error = refused(home, "", SBPAIR_PRIMARY_CONNECTION_STRING=f"SharedAccessKey={KEY}", SBPAIR_SECONDARY_NAMESPACE="b")
+    assert error.message.startswith("SBPAIR_PRIMARY_CONNECTION_STRING: ")
+
+
+def test_a_primary_at_an_address_must_be_given_its_name(home: Path) -> None:
+    environ = {key: value for key, value in EMULATORS.items() if key != "SBPAIR_PRIMARY_NAME"}
+    assert "SBPAIR_PRIMARY_NAME" in refused(home, "", **environ).hint
+
+
+def test_two_ways_to_sign_in_are_one_too_many(home: Path) -> None:
+    assert "has both" in refused(home, "", **EMULATORS, SBPAIR_PRIMARY_NAMESPACE="contoso").message
+
+
+def test_nothing_at_all_says_what_to_set(home: Path) -> None:
+    error = refused(home, "")
+    assert error.message == "pair 'default' has no primary namespace"
+    assert "SBPAIR_PRIMARY_CONNECTION_STRING" in error.hint
+
+
+def test_secrets_are_in_no_repr(home: Path) -> None:
+    assert KEY not in repr(loaded(home, **EMULATORS))
