@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from azure.core.credentials import AccessToken
 
+from sbpair.bus.translate import translated
 from sbpair.model import Credential, Identity, SasKey, SasToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from azure.core.credentials_async import AsyncTokenCredential
+
+    from sbpair.model import Pair
 
 # A ready-made signature cannot be renewed, so the SDK is told that it never needs to be: the service knows better.
 FAR_FUTURE = 2**40
@@ -58,3 +61,24 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
             yield identity
     else:
         raise TypeError("a shared access key goes into a connection string")
+
+
+@asynccontextmanager
+async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
+    """How an identity's tokens are had, (scope) -> (token, seconds since 1970); None where the pair needs no identity."""
+    identity = next((each for each in _credentials(pair) if isinstance(each, Identity)), None)
+    if identity is None:
+        yield None
+        return
+    async with token_credential(identity) as credential:
+
+        async def get(scope: str) -> tuple[str, float]:
+            with translated("sign in", pair.name):
+                token = await credential.get_token(scope)
+            return token.token, float(token.expires_on)
+
+        yield get
+
+
+def _credentials(pair: Pair) -> tuple[Credential, Credential]:
+    return pair.primary.credential, pair.secondary.credential

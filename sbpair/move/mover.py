@@ -2,8 +2,8 @@
 
 The law: a delivery is completed in the backlog only after the primary has accepted the message. Whatever happens before
 that, the message stays in the backlog; whatever happens after, it may be delivered again, and the journal knows it.
-Messages of one destination are sent one after the other, in backlog order, also across a retry; a destination that fails rests with
-what it has, and the others go on.
+Messages of one destination are sent one after the other, in backlog order, also across a retry; a destination that
+fails rests with what it has, and the others go on.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ result = await sbpair.syphon.run(pair, once=True)
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
     from sbpair.move.receipt import Receipt
-    from sbpair.wire.client import GetToken
+
+log = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 60.0
 """How often a watch without any backlog queue looks whether there is one now."""
@@ -49,46 +51,56 @@ async def run(
     pair: Pair,
     *,
     once: bool,
-    control: QueueControl | None = None,
     stop: asyncio.Event | None = None,
     on_event: Callable[[SyphonEvent], None] = lambda _event: None,
     hold: int = 1_000,
-    get_token: GetToken | None = None,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
-    With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set. `control`
-    is the secondary's management side: without it, or without the Manage claim, the queues are 0 to the pair's count,
-    and emptiness is judged by waiting. Raises only what is wrong before anything was received.
+    With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
+    Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold` messages
+    are held for destinations that take nothing for now. Raises only what is wrong before anything was received.
     """
     started = time.monotonic()
     stop = stop or asyncio.Event()
     setting = Setting(namespace=pair.secondary.name, on_event=on_event, hold=hold)
-    plan = Plan(pair, once, setting, stop, get_token=get_token)
-    queues = await _queues(plan, control)
-    while not queues and not once and not stop.is_set():
-        await _wait(stop, LOOK_AGAIN_SECONDS)
-        queues = await _queues(plan, control)
-    lanes = [Lane(queue, plan) for queue in queues]
-    async with asyncio.TaskGroup() as tasks:
-        watcher = tasks.create_task(_interrupt(stop, lanes), name="watch for the stop")
-        await asyncio.gather(*(tasks.create_task(lane.run(), name=f"lane {lane.queue}") for lane in lanes))
-        watcher.cancel()
+    # The SDK takes half a second to load: a wrong option should not have to wait for it.
+    from sbpair.bus.atom import open_queues
+    from sbpair.bus.credentials import token_getter
+
+    async with open_queues(pair.secondary) as control, token_getter(pair) as get_token:
+        plan = Plan(pair, once, setting, stop, get_token=get_token)
+        lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
+        await _run_all(lanes, stop)
     failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None)
     return Result(setting.tally.receipt(), failures, time.monotonic() - started, stop.is_set())
 
 
-async def _queues(plan: Plan, control: QueueControl | None) -> list[str]:
+async def _run_all(lanes: list[Lane], stop: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        watcher = tasks.create_task(_interrupt(stop, lanes), name="watch for the stop")
+        await asyncio.gather(*(tasks.create_task(lane.run(), name=f"lane {lane.queue}") for lane in lanes))
+        watcher.cancel()
+
+
+async def _queues_to_empty(plan: Plan, control: QueueControl) -> list[str]:
+    queues = await _queues(plan, control)
+    while not queues and not plan.once and not plan.stop.is_set():
+        await _wait(plan.stop, LOOK_AGAIN_SECONDS)
+        queues = await _queues(plan, control)
+    return queues
+
+
+async def _queues(plan: Plan, control: QueueControl) -> list[str]:
     """Every queue under the prefix where that may be asked, a stranded one too; else 0 to the count."""
     pair = plan.pair
     wanted = [backlog.queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
     found = None
-    if control is not None:
-        try:
-            found = [state.spec.path for state in await control.list_under(backlog.prefix(pair.primary.name))]
-            plan.count = _counter(control)
-        except NotAuthorized:
-            pass
+    try:
+        found = [state.spec.path for state in await control.list_under(backlog.prefix(pair.primary.name))]
+        plan.count = _counter(control)
+    except NotAuthorized:
+        log.info("no Manage claim on %s: taking queues 0 to %d", pair.secondary.name, pair.backlog_queues - 1)
     queues = wanted if found is None else sorted(found, key=lambda path: _order(pair.primary.name, path))
     known = {path.lower() for path in wanted}
     stranded = tuple(path for path in queues if path.lower() not in known)

@@ -50,8 +50,8 @@ Count = Callable[[str], Awaitable[int]]
 class Plan:
     """What the lanes of a run have in common.
 
-    `count` answers how many messages a queue holds, locked ones included; None where that may not be asked. `started_ms`
-    is when the run began, in ms since 1970.
+    `count` answers how many messages a queue holds, locked ones included; None where that may not be asked.
+    `started_ms` is when the run began, in ms since 1970.
     """
 
     pair: Pair

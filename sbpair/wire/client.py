@@ -126,7 +126,11 @@ class Wire:
             await self._cbs.open()
         answer = await self._cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
         if answer.status not in (200, 202):
-            raise status_error(answer.status, answer.description, f"signing in to {self._endpoint.authority}")
+            raise status_error(
+                answer.status,
+                answer.description,
+                f"signing in to {self._endpoint.authority} for {_entity_of(audience)!r}",
+            )
         life = token.expires_at - self._now()
         self._claims[audience] = (self._now() + max(life * (1 - RENEW_LEFT), RENEW_AT_LEAST_SECONDS), token)
         self._claimed.set()
@@ -176,6 +180,10 @@ async def connect(
 def _expect(answer: Response, doing: str, *statuses: int) -> None:
     if answer.status not in statuses:
         raise status_error(answer.status, answer.description, doing, answer.condition)
+
+
+def _entity_of(audience: str) -> str:
+    return audience.split("/", 3)[3]
 
 
 def lock_token(tag: bytes) -> uuid.UUID:

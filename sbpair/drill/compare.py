@@ -1,0 +1,98 @@
+"""Whether a message came back as it was sent: what a move keeps, held against what arrived. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sbpair.amqp import types
+from sbpair.amqp.message import Properties, Sections
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.amqp.message import Header
+    from sbpair.drill.corpus import Original
+
+TICKS_PER_MS = 10_000
+HEADER_TTL_MOST_MS = 0xFFFFFFFF
+
+_ABSENT = {None, False}
+
+
+def differences(original: Original, payload: bytes) -> list[str]:
+    """What is not as it was sent; [] for a message that is whole. One line each."""
+    try:
+        got = Sections.split(payload)
+        return [line for check in _CHECKS for line in check(original, got)]
+    except ProtocolError as error:
+        return [f"it cannot be read: {error.message}"]
+
+
+def _body(original: Original, got: Sections) -> list[str]:
+    return [] if got.body == original.sections.body else ["the body's bytes are others"]
+
+
+def _footer(original: Original, got: Sections) -> list[str]:
+    return [] if got.footer == original.sections.footer else ["the footer's bytes are others"]
+
+
+def _application_properties(original: Original, got: Sections) -> list[str]:
+    if got.application_properties == original.sections.application_properties:
+        return []
+    return ["the application properties' bytes are others"]
+
+
+def _properties(original: Original, got: Sections) -> list[str]:
+    if not _is_long(original):
+        same = got.properties == original.sections.properties
+        return [] if same else ["the properties' bytes are others"]
+    had, has = original.sections.read_properties(), got.read_properties()
+    lines = [
+        f"the property {name} is another"
+        for name, _, _ in Properties.TYPES
+        if name not in ("absolute_expiry_time", "creation_time")
+        and not types.same(getattr(had, name), getattr(has, name))
+    ]
+    life = (has.absolute_expiry_time or 0) - (has.creation_time or 0)
+    if life != _ttl_ms(original):
+        lines.append(f"absolute-expiry-time less creation-time is {life} ms and not {_ttl_ms(original)}")
+    return lines
+
+
+def _header(original: Original, got: Sections) -> list[str]:
+    had, has = original.sections.read_header(), got.read_header()
+    lines = [f"the header's {name} is another" for name in ("durable", "priority") if _other(had, has, name)]
+    ttl = _ttl_ms(original)
+    wanted = None if ttl is None else min(ttl, HEADER_TTL_MOST_MS)
+    if has.ttl != wanted and not (wanted is None and has.ttl == HEADER_TTL_MOST_MS):
+        lines.append(f"the time to live is {has.ttl} ms and not {wanted}")
+    if has.delivery_count not in _ABSENT:
+        lines.append(f"the delivery count is {has.delivery_count}")
+    return lines
+
+
+def _annotations(original: Original, got: Sections) -> list[str]:
+    had, has = original.sections.read_message_annotations(), got.read_message_annotations()
+    lines = [f"the annotation {key} is another" for key in had if not types.same(had[key], has.get(key))]
+    schedule = has.get("x-opt-scheduled-enqueue-time")
+    if schedule != original.scheduled_at:
+        lines.append(f"the schedule is {schedule} and not {original.scheduled_at}")
+    return lines
+
+
+def _ttl_ms(original: Original) -> int | None:
+    return None if original.ttl_ticks is None else original.ttl_ticks // TICKS_PER_MS
+
+
+def _is_long(original: Original) -> bool:
+    return (_ttl_ms(original) or 0) > HEADER_TTL_MOST_MS
+
+
+def _other(had: Header, has: Header, name: str) -> bool:
+    left: Any = getattr(had, name)
+    right: Any = getattr(has, name)
+    # The service may write a default out: a durable of false, a priority of 4.
+    defaults = {"durable": (None, False), "priority": (None, 4)}[name]
+    return not (left == right or (left in defaults and right in defaults))
+
+
+_CHECKS = (_body, _footer, _application_properties, _properties, _header, _annotations)

@@ -1,0 +1,93 @@
+"""The emulator of a drill: a process of its own, on free ports, gone when the drill is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.request
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from sbpair.errors import MachineLacks
+from sbpair.model import Pair, endpoint_from_connection_string
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sbpair.model import Endpoint
+
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+@asynccontextmanager
+async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
+    """A pair of namespaces that nobody else uses. Raises MachineLacks where the emulator does not start."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sbpair", "emulator", "--output", "json"),
+        *("--namespace", f"{PRIMARY}=0", "--namespace", f"{SECONDARY}=0"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # A Ctrl-C is for the drill, which then stops its emulator itself.
+        start_new_session=True,
+    )
+    try:
+        primary, secondary = await _ready(process)
+        yield Pair("drill", primary, secondary, backlog_queues=backlog_queues)
+    finally:
+        await _stop(process)
+
+
+async def advance_clock(endpoint: Endpoint, ms: int) -> None:
+    """Put the emulator's clock forward."""
+    request = urllib.request.Request(
+        f"http://{endpoint.authority}/$control/clock",
+        data=json.dumps({"advance_ms": ms}).encode(),
+        headers={"Content-Type": "application/json"},
+        method="POST",
+    )
+
+    def ask() -> None:
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:  # noqa: S310
+            answer.read()
+
+    await asyncio.to_thread(ask)
+
+
+async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoint]:
+    assert process.stdout is not None  # noqa: S101  it was asked for
+    line = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_SECONDS):
+            line = await process.stdout.readline()
+    if not line.strip():
+        raise MachineLacks(
+            f"the emulator did not start{await _last_words(process)}", hint="try 'sbpair emulator' to see why"
+        )
+    found = {
+        entry["name"]: endpoint_from_connection_string(entry["connection_string"], name=entry["name"])
+        for entry in json.loads(line)["namespaces"]
+    }
+    return found[PRIMARY], found[SECONDARY]
+
+
+async def _last_words(process: asyncio.subprocess.Process) -> str:
+    if process.returncode is None and process.stdout is not None and not process.stdout.at_eof():
+        return f" within {START_SECONDS:g} s"
+    assert process.stderr is not None  # noqa: S101  it was asked for
+    said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+    return f": {said[0]}" if said else ""
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.communicate()
