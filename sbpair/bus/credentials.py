@@ -65,7 +65,7 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
 
 @asynccontextmanager
 async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
-    """How an identity's tokens are had, (scope) -> (token, seconds since 1970); None where the pair needs no identity."""
+    """How an identity's tokens are had, (scope) -> (token, seconds since 1970); None where none is needed."""
     identity = next((each for each in _credentials(pair) if isinstance(each, Identity)), None)
     if identity is None:
         yield None
