@@ -1,0 +1,56 @@
+"""A namespace on a clock that stands still, and a way to put numbered messages into its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator import timespan
+from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.message import Message
+from sbpair.emulator.namespace import Namespace
+from sbpair.emulator.queue import Queue
+
+MakeQueue = Callable[..., Queue]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def namespace(clock: ManualClock) -> Namespace:
+    return Namespace("contoso", clock)
+
+
+@pytest.fixture
+def queue(make_queue: MakeQueue) -> Queue:
+    return make_queue()
+
+
+@pytest.fixture
+def make_queue(namespace: Namespace) -> MakeQueue:
+    """Makes `orders`; durations are given as text."""
+
+    def make(path: str = "orders", **fields: object) -> Queue:
+        read = {name: timespan.parse(value) if str(value).startswith("P") else value for name, value in fields.items()}
+        return namespace.create_queue(path, replace(QueueDescription(), **read))
+
+    return make
+
+
+@pytest.fixture
+def put(queue: Queue) -> Callable[..., list[Message]]:
+    """Sends `count` messages of 100 bytes to the queue."""
+
+    def send(count: int = 1, to: Queue = queue, **fields: object) -> list[Message]:
+        messages = [Message(Sections(), 100, **fields) for _ in range(count)]
+        to.send(messages)
+        return messages
+
+    return send

@@ -1,0 +1,128 @@
+"""A queue's description: defaults, limits, what an update may change."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.emulator.description import (
+    ELEMENTS,
+    SETTABLE,
+    QueueDescription,
+    check_order,
+    check_path,
+    from_elements,
+    show_value,
+)
+from sbpair.emulator.errors import ArgumentInvalid
+
+FOR_EVER = "P10675199DT2H48M5.4775807S"
+
+
+def read(existing=None, **values) -> QueueDescription:
+    return from_elements(values, (), existing)
+
+
+def test_what_is_left_out_is_the_services_default() -> None:
+    shown = {name: show_value(read(), name) for name in SETTABLE}
+    assert shown == {
+        "LockDuration": "PT1M",
+        "MaxSizeInMegabytes": "1024",
+        "RequiresDuplicateDetection": "false",
+        "RequiresSession": "false",
+        "DefaultMessageTimeToLive": FOR_EVER,
+        "DeadLetteringOnMessageExpiration": "false",
+        "DuplicateDetectionHistoryTimeWindow": "PT10M",
+        "MaxDeliveryCount": "10",
+        "EnableBatchedOperations": "true",
+        "Status": "Active",
+        "ForwardTo": None,
+        "UserMetadata": None,
+        "AutoDeleteOnIdle": FOR_EVER,
+        "EnablePartitioning": "false",
+        "ForwardDeadLetteredMessagesTo": None,
+        "EnableExpress": "false",
+        "MaxMessageSizeInKilobytes": "256",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("LockDuration", "PT300S", "PT5M"),
+        ("MaxSizeInMegabytes", "5120", "5120"),
+        ("MaxDeliveryCount", "2147483647", "2147483647"),
+        ("DefaultMessageTimeToLive", "P14D", "P14D"),
+        ("AutoDeleteOnIdle", "PT5M", "PT5M"),
+        ("DuplicateDetectionHistoryTimeWindow", "PT20S", "PT20S"),
+        ("EnableBatchedOperations", "0", "false"),
+        ("RequiresSession", "TRUE", "true"),
+        ("UserMetadata", " kept as it is ", " kept as it is "),
+        ("Status", "SendDisabled", "SendDisabled"),
+    ],
+)
+def test_a_value_is_given_back_as_the_service_writes_it(name, text, shown) -> None:
+    assert show_value(read(**{name: text}), name) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("LockDuration", "PT5M0.0000001S"),
+        ("LockDuration", "PT0S"),
+        ("LockDuration", "soon"),
+        ("MaxSizeInMegabytes", "0"),
+        ("MaxSizeInMegabytes", "1500"),
+        ("MaxSizeInMegabytes", "81920"),
+        ("MaxSizeInMegabytes", "9" * 5000),
+        ("MaxDeliveryCount", "0"),
+        ("MaxDeliveryCount", "2147483648"),
+        ("DefaultMessageTimeToLive", "P10675199DT2H48M5.477581S"),
+        ("DefaultMessageTimeToLive", "-P1D"),
+        ("AutoDeleteOnIdle", "PT4M59S"),
+        ("DuplicateDetectionHistoryTimeWindow", "PT19S"),
+        ("DuplicateDetectionHistoryTimeWindow", "P7DT1S"),
+        ("RequiresSession", "yes"),
+        ("Status", "Deleting"),
+        ("Status", ""),
+        ("UserMetadata", "x" * 1025),
+        ("MaxMessageSizeInKilobytes", "1024"),
+    ],
+)
+def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> None:
+    with pytest.raises(ArgumentInvalid, match=name) as refused:
+        read(**{name: text})
+    assert (refused.value.status, refused.value.sub_code) == (400, 40000)
+    assert len(refused.value.message) < 300
+
+
+@pytest.mark.parametrize("name", ["RequiresSession", "RequiresDuplicateDetection", "EnablePartitioning"])
+def test_what_was_chosen_at_creation_cannot_change(name) -> None:
+    existing = read(**{name: "true"})
+    assert read(existing, MaxDeliveryCount="3").max_delivery_count == 3
+    assert show_value(read(existing), name) == "true"
+    with pytest.raises(ArgumentInvalid, match=name):
+        read(existing, **{name: "false"})
+
+
+def test_a_partitioned_queue_reads_back_sixteen_times_its_size() -> None:
+    assert show_value(read(EnablePartitioning="true", MaxSizeInMegabytes="5120"), "MaxSizeInMegabytes") == "81920"
+
+
+def test_elements_come_in_the_services_order() -> None:
+    check_order(list(ELEMENTS))
+    check_order([])
+    check_order(["Status", "AutoDeleteOnIdle", "ForwardTo", "UserMetadata"])
+    for wrong in (["MaxSizeInMegabytes", "LockDuration"], ["LockDuration", "LockDuration"], ["LockDuratoin"]):
+        with pytest.raises(ArgumentInvalid, match="element"):
+            check_order(wrong)
+
+
+@pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])
+def test_paths_that_an_entity_can_have(path) -> None:
+    check_path(path)
+
+
+@pytest.mark.parametrize("path", ["", "/orders", "a//b", "a/", "contoso~x/0", "größe", "a b", "$cbs", "x" * 261, "a\n"])
+def test_paths_that_no_entity_can_have(path) -> None:
+    with pytest.raises(ArgumentInvalid):
+        check_path(path)

@@ -1,0 +1,468 @@
+"""The queue engine, step by step, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator.clock import NEVER, ManualClock
+from sbpair.emulator.errors import (
+    ArgumentInvalid,
+    EntityDisabled,
+    EntityNotFound,
+    MessageLockLost,
+    MessageNotFound,
+    MessageTooLarge,
+    NotAllowed,
+    QuotaExceeded,
+)
+from sbpair.emulator.message import ACTIVE, DEFERRED, SCHEDULED, Message
+from sbpair.emulator.namespace import Namespace
+from sbpair.emulator.queue import Counts, Queue
+
+MINUTE = 60_000
+
+
+class Taker:
+    """A consumer that takes up to `credit` messages whenever it is woken."""
+
+    def __init__(self, queue: Queue, credit: int) -> None:
+        self.queue = queue
+        self.credit = credit
+        self.got: list[int] = []
+
+    def wake(self) -> None:
+        taken = self.queue.messages.receive(self.credit, self)
+        self.credit -= len(taken)
+        self.got += numbers(taken)
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    return [message.sequence_number for message in messages]
+
+
+def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
+    """Moves the clock and lets the agenda run, as the server's timer does."""
+    clock.advance(ms)
+    namespace.agenda.advance(clock.now_ms())
+
+
+def test_messages_are_numbered_from_one_and_come_out_in_order(queue, put, clock) -> None:
+    put(3)
+    taken = queue.messages.receive(2)
+    assert numbers(taken) == [1, 2]
+    assert numbers(queue.messages.receive(10)) == [3]
+    assert taken[0].enqueued_at_ms == clock.now_ms()
+    assert taken[0].locked_until_ms == clock.now_ms() + MINUTE
+    assert taken[0].delivery_count == 0
+
+
+def test_a_locked_message_is_not_given_out_twice(queue, put) -> None:
+    put()
+    assert len(queue.messages.receive(1)) == 1
+    assert queue.messages.receive(1) == []
+    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=0)
+
+
+def test_a_completed_message_is_gone_and_its_token_is_worthless(queue, put) -> None:
+    put()
+    token = queue.messages.receive(1)[0].lock_token
+    queue.messages.complete(token)
+    assert queue.counts().total == 0
+    assert queue.size_bytes == 0
+    with pytest.raises(MessageLockLost):
+        queue.messages.complete(token)
+
+
+def test_an_abandoned_message_comes_back_to_its_place_counted(queue, put) -> None:
+    put(3)
+    first, second = queue.messages.receive(2)
+    queue.messages.abandon(second.lock_token)
+    queue.messages.abandon(first.lock_token)
+    taken = queue.messages.receive(3)
+    assert [(message.sequence_number, message.delivery_count) for message in taken] == [(1, 1), (2, 1), (3, 0)]
+
+
+def test_a_released_message_comes_back_uncounted(queue, put) -> None:
+    put(2)
+    queue.messages.release(queue.messages.receive(1)[0].lock_token)
+    again = queue.messages.receive(1)[0]
+    assert (again.sequence_number, again.delivery_count) == (1, 0)
+
+
+def test_the_last_delivery_that_fails_sends_the_message_to_the_dead_letters(make_queue, put) -> None:
+    queue = make_queue("strict", max_delivery_count=2)
+    put(to=queue)
+    queue.messages.abandon(queue.messages.receive(1)[0].lock_token)
+    assert len(queue.dead_letters) == 0
+    queue.messages.abandon(queue.messages.receive(1)[0].lock_token)
+    dead = queue.dead_letters.receive(1)[0]
+    assert dead.dead_letter.reason == "MaxDeliveryCountExceeded"
+    assert dead.dead_letter.source == "strict"
+    assert (dead.sequence_number, dead.delivery_count) == (1, 2)
+    assert queue.messages.receive(1) == []
+
+
+def test_a_lock_that_runs_out_is_a_failed_delivery(namespace, queue, put, clock) -> None:
+    put(2)
+    lost = queue.messages.receive(1)[0].lock_token
+    let_pass(namespace, clock, MINUTE)
+    with pytest.raises(MessageLockLost):
+        queue.messages.complete(lost)
+    taken = queue.messages.receive(2)
+    assert [(message.sequence_number, message.delivery_count) for message in taken] == [(1, 1), (2, 0)]
+
+
+def test_a_lock_has_run_out_even_where_no_timer_ran(queue, put, clock) -> None:
+    put()
+    token = queue.messages.receive(1)[0].lock_token
+    clock.advance(MINUTE)
+    with pytest.raises(MessageLockLost):
+        queue.messages.complete(token)
+    assert numbers(queue.messages.receive(1)) == [1]
+
+
+def test_an_old_token_does_not_settle_the_next_delivery(queue, put) -> None:
+    put()
+    old = queue.messages.receive(1)[0].lock_token
+    queue.messages.abandon(old)
+    new = queue.messages.receive(1)[0].lock_token
+    with pytest.raises(MessageLockLost):
+        queue.messages.complete(old)
+    queue.messages.complete(new)
+
+
+def test_a_renewed_lock_lasts_a_whole_lock_duration_from_then(queue, put, clock) -> None:
+    put()
+    token = queue.messages.receive(1)[0].lock_token
+    clock.advance(MINUTE - 1)
+    assert queue.messages.renew(token).locked_until_ms == clock.now_ms() + MINUTE
+    clock.advance(MINUTE - 1)
+    queue.messages.complete(token)
+    with pytest.raises(MessageLockLost):
+        queue.messages.renew(token)
+
+
+def test_the_lock_renewed_last_runs_out_last(namespace, queue, put, clock) -> None:
+    put(2)
+    first, second = queue.messages.receive(2)
+    clock.advance(MINUTE // 2)
+    queue.messages.renew(first.lock_token)
+    let_pass(namespace, clock, MINUTE // 2)
+    assert numbers(queue.messages.receive(2)) == [2]
+    queue.messages.complete(first.lock_token)
+    assert second.delivery_count == 1
+
+
+def test_a_shorter_lock_duration_counts_for_new_locks_only(namespace, make_queue, put, clock) -> None:
+    queue = make_queue("changing", lock_duration="PT5M")
+    put(2, to=queue)
+    queue.messages.receive(1)
+    queue.update(type(queue.description)())
+    queue.messages.receive(1)
+    assert queue.messages.next_deadline_ms() == clock.now_ms() + MINUTE
+    let_pass(namespace, clock, MINUTE)
+    assert numbers(queue.messages.receive(2)) == [2]
+    let_pass(namespace, clock, 4 * MINUTE)
+    assert numbers(queue.messages.receive(2)) == [1, 2]
+
+
+def test_tokens_look_like_random_guids_and_never_repeat(queue, put) -> None:
+    put(50)
+    tokens = queue.messages.receive(50)
+    assert len({message.lock_token for message in tokens}) == 50
+    assert {message.lock_uuid.version for message in tokens} == {4}
+    assert tokens[0].lock_uuid.bytes_le == tokens[0].lock_token
+
+
+def test_dead_lettering_keeps_the_reason_the_number_and_the_size(queue, put) -> None:
+    put(2)
+    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "Bad", "no destination")
+    assert queue.counts() == Counts(active=1, dead_letter=1, scheduled=0)
+    assert queue.size_bytes == 200
+    dead = queue.dead_letters.peek(0, 10)[0]
+    assert dead.dead_letter == ("Bad", "no destination", "orders")
+    assert dead.sequence_number == 1
+
+
+def test_dead_letters_neither_expire_nor_die_again(make_queue, put, clock) -> None:
+    queue = make_queue("q", max_delivery_count=1, default_message_time_to_live="PT2M")
+    put(to=queue)
+    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
+    clock.advance(1_000 * MINUTE)
+    for _ in range(3):
+        queue.dead_letters.abandon(queue.dead_letters.receive(1)[0].lock_token)
+    token = queue.dead_letters.receive(1)[0].lock_token
+    with pytest.raises(NotAllowed):
+        queue.dead_letters.dead_letter(token)
+    queue.dead_letters.complete(token)
+    assert queue.counts().total == 0
+
+
+def test_dead_letters_come_out_by_number_however_they_came_in(queue, put) -> None:
+    put(3)
+    for message in reversed(queue.messages.receive(3)):
+        queue.messages.dead_letter(message.lock_token)
+    assert numbers(queue.dead_letters.peek(0, 9)) == [1, 2, 3]
+    assert numbers(queue.dead_letters.receive(9)) == [1, 2, 3]
+
+
+def test_an_expired_message_is_dropped_by_default(namespace, queue, put, clock) -> None:
+    put(ttl_ms=1_000)
+    put()
+    let_pass(namespace, clock, 1_000)
+    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=0)
+    assert numbers(queue.messages.receive(9)) == [2]
+
+
+def test_an_expired_message_is_dead_lettered_where_the_description_says_so(namespace, make_queue, put, clock) -> None:
+    queue = make_queue("q", dead_lettering_on_message_expiration=True)
+    put(to=queue, ttl_ms=1_000)
+    let_pass(namespace, clock, 999)
+    assert queue.counts().dead_letter == 0
+    let_pass(namespace, clock, 1)
+    assert queue.dead_letters.peek(0, 1)[0].dead_letter.reason == "TTLExpiredException"
+
+
+def test_the_queue_limits_how_long_a_message_lives(make_queue, put, clock) -> None:
+    queue = make_queue("q", default_message_time_to_live="PT10S")
+    shorter, none, longer = put(to=queue, ttl_ms=5_000)[0], put(to=queue)[0], put(to=queue, ttl_ms=MINUTE)[0]
+    at = clock.now_ms()
+    assert [each.expires_at_ms - at for each in (shorter, none, longer)] == [5_000, 10_000, 10_000]
+
+
+def test_a_message_without_a_time_to_live_never_expires(put) -> None:
+    assert put()[0].expires_at_ms == NEVER
+
+
+def test_an_expired_message_stays_its_receivers_while_it_is_locked(make_queue, put, clock) -> None:
+    queue = make_queue("q", dead_lettering_on_message_expiration=True)
+    put(2, to=queue, ttl_ms=1_000)
+    first, second = queue.messages.receive(2)
+    clock.advance(5_000)
+    queue.messages.complete(first.lock_token)
+    queue.messages.release(second.lock_token)
+    assert queue.messages.receive(9) == []
+    assert numbers(queue.dead_letters.receive(9)) == [2]
+
+
+def test_a_scheduled_message_waits_and_then_joins_the_end_under_a_new_number(namespace, queue, put, clock) -> None:
+    at = clock.now_ms() + MINUTE
+    assert queue.schedule([Message(Sections(), 100, scheduled_at_ms=at)]) == [1]
+    put()
+    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=1)
+    assert [message.reported_state for message in queue.messages.peek(0, 9)] == [SCHEDULED, ACTIVE]
+    let_pass(namespace, clock, MINUTE)
+    taken = queue.messages.receive(9)
+    assert numbers(taken) == [2, 3]
+    assert taken[1].enqueued_at_ms == at
+    assert queue.size_bytes == 200
+
+
+def test_a_schedule_in_the_past_is_no_schedule(queue, put, clock) -> None:
+    put(scheduled_at_ms=clock.now_ms() - 1)
+    assert numbers(queue.messages.receive(1)) == [1]
+
+
+def test_a_scheduled_messages_time_to_live_starts_when_it_is_enqueued(namespace, put, clock) -> None:
+    message = put(scheduled_at_ms=clock.now_ms() + MINUTE, ttl_ms=1_000)[0]
+    assert message.expires_at_ms == NEVER
+    let_pass(namespace, clock, MINUTE)
+    assert message.expires_at_ms == clock.now_ms() + 1_000
+
+
+def test_cancelling_takes_all_of_the_scheduled_messages_or_none(namespace, queue, put, clock) -> None:
+    at = clock.now_ms() + MINUTE
+    put(3, scheduled_at_ms=at)
+    put()
+    with pytest.raises(MessageNotFound):
+        queue.cancel_scheduled([1, 4])
+    queue.cancel_scheduled([1, 2, 1])
+    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=1)
+    let_pass(namespace, clock, MINUTE)
+    assert numbers(queue.messages.receive(9)) == [4, 5]
+
+
+def test_a_deferred_message_is_received_by_its_number_only(queue, put) -> None:
+    put(2)
+    queue.messages.defer(queue.messages.receive(1)[0].lock_token)
+    assert numbers(queue.messages.receive(9)) == [2]
+    assert queue.messages.peek(1, 1)[0].reported_state == DEFERRED
+    with pytest.raises(MessageNotFound):
+        queue.messages.receive_deferred([1, 2])
+    token = queue.messages.receive_deferred([1])[0].lock_token
+    queue.messages.abandon(token)
+    assert queue.messages.peek(1, 1)[0].reported_state == DEFERRED
+    queue.messages.complete(queue.messages.receive_deferred([1])[0].lock_token)
+    assert queue.counts().active == 1
+
+
+def test_peek_shows_every_message_from_a_number_on_and_changes_nothing(queue, put, clock) -> None:
+    put(3)
+    put(scheduled_at_ms=clock.now_ms() + 1)
+    queue.messages.receive(1)
+    assert numbers(queue.messages.peek(2, 2)) == [2, 3]
+    assert numbers(queue.messages.peek(0, 9)) == [1, 2, 3, 4]
+    assert queue.messages.peek(5, 9) == []
+    assert queue.messages.peek(1, 0) == []
+    assert numbers(queue.messages.receive(9)) == [2, 3]
+
+
+def test_a_batch_that_does_not_fit_leaves_nothing_behind(make_queue) -> None:
+    queue = make_queue("full", max_size_in_megabytes=1024)
+    queue.messages.size_bytes = 1024 * 1024 * 1024 - 150
+    with pytest.raises(QuotaExceeded) as refused:
+        queue.send([Message(Sections(), 100), Message(Sections(), 100)])
+    assert (refused.value.condition, refused.value.sub_code) == ("amqp:resource-limit-exceeded", 40300)
+    assert len(queue.messages) == 0
+    queue.send([Message(Sections(), 100)])
+
+
+def test_a_message_larger_than_the_limit_is_refused(queue) -> None:
+    with pytest.raises(MessageTooLarge):
+        queue.send([Message(Sections(), 256 * 1024 + 1)])
+    with pytest.raises(ArgumentInvalid):
+        queue.send([Message(Sections(), 1) for _ in range(4501)])
+    assert queue.counts().total == 0
+
+
+@pytest.mark.parametrize(("status", "sends", "receives"), [("SendDisabled", False, True), ("Disabled", False, False)])
+def test_a_disabled_queue_refuses(make_queue, put, status, sends, receives) -> None:
+    queue = make_queue("q", status=status)
+    with pytest.raises(EntityDisabled):
+        put(to=queue)
+    if receives:
+        queue.check_receive()
+    else:
+        with pytest.raises(EntityDisabled):
+            queue.check_receive()
+    assert not sends
+
+
+def test_a_deleted_queue_drops_everything_and_says_so_once(namespace, queue, put, clock) -> None:
+    put(2, ttl_ms=1_000)
+    token = queue.messages.receive(1)[0].lock_token
+    told = []
+    queue.watch(told.append)
+    namespace.delete_queue("ORDERS")
+    assert [type(refusal) for refusal in told] == [EntityNotFound]
+    assert queue.size_bytes == queue.counts().total == 0
+    with pytest.raises(MessageLockLost):
+        queue.messages.complete(token)
+    let_pass(namespace, clock, MINUTE)
+    assert namespace.agenda.next_deadline_ms() is None
+
+
+def test_a_waiting_consumer_is_woken_when_a_message_comes(queue, put) -> None:
+    taker = Taker(queue, credit=2)
+    taker.wake()
+    put()
+    assert taker.got == [1]
+    put(5)
+    assert taker.got == [1, 2]
+
+
+def test_waiting_consumers_take_turns(queue, put) -> None:
+    takers = [Taker(queue, credit=10) for _ in range(3)]
+    for taker in takers:
+        taker.wake()
+    for _ in range(6):
+        put()
+    assert [taker.got for taker in takers] == [[1, 4], [2, 5], [3, 6]]
+
+
+def test_a_burst_goes_to_the_first_in_line_as_far_as_it_takes(queue, put) -> None:
+    takers = [Taker(queue, credit=2), Taker(queue, credit=5)]
+    for taker in takers:
+        taker.wake()
+    put(5)
+    assert [taker.got for taker in takers] == [[1, 2], [3, 4, 5]]
+
+
+def test_a_consumer_that_withdrew_is_not_woken(queue, put) -> None:
+    taker = Taker(queue, credit=1)
+    taker.wake()
+    queue.messages.withdraw(taker)
+    put()
+    assert taker.got == []
+
+
+def test_a_message_that_comes_back_wakes_whoever_waits(namespace, queue, put, clock) -> None:
+    put(2)
+    held = queue.messages.receive(2)
+    taker = Taker(queue, credit=5)
+    taker.wake()
+    queue.messages.abandon(held[1].lock_token)
+    assert taker.got == [2]
+    let_pass(namespace, clock, MINUTE)
+    assert taker.got == [2, 1, 2]
+
+
+def test_dead_letters_wake_their_own_consumers(queue, put) -> None:
+    woken = []
+
+    class Waiter:
+        def wake(self) -> None:
+            woken.extend(queue.dead_letters.receive(1))
+
+    queue.dead_letters.receive(1, Waiter())
+    put()
+    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
+    assert numbers(woken) == [1]
+
+
+def test_a_burst_of_sends_wakes_a_consumer_once(clock) -> None:
+    soon = []
+    queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
+    taker = Taker(queue, credit=10)
+    taker.wake()
+    for _ in range(4):
+        queue.send([Message(Sections(), 1)])
+    assert taker.got == []
+    assert len(soon) == 1
+    soon.pop()()
+    assert taker.got == [1, 2, 3, 4]
+
+
+def test_a_newcomer_does_not_overtake_those_who_wait(clock) -> None:
+    soon = []
+    queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
+    first, newcomer = Taker(queue, credit=1), Taker(queue, credit=1)
+    first.wake()
+    queue.send([Message(Sections(), 1)])
+    newcomer.wake()
+    soon.pop()()
+    assert (first.got, newcomer.got) == ([1], [])
+
+
+def test_the_agenda_knows_the_next_deadline_of_all_queues(namespace, make_queue, put, clock) -> None:
+    slow, fast = make_queue("slow", lock_duration="PT5M"), make_queue("fast", lock_duration="PT10S")
+    earlier = []
+    namespace.agenda.on_earlier = lambda: earlier.append(namespace.agenda.next_deadline_ms())
+    for queue in (slow, fast):
+        put(to=queue)
+        queue.messages.receive(1)
+    start = clock.now_ms()
+    assert earlier == [start + 5 * MINUTE, start + 10_000]
+    let_pass(namespace, clock, 10_000)
+    assert len(fast.messages.receive(1)) == 1
+    assert namespace.agenda.next_deadline_ms() == clock.now_ms() + 10_000
+
+
+def test_short_lived_messages_leave_nothing_behind_one_that_stays(namespace, queue, put, clock) -> None:
+    put()
+    for _ in range(100):
+        put(50, ttl_ms=10)
+        let_pass(namespace, clock, 10)
+    assert len(queue.messages) == 1
+    assert len(queue.messages._line._fresh) < 500
+    assert len(queue.messages._expiries) < 500
+
+
+def test_messages_settled_early_leave_no_deadlines_behind(make_queue, put) -> None:
+    queue = make_queue("q", default_message_time_to_live="P14D")
+    for _ in range(100):
+        put(50, to=queue)
+        for message in queue.messages.receive(50):
+            queue.messages.complete(message.lock_token)
+    assert len(queue.messages._expiries) < 500

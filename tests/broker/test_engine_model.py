@@ -1,0 +1,265 @@
+"""The engine beside a model so simple that it is plainly right: one list, looked through for every question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator import timespan
+from sbpair.emulator.clock import NEVER, ManualClock
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.errors import MessageLockLost, MessageNotFound
+from sbpair.emulator.message import Message
+from sbpair.emulator.namespace import Namespace
+
+LOCK_MS = 1_000
+MOST_DELIVERIES = 3
+QUEUE_TTL_MS = 5_000
+
+
+@dataclass
+class Known:
+    """What the model knows of one message."""
+
+    number: int
+    size: int
+    state: str = "active"
+    failed: int = 0
+    ttl_ms: int | None = None
+    due_ms: int = NEVER
+    expires_ms: int = NEVER
+    locked_until_ms: int = 0
+    deferred: bool = False
+    token: bytes = b""
+    reason: str | None = None
+
+
+class Model:
+    def __init__(self) -> None:
+        self.now = 0
+        self.last = 0
+        self.held: list[Known] = []
+        self.dead: list[Known] = []
+
+    def send(self, size: int, ttl_ms: int | None, delay_ms: int | None) -> None:
+        self.last += 1
+        known = Known(self.last, size, ttl_ms=ttl_ms)
+        self.held.append(known)
+        if delay_ms:
+            known.state, known.due_ms = "scheduled", self.now + delay_ms
+        else:
+            known.expires_ms = self.now + min(QUEUE_TTL_MS, ttl_ms or QUEUE_TTL_MS)
+
+    def bury(self, known: Known, reason: str | None) -> None:
+        self.held.remove(known)
+        self.dead.append(replace(known, reason=reason, state="active", deferred=False, expires_ms=NEVER))
+
+    def put_back(self, known: Known) -> None:
+        if known.expires_ms <= self.now:
+            self.bury(known, "TTLExpiredException")
+        else:
+            known.state = "deferred" if known.deferred else "active"
+
+    def fail(self, known: Known) -> None:
+        known.failed += 1
+        if known.failed >= MOST_DELIVERIES:
+            self.bury(known, "MaxDeliveryCountExceeded")
+        else:
+            self.put_back(known)
+
+    def pass_time(self, ms: int) -> None:
+        self.now += ms
+        for known in [each for each in self.held if each.state in ("active", "deferred")]:
+            if known.expires_ms <= self.now:
+                self.bury(known, "TTLExpiredException")
+        for known in [each for each in self.held if each.state == "locked"]:
+            if known.locked_until_ms <= self.now:
+                self.fail(known)
+        for known in [each for each in self.dead if each.state == "locked"]:
+            if known.locked_until_ms <= self.now:
+                known.failed += 1
+                known.state = "active"
+        due = [each for each in self.held if each.state == "scheduled" and each.due_ms <= self.now]
+        for known in sorted(due, key=lambda each: (each.due_ms, each.number)):
+            self.held.remove(known)
+            self.send(known.size, known.ttl_ms, None)
+
+    def receive(self, limit: int, where: list[Known]) -> list[Known]:
+        ready = sorted((each for each in where if each.state == "active"), key=lambda each: each.number)
+        return [self.lock(each) for each in ready[:limit]]
+
+    def lock(self, known: Known) -> Known:
+        known.state, known.locked_until_ms = "locked", self.now + LOCK_MS
+        return known
+
+    def holder(self, token: bytes, where: list[Known]) -> Known | None:
+        return next((each for each in where if each.state == "locked" and each.token == token), None)
+
+
+def description() -> QueueDescription:
+    return replace(
+        QueueDescription(),
+        lock_duration=LOCK_MS * timespan.TICKS_PER_MS,
+        max_delivery_count=MOST_DELIVERIES,
+        default_message_time_to_live=QUEUE_TTL_MS * timespan.TICKS_PER_MS,
+        dead_lettering_on_message_expiration=True,
+    )
+
+
+def facts(messages: list[Message]) -> list[tuple[int, int]]:
+    return [(message.sequence_number, message.delivery_count) for message in messages]
+
+
+def known_facts(known: list[Known]) -> list[tuple[int, int]]:
+    return [(each.number, each.failed) for each in known]
+
+
+class EngineBesideModel(RuleBasedStateMachine):
+    tokens = Bundle("tokens")
+    dead_tokens = Bundle("dead_tokens")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock(1_000_000)
+        self.namespace = Namespace("contoso", self.clock)
+        self.queue = self.namespace.create_queue("orders", description())
+        self.model = Model()
+        self.model.now = self.clock.now_ms()
+
+    @rule(
+        sizes=st.lists(st.integers(1, 500), min_size=1, max_size=5),
+        ttl_ms=st.none() | st.integers(1, 8_000),
+        delay_ms=st.none() | st.integers(1, 3_000),
+    )
+    def send(self, sizes, ttl_ms, delay_ms) -> None:
+        at = None if delay_ms is None else self.clock.now_ms() + delay_ms
+        self.queue.send([Message(Sections(), size, ttl_ms=ttl_ms, scheduled_at_ms=at) for size in sizes])
+        for size in sizes:
+            self.model.send(size, ttl_ms, delay_ms)
+
+    @rule(ms=st.integers(1, 2_500), timer=st.booleans())
+    def time_passes(self, ms, timer) -> None:
+        """With or without the server's timer: what an operation answers must not depend on it."""
+        self.clock.advance(ms)
+        self.model.pass_time(ms)
+        if timer:
+            self.namespace.agenda.advance(self.clock.now_ms())
+
+    @rule(target=tokens, limit=st.integers(1, 4))
+    def receive(self, limit):
+        return self._receive(self.queue.messages, self.model.held, limit)
+
+    @rule(target=dead_tokens, limit=st.integers(1, 4))
+    def receive_dead(self, limit):
+        self.queue.counts()
+        return self._receive(self.queue.dead_letters, self.model.dead, limit)
+
+    def _receive(self, subqueue, where, limit):
+        taken, expected = subqueue.receive(limit), self.model.receive(limit, where)
+        assert facts(taken) == known_facts(expected)
+        for message, known in zip(taken, expected, strict=True):
+            known.token = message.lock_token
+            assert message.locked_until_ms == known.locked_until_ms
+        return multiple(*(message.lock_token for message in taken))
+
+    @rule(token=consumes(tokens), how=st.sampled_from(["complete", "abandon", "release", "defer", "dead_letter"]))
+    def settle(self, token, how) -> None:
+        known = self.model.holder(token, self.model.held)
+        settle = getattr(self.queue.messages, how)
+        if known is None:
+            with pytest.raises(MessageLockLost):
+                settle(token)
+            return
+        settle(token)
+        self._settle_in_model(known, how)
+
+    def _settle_in_model(self, known: Known, how: str) -> None:
+        if how == "complete":
+            self.model.held.remove(known)
+        elif how == "abandon":
+            self.model.fail(known)
+        elif how == "dead_letter":
+            self.model.bury(known, None)
+        else:
+            known.deferred = known.deferred or how == "defer"
+            self.model.put_back(known)
+
+    @rule(token=consumes(dead_tokens), how=st.sampled_from(["complete", "abandon"]))
+    def settle_dead(self, token, how) -> None:
+        known = self.model.holder(token, self.model.dead)
+        settle = getattr(self.queue.dead_letters, how)
+        if known is None:
+            with pytest.raises(MessageLockLost):
+                settle(token)
+            return
+        settle(token)
+        if how == "complete":
+            self.model.dead.remove(known)
+        else:
+            known.failed += 1
+            known.state = "active"
+
+    @rule(token=tokens)
+    def renew(self, token) -> None:
+        known = self.model.holder(token, self.model.held)
+        if known is None:
+            with pytest.raises(MessageLockLost):
+                self.queue.messages.renew(token)
+        else:
+            self.queue.messages.renew(token)
+            self.model.lock(known)
+
+    @rule(target=tokens, number=st.integers(1, 40))
+    def receive_deferred(self, number):
+        known = next((each for each in self.model.held if each.number == number and each.state == "deferred"), None)
+        if known is None:
+            with pytest.raises(MessageNotFound):
+                self.queue.messages.receive_deferred([number])
+            return multiple()
+        token = self.queue.messages.receive_deferred([number])[0].lock_token
+        self.model.lock(known).token = token
+        return token
+
+    @precondition(lambda self: any(each.state == "scheduled" for each in self.model.held))
+    @rule(data=st.data())
+    def cancel_scheduled(self, data) -> None:
+        known = data.draw(st.sampled_from([each for each in self.model.held if each.state == "scheduled"]))
+        self.queue.cancel_scheduled([known.number])
+        self.model.held.remove(known)
+
+    @rule(start=st.integers(0, 30), limit=st.integers(0, 10))
+    def peek(self, start, limit) -> None:
+        expected = sorted((each for each in self.model.held if each.number >= start), key=lambda each: each.number)
+        assert facts(self.queue.messages.peek(start, limit)) == known_facts(expected[:limit])
+
+    @invariant()
+    def nothing_is_lost_or_made_up(self) -> None:
+        counts, held, dead = self.queue.counts(), self.model.held, self.model.dead
+        scheduled = sum(each.state == "scheduled" for each in held)
+        assert (counts.active, counts.scheduled, counts.dead_letter) == (len(held) - scheduled, scheduled, len(dead))
+        assert self.queue.size_bytes == sum(each.size for each in held + dead)
+        assert self.queue.messages.locked_count == sum(each.state == "locked" for each in held)
+
+    @invariant()
+    def the_dead_are_the_same(self) -> None:
+        buried = [
+            (message.sequence_number, message.dead_letter.reason) for message in self.queue.dead_letters.peek(0, 999)
+        ]
+        assert buried == sorted((each.number, each.reason) for each in self.model.dead)
+
+    @invariant()
+    def the_next_deadline_is_not_missed(self) -> None:
+        deadline = self.namespace.agenda.next_deadline_ms()
+        locked = [each.locked_until_ms for each in self.model.held + self.model.dead if each.state == "locked"]
+        waiting = [each for each in self.model.held if each.state != "locked"]
+        due = min([*locked, *(min(each.expires_ms, each.due_ms) for each in waiting)], default=NEVER)
+        assert due == NEVER or (deadline is not None and deadline <= due)
+
+
+EngineBesideModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_the_engine_and_the_model_agree = EngineBesideModel.TestCase

@@ -1,0 +1,65 @@
+"""Entities by path, and outages."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.emulator.errors import ArgumentInvalid, EntityExists, EntityNotFound, QuotaExceeded
+
+
+def test_paths_are_compared_in_lower_case_and_kept_as_written(namespace) -> None:
+    namespace.create_queue("Contoso/X-ServiceBus-Transfer/0")
+    assert namespace.queue("contoso/x-servicebus-transfer/0").path == "Contoso/X-ServiceBus-Transfer/0"
+    with pytest.raises(EntityExists) as refused:
+        namespace.create_queue("CONTOSO/x-servicebus-transfer/0")
+    assert (refused.value.status, refused.value.sub_code) == (409, 40900)
+
+
+@pytest.mark.parametrize("address", ["orders", "/ORDERS/", "amqps://127.0.0.1:5672/Orders", "sb://host/orders"])
+def test_an_address_is_resolved_to_its_queue(namespace, queue, address) -> None:
+    target = namespace.resolve(address)
+    assert target.messages is queue.messages
+    assert not target.is_dead_letters
+    assert not target.management
+
+
+@pytest.mark.parametrize("suffix", ["/$deadletterqueue", "/$DeadLetterQueue"])
+def test_an_address_is_resolved_to_the_dead_letters(namespace, queue, suffix) -> None:
+    assert namespace.resolve("orders" + suffix).messages is queue.dead_letters
+    target = namespace.resolve(f"amqps://host:1/orders{suffix}/$management")
+    assert target.messages is queue.dead_letters
+    assert target.management
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("address", ["nothing", "", "$management", "orders/$else", "orders/$deadletterqueue/x"])
+def test_an_address_of_nothing_is_not_found(namespace, address) -> None:
+    with pytest.raises(EntityNotFound) as refused:
+        namespace.resolve(address)
+    assert refused.value.condition == "amqp:not-found"
+
+
+def test_a_path_that_cannot_be_is_refused(namespace) -> None:
+    with pytest.raises(ArgumentInvalid):
+        namespace.create_queue("contoso~x")
+
+
+def test_a_namespace_holds_ten_thousand_entities(namespace) -> None:
+    for index in range(10_000):
+        namespace.create_queue(f"q{index}")
+    with pytest.raises(QuotaExceeded):
+        namespace.create_queue("one-too-many")
+
+
+def test_outages_overlap_and_are_told_once(namespace) -> None:
+    told = []
+    namespace.on_outage.add(lambda: told.append(namespace.down))
+    namespace.take_down()
+    namespace.take_down()
+    assert told == [True]
+    namespace.bring_up()
+    assert namespace.down
+    namespace.bring_up()
+    assert not namespace.down
+    with pytest.raises(ValueError, match="not down"):
+        namespace.bring_up()

@@ -1,0 +1,74 @@
+"""The orders that messages stand in, and what they cost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator.message import ACTIVE, GONE, Message
+from sbpair.emulator.order import Line, Shelf
+
+
+def numbered(number: int) -> Message:
+    message = Message(Sections(), 1)
+    message.sequence_number = number
+    return message
+
+
+@given(st.lists(st.integers(0, 5_000), unique=True), st.sets(st.integers(0, 5_000)), st.integers(0, 5_001))
+def test_a_shelf_reads_on_in_order_from_any_number(added, removed, start) -> None:
+    shelf = Shelf()
+    for number in added:
+        shelf.add(numbered(number))
+    for number in removed & set(added):
+        shelf.remove(number)
+    left = sorted(set(added) - removed)
+    assert [message.sequence_number for message in shelf.read_from(start)] == [n for n in left if n >= start]
+    assert len(shelf) == len(left)
+    assert all(shelf.get(number).sequence_number == number for number in left)
+    assert all(shelf.get(number) is None for number in removed)
+
+
+def test_reading_on_from_the_middle_looks_at_one_page_only() -> None:
+    class Counting(dict):
+        looked_at = 0
+
+        def __iter__(self):
+            Counting.looked_at += 1
+            return super().__iter__()
+
+    shelf = Shelf()
+    for number in range(10_240):
+        shelf.add(numbered(number))
+    shelf._pages = {number: Counting(page) for number, page in shelf._pages.items()}
+    assert next(shelf.read_from(5_000)).sequence_number == 5_000
+    assert Counting.looked_at == 1
+
+
+@given(st.lists(st.integers(0, 200), unique=True), st.sets(st.integers(0, 200)), st.integers(1, 7))
+def test_a_line_gives_the_lowest_first_and_skips_who_left(numbers, left, step) -> None:
+    line, messages = Line(), [numbered(number) for number in numbers]
+    for message in messages:
+        line.put(message)
+    for message in messages:
+        if message.sequence_number in left:
+            message.state = GONE
+            line.leave()
+    out = []
+    while len(line):
+        out += line.take(step)
+    assert [message.sequence_number for message in out] == sorted(set(numbers) - left)
+    assert line.take(step) == []
+
+
+def test_those_who_left_are_swept_out_of_a_line() -> None:
+    line = Line()
+    messages = [numbered(number) for number in range(1_000)]
+    for message in messages:
+        line.put(message)
+    for message in messages[1:]:
+        message.state = GONE
+        line.leave()
+    assert len(line._fresh) < 200
+    assert [message.state for message in line.take(9)] == [ACTIVE]

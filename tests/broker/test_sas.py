@@ -1,0 +1,138 @@
+"""Tokens: who signed them, for what, until when."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.errors import NotAuthenticated, NotAuthorized
+from sbpair.emulator.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.sas import ALL_CLAIMS, AuthorizationRule, Claim, sign, signature
+
+if TYPE_CHECKING:
+    from sbpair.emulator.clock import ManualClock
+
+ENTITY = "sb://127.0.0.1:5672/orders"
+WHOLE = "https://127.0.0.1:5672"
+SENDER = AuthorizationRule("sender", "first key", "second key", frozenset({Claim.SEND}))
+
+
+@pytest.fixture
+def namespace(clock: ManualClock) -> Namespace:
+    namespace = Namespace("contoso", clock)
+    namespace.create_queue("Orders", replace(QueueDescription(), authorization_rules=(SENDER,)))
+    namespace.create_queue("orders-old")
+    return namespace
+
+
+@pytest.fixture
+def soon(clock: ManualClock) -> int:
+    return clock.now_ms() // 1000 + 60
+
+
+def raw_token(resource: str, expiry: int, key: str = "SAS_KEY_VALUE", name: str = ROOT_RULE.key_name) -> str:
+    """Not url-encoded anywhere, the signature included."""
+    sig = base64.b64encode(signature(key, resource, str(expiry))).decode()
+    return f"SharedAccessSignature sr={resource}&sig={sig}&se={expiry}&skn={name}"
+
+
+def test_a_namespace_wide_token_is_good_for_every_entity(namespace, soon) -> None:
+    for resource in (WHOLE, WHOLE + "/", "sb://elsewhere"):
+        grant = namespace.authenticate(sign(ROOT_RULE, resource, soon), ENTITY)
+        assert grant.claims == ALL_CLAIMS
+        assert grant.scope == ""
+        assert grant.expires_at_ms == soon * 1000
+
+
+def test_a_token_for_an_entity_is_good_for_it_and_what_is_below(namespace, soon) -> None:
+    token = sign(ROOT_RULE, ENTITY, soon)
+    for address in (ENTITY, "ORDERS", "orders/$DeadLetterQueue", "amqps://127.0.0.1:5672/orders/$management"):
+        assert namespace.authenticate(token, address).scope == "orders"
+    for address in ("orders-old", "", "other"):
+        with pytest.raises(NotAuthenticated, match="InvalidAudience"):
+            namespace.authenticate(token, address)
+
+
+@pytest.mark.parametrize("expiry", range(1_800_000_000, 1_800_000_040))
+def test_raw_and_encoded_tokens_are_verified_as_they_came(namespace, expiry) -> None:
+    assert namespace.authenticate(raw_token(ENTITY, expiry), ENTITY).key_name == ROOT_RULE.key_name
+    lower = quote_plus(ENTITY).lower()
+    sig = quote(base64.b64encode(signature("SAS_KEY_VALUE", lower, str(expiry))), safe="")
+    token = f"SharedAccessSignature sig={sig}&se={expiry}&skn={ROOT_RULE.key_name}&sr={lower}"
+    assert namespace.authenticate(token, ENTITY).scope == "orders"
+
+
+def test_the_secondary_key_signs_as_well(namespace, soon) -> None:
+    assert namespace.authenticate(raw_token(ENTITY, soon, ROOT_RULE.secondary_key), ENTITY).claims == ALL_CLAIMS
+
+
+def test_a_wrong_key_or_key_name_is_not_authenticated(namespace, soon) -> None:
+    for token in (raw_token(ENTITY, soon, "wrong"), raw_token(ENTITY, soon, name="nobody")):
+        with pytest.raises(NotAuthenticated, match="InvalidSignature") as refused:
+            namespace.authenticate(token, ENTITY)
+        assert (refused.value.status, refused.value.sub_code) == (401, 40100)
+
+
+def test_a_signature_for_another_resource_or_time_is_not_authenticated(namespace, soon) -> None:
+    token = sign(ROOT_RULE, ENTITY, soon)
+    for changed in (token.replace("orders", "others"), token.replace(f"se={soon}", f"se={soon + 1}")):
+        with pytest.raises(NotAuthenticated, match="InvalidSignature"):
+            namespace.authenticate(changed, "")
+
+
+def test_a_token_runs_out_by_the_namespaces_clock(namespace, clock, soon) -> None:
+    token = sign(ROOT_RULE, ENTITY, soon)
+    grant = namespace.authenticate(token, ENTITY)
+    clock.advance(60_000)
+    with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+        namespace.authenticate(token, ENTITY)
+    with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+        grant.require(Claim.SEND, "orders", clock.now_ms())
+
+
+def test_an_entitys_own_rule_signs_for_that_entity_only(namespace, clock, soon) -> None:
+    grant = namespace.authenticate(sign(SENDER, ENTITY, soon), "orders")
+    grant.require(Claim.SEND, "orders", clock.now_ms())
+    with pytest.raises(NotAuthorized, match="Listen"):
+        grant.require(Claim.LISTEN, "orders", clock.now_ms())
+    for resource in (WHOLE, "sb://127.0.0.1/orders-old"):
+        with pytest.raises(NotAuthenticated, match="InvalidSignature"):
+            namespace.authenticate(sign(SENDER, resource, soon), "orders")
+
+
+def test_a_claim_on_one_entity_is_none_on_another(namespace, clock, soon) -> None:
+    grant = namespace.authenticate(sign(ROOT_RULE, ENTITY, soon), ENTITY)
+    with pytest.raises(NotAuthorized):
+        grant.require(Claim.SEND, "orders-old", clock.now_ms())
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "SharedAccessSignature",
+        "SharedAccessSignature sr=a",
+        "SharedAccessSignature sr=a&sig=%%%&se=1&skn=k",
+        "SharedAccessSignature sr=a&sig=abc&se=1&skn=k",
+        "SharedAccessSignature sr=a&sig=YQ==&se=-1&skn=k",
+        "SharedAccessSignature sr=a&sig=YQ==&se=1e9&skn=k",
+        "SharedAccessSignature sr=a&sig=YQ==&se=\u0661&skn=k",
+        "SharedAccessSignature sr=a&sig=YQ==&se=" + "9" * 5000 + "&skn=k",
+        "SharedAccessSignature sr=" + "a" * 10_000 + "&sig=YQ==&se=1&skn=k",
+        "SharedAccessSignature sr=\ud800&sig=YQ==&se=1&skn=k",
+        "Bearer eyJ",
+    ],
+)
+def test_what_is_no_token_is_not_authenticated(namespace, token) -> None:
+    with pytest.raises(NotAuthenticated):
+        namespace.authenticate(token, ENTITY)
+
+
+def test_nothing_shows_a_key() -> None:
+    assert "first key" not in repr(SENDER)
+    assert "second key" not in repr(SENDER)
