@@ -1,0 +1,309 @@
+"""Values to bytes and back: same value, same AMQP type, same bytes, whatever constructor a peer has picked."""
+
+from __future__ import annotations
+
+import math
+import struct
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import codec
+from sbpair.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    same,
+    type_of,
+)
+from sbpair.errors import ProtocolError
+
+
+def integers(cls: Any) -> st.SearchStrategy[Any]:
+    edges = (0, 1, -1, 127, 128, -128, -129, 255, 256, cls.LOW, cls.HIGH)
+    fitting = [edge for edge in edges if cls.LOW <= edge <= cls.HIGH]
+    return (st.sampled_from(fitting) | st.integers(cls.LOW, cls.HIGH)).map(cls)
+
+
+ascii_text = st.text(st.characters(max_codepoint=127), max_size=300)
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "null": st.none(),
+    "bool": st.booleans(),
+    **{cls.__name__: integers(cls) for cls in (UByte, UShort, UInt, ULong, Byte, Short, Int, Long, Timestamp)},
+    "float": st.floats(width=32).map(Float),
+    "double": st.floats(),
+    "char": st.integers(0, 0x10FFFF).map(chr).map(Char),
+    "decimal32": st.binary(min_size=4, max_size=4).map(Decimal32),
+    "decimal64": st.binary(min_size=8, max_size=8).map(Decimal64),
+    "decimal128": st.binary(min_size=16, max_size=16).map(Decimal128),
+    "uuid": st.uuids(),
+    "binary": st.binary(max_size=300),
+    "string": st.text(max_size=300),
+    "symbol": ascii_text.map(Symbol),
+}
+scalars = st.one_of(list(SCALARS.values()))
+arrays = st.one_of([st.lists(of, max_size=20).map(Array) for of in SCALARS.values()])
+descriptors = integers(ULong) | ascii_text.map(Symbol)
+
+
+def deeper(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.lists(values, max_size=5),
+        st.lists(st.tuples(values, values), max_size=4).map(Map),
+        st.builds(Described, descriptors, values),
+        st.lists(st.lists(values, max_size=3), max_size=3).map(Array),
+        st.lists(arrays, max_size=3).map(Array),
+    )
+
+
+values = st.recursive(scalars | arrays, deeper, max_leaves=12)
+
+
+@given(values)
+@settings(deadline=None, max_examples=200)
+def test_a_value_comes_back_as_the_same_value_of_the_same_type(value: Any) -> None:
+    assert same(codec.decode_all(codec.encode(value)), value)
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_every_type_alone_and_in_an_array_comes_back(name: str) -> None:
+    @given(SCALARS[name])
+    @settings(deadline=None, max_examples=40)
+    def comes_back(value: Any) -> None:
+        for sent in (value, Array([value, value])):
+            raw = codec.encode(sent)
+            assert same(codec.decode_all(raw), sent)
+            assert codec.encode(codec.decode_all(raw)) == raw
+
+    comes_back()
+
+
+# Bytes, made without the encoder under test: every constructor, also where a shorter one would do.
+
+
+def fixed(code: int, width: int) -> st.SearchStrategy[tuple[int, bytes]]:
+    return st.tuples(st.just(code), st.binary(min_size=width, max_size=width) | st.just(bytes(width)))
+
+
+def sized(code: int, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[tuple[int, bytes]]:
+    width = ">B" if code < 0xB0 else ">I"
+    return contents.map(lambda raw: (code, struct.pack(width, len(raw)) + raw))
+
+
+utf8 = st.text(max_size=60).map(str.encode)
+plain_ascii = st.text(st.characters(max_codepoint=127), max_size=80).map(str.encode)
+RAW_SCALARS: dict[int, st.SearchStrategy[tuple[int, bytes]]] = {
+    **{code: fixed(code, 0) for code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45)},
+    **{code: fixed(code, 1) for code in (0x50, 0x51, 0x52, 0x53, 0x54, 0x55)},
+    0x56: st.sampled_from([(0x56, b"\x00"), (0x56, b"\x01")]),
+    **{code: fixed(code, 2) for code in (0x60, 0x61)},
+    **{code: fixed(code, 4) for code in (0x70, 0x71, 0x72, 0x74)},
+    0x73: st.integers(0, 0x10FFFF).map(lambda point: (0x73, struct.pack(">I", point))),
+    **{code: fixed(code, 8) for code in (0x80, 0x81, 0x82, 0x83, 0x84)},
+    **{code: fixed(code, 16) for code in (0x94, 0x98)},
+    0xA0: sized(0xA0, st.binary(max_size=255)),
+    0xB0: sized(0xB0, st.binary(max_size=400)),
+    0xA1: sized(0xA1, utf8.filter(lambda raw: len(raw) < 256)),
+    0xB1: sized(0xB1, utf8),
+    0xA3: sized(0xA3, plain_ascii),
+    0xB3: sized(0xB3, plain_ascii),
+}
+
+
+def raw_compound(code: int, count: int, body: bytes) -> tuple[int, bytes]:
+    """`code` is the wide one: it is kept where the body does not fit a narrow one, or with the wish for it."""
+    return code, struct.pack(">II", len(body) + 4, count) + body
+
+
+def either_width(wide_code: int, count: int, body: bytes) -> st.SearchStrategy[tuple[int, bytes]]:
+    wide = st.just(raw_compound(wide_code, count, body))
+    if len(body) < 255 and count < 256:
+        return wide | st.just((wide_code - 0x10, bytes((len(body) + 1, count)) + body))
+    return wide
+
+
+def whole(parts: tuple[int, bytes]) -> bytes:
+    return bytes((parts[0],)) + parts[1]
+
+
+@st.composite
+def raw_array(draw: st.DrawFn, elements: dict[int, Any]) -> tuple[int, bytes]:
+    code = draw(st.sampled_from(sorted(elements)))
+    bodies = draw(st.lists(elements[code].map(lambda parts: parts[1]), max_size=8))
+    descriptor = draw(st.just(b"") | plain_ascii.map(lambda raw: b"\x00\xa3" + bytes((len(raw),)) + raw))
+    return draw(either_width(0xF0, len(bodies), descriptor + bytes((code,)) + b"".join(bodies)))
+
+
+@st.composite
+def raw_described(draw: st.DrawFn, inner: st.SearchStrategy[bytes]) -> bytes:
+    return b"\x00" + draw(inner) + draw(inner)
+
+
+def raw_deeper(inner: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    lists = st.lists(inner, max_size=5).flatmap(lambda items: either_width(0xD0, len(items), b"".join(items)))
+    maps = st.lists(st.tuples(inner, inner).map(b"".join), max_size=4).flatmap(
+        lambda pairs: either_width(0xD1, 2 * len(pairs), b"".join(pairs))
+    )
+    wide_lists = st.lists(inner, max_size=3).map(lambda items: raw_compound(0xD0, len(items), b"".join(items)))
+    nested_arrays = raw_array({**RAW_SCALARS, 0xD0: wide_lists})
+    return (lists | maps | nested_arrays).map(whole) | raw_described(inner)
+
+
+raw_scalars = st.one_of(list(RAW_SCALARS.values())).map(whole)
+raw_values = st.recursive(raw_scalars | raw_array(RAW_SCALARS).map(whole), raw_deeper, max_leaves=10)
+
+
+@given(raw_values)
+@settings(deadline=None, max_examples=250)
+def test_bytes_come_back_as_the_same_bytes(raw: bytes) -> None:
+    value, end = codec.decode(b"before" + raw + b"behind", 6)
+    assert end == 6 + len(raw)
+    assert codec.encode(value) == raw
+
+
+@pytest.mark.parametrize("code", RAW_SCALARS)
+def test_every_constructor_comes_back_alone_in_lists_maps_arrays_and_descriptions(code: int) -> None:
+    @given(RAW_SCALARS[code], raw_array({code: RAW_SCALARS[code]}))
+    @settings(deadline=None, max_examples=25)
+    def comes_back(parts: tuple[int, bytes], array: tuple[int, bytes]) -> None:
+        one = whole(parts)
+        listed = b"\xd0" + struct.pack(">II", 4 + 2 * len(one), 2) + one + one
+        mapped = b"\xd1" + struct.pack(">II", 4 + 2 * len(one), 2) + one + one
+        for raw in (one, listed, mapped, whole(array), b"\x00\xa3\x01x" + one):
+            assert codec.encode(codec.decode_all(raw)) == raw
+
+    comes_back()
+
+
+SPECIFIED = [
+    ("40", None),
+    ("41", True),
+    ("42", False),
+    ("43", UInt(0)),
+    ("44", ULong(0)),
+    ("45", []),
+    ("507f", UByte(127)),
+    ("51ff", Byte(-1)),
+    ("54ff", Int(-1)),
+    ("5580", Long(-128)),
+    ("60ffff", UShort(65_535)),
+    ("71ffffff7f", Int(-129)),
+    ("723fc00000", Float(1.5)),
+    ("730001f600", Char("\U0001f600")),
+    ("823ff8000000000000", 1.5),
+    ("830000019b76daa800", Timestamp(1_767_225_600_000)),
+    ("9800112233445566778899aabbccddeeff", uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")),
+    ("a0024f6b", b"Ok"),
+    ("a1024f6b", "Ok"),
+    ("a3024f6b", Symbol("Ok")),
+    ("c00402530140", [ULong(1), None]),
+    ("c10502a1017841", Map([("x", True)])),
+    ("e00602a101610162", Array(["a", "b"], code=0xA1)),
+    (
+        "00a316" + b"com.microsoft:timespan".hex() + "810000000023c34600",
+        Described(Symbol("com.microsoft:timespan"), Long(600_000_000)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "value"), SPECIFIED)
+def test_the_bytes_are_those_of_the_specification(raw: str, value: Any) -> None:
+    assert codec.encode(value).hex() == raw
+    assert same(codec.decode_all(bytes.fromhex(raw)), value)
+
+
+@pytest.mark.parametrize("raw", ["727fa00001", "72ffa00001", "727fc00000", "827ff0000000000001", "82fff8000000000000"])
+def test_a_nan_keeps_its_bits_signalling_or_quiet(raw: str) -> None:
+    value = codec.decode_all(bytes.fromhex(raw))
+    assert math.isnan(value)
+    assert codec.encode(value).hex() == raw
+    array = "e0" + f"{len(raw) // 2 + 1:02x}" + "01" + raw
+    assert codec.encode(codec.decode_all(bytes.fromhex(array))).hex() == array
+
+
+@pytest.mark.parametrize("point", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
+def test_half_of_a_surrogate_pair_is_a_char(point: int) -> None:
+    raw = b"\x73" + struct.pack(">I", point)
+    assert codec.encode(codec.decode_all(raw)) == raw
+
+
+@pytest.mark.parametrize("count", [0, 1, 84, 85, 127, 128, 254, 255, 256, 300, 5_000])
+def test_compounds_come_back_on_both_sides_of_every_size_limit(count: int) -> None:
+    numbers = [UByte(7)] * count
+    for value in (numbers, Map([(Symbol("k"), None)] * count), Array(numbers), b"x" * count, "y" * count):
+        raw = codec.encode(value)
+        assert same(codec.decode_all(raw), value)
+        assert codec.encode(codec.decode_all(raw)) == raw
+
+
+def test_a_value_remembers_its_constructor_and_still_is_of_its_type() -> None:
+    for raw, plain in (("7000000005", UInt), ("8000000000000000ff", ULong), ("5600", bool), ("b000000000", bytes)):
+        value = codec.decode_all(bytes.fromhex(raw))
+        assert type_of(value) is plain
+        assert value == plain(value)
+        assert codec.encode(value).hex() == raw
+
+
+@pytest.mark.parametrize(
+    "value", [5, object(), (1, 2), {1}, 1j, [7], Map([("a", 1)]), Array([1]), Array([UInt(1), "a"])]
+)
+def test_what_has_no_amqp_type_is_not_guessed(value: Any) -> None:
+    with pytest.raises(TypeError):
+        codec.encode(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array([b"x" * 256], code=0xA0),
+        Array(["x" * 256], code=0xA1),
+        Array([[UInt(70_000)] * 60], code=0xC0),
+        Array([Map([("k" * 200, "v" * 200)])], code=0xC1),
+        Array([Array([UInt(1)] * 300)], code=0xE0),
+        Array([UInt(1)], code=0x43),
+        Array([True, False], code=0x41),
+    ],
+)
+def test_an_element_that_does_not_fit_the_constructor_of_its_array_is_refused(array: Array) -> None:
+    with pytest.raises(ValueError, match=r"fit|range"):
+        codec.encode(array)
+
+
+@pytest.mark.parametrize(
+    ("cls", "value"), [(UByte, 256), (UInt, -1), (Int, 1 << 31), (ULong, 1 << 64), (Timestamp, 1 << 63)]
+)
+def test_a_number_that_does_not_fit_its_width_is_refused(cls: Any, value: int) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        cls(value)
+
+
+def test_what_is_equal_to_python_may_be_two_things_to_amqp() -> None:
+    assert UInt(1) == Int(1)
+    assert not same(UInt(1), Int(1))
+    assert not same(Symbol("a"), "a")
+    assert not same([UInt(1)], [ULong(1)])
+    assert not same(Map([("a", None)]), Map([(Symbol("a"), None)]))
+    assert len(codec.decode_all(codec.encode(Map([("a", True), (Symbol("a"), False)])))) == 2
+
+
+def test_bytes_left_over_after_a_value_are_an_error() -> None:
+    with pytest.raises(ProtocolError, match="left over"):
+        codec.decode_all(b"\x40\x40")

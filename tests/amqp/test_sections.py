@@ -1,0 +1,255 @@
+"""Messages as the raw bytes of their sections: split and joined unchanged, decoded on request, refused where broken."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    Header,
+    Properties,
+    Sections,
+    batch_members,
+    data_body,
+    encode_map,
+    section,
+    value_body,
+)
+from sbpair.amqp.types import Described, Int, Map, Symbol, Timestamp, UInt, ULong, same, text_of
+from sbpair.errors import ProtocolError
+
+NAMES = {
+    HEADER: "amqp:header:list",
+    DELIVERY_ANNOTATIONS: "amqp:delivery-annotations:map",
+    MESSAGE_ANNOTATIONS: "amqp:message-annotations:map",
+    PROPERTIES: "amqp:properties:list",
+    APPLICATION_PROPERTIES: "amqp:application-properties:map",
+    DATA: "amqp:data:binary",
+    SEQUENCE: "amqp:amqp-sequence:list",
+    VALUE: "amqp:amqp-value:*",
+    FOOTER: "amqp:footer:map",
+}
+SLOT = {code: Sections.ORDER[code - HEADER] for code in range(HEADER, DATA)} | {FOOTER: "footer"}
+
+maps = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=300)), max_size=3).map(Map)
+CONTENTS: dict[int, st.SearchStrategy[bytes]] = {
+    HEADER: st.integers(0, 99).map(lambda count: codec.encode([True, None, UInt(count)])),
+    DELIVERY_ANNOTATIONS: maps.map(codec.encode),
+    MESSAGE_ANNOTATIONS: maps.map(codec.encode),
+    PROPERTIES: st.text(max_size=300).map(lambda text: codec.encode([text])),
+    APPLICATION_PROPERTIES: maps.map(codec.encode),
+    DATA: st.binary(max_size=400).map(codec.encode),
+    SEQUENCE: st.lists(st.text(max_size=5), max_size=3).map(codec.encode),
+    VALUE: (maps | st.text(max_size=300) | st.uuids() | st.just(Described(Symbol("x"), []))).map(codec.encode),
+    FOOTER: maps.map(codec.encode),
+}
+
+
+@st.composite
+def encoded(draw: st.DrawFn, code: int) -> bytes:
+    """A section, with its descriptor in any of the forms that it may take."""
+    name = NAMES[code].encode()
+    descriptor = draw(
+        st.sampled_from([bytes((0x53, code)), b"\x80" + code.to_bytes(8), b"\xa3" + bytes((len(name),)) + name])
+    )
+    return b"\x00" + descriptor + draw(CONTENTS[code])
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> list[tuple[int, bytes]]:
+    code = draw(st.sampled_from([DATA, SEQUENCE, VALUE]))
+    times = 1 if code == VALUE else draw(st.integers(1, 4))
+    return [(code, draw(encoded(code))) for _ in range(times)]
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[tuple[int, bytes]]:
+    parts = [(code, draw(encoded(code))) for code in range(HEADER, DATA) if draw(st.booleans())]
+    parts += draw(bodies())
+    return [*parts, (FOOTER, draw(encoded(FOOTER)))] if draw(st.booleans()) else parts
+
+
+@given(messages())
+@settings(deadline=None, max_examples=200)
+def test_a_message_comes_apart_into_the_bytes_of_its_sections_and_together_again(
+    parts: list[tuple[int, bytes]],
+) -> None:
+    payload = b"".join(raw for _, raw in parts)
+    found = Sections.split(payload)
+    assert found.join() == payload
+    assert len(found) == len(payload)
+    for code, slot in SLOT.items():
+        assert getattr(found, slot) == b"".join(raw for kind, raw in parts if kind == code)
+    assert found.body == b"".join(raw for code, raw in parts if DATA <= code <= VALUE)
+    found.check()
+    expected = [(code, codec.decode_all(raw).value) for code, raw in parts if DATA <= code <= VALUE]
+    assert found.read_body() == expected
+    assert Sections.split(found.join()) == found
+
+
+@given(messages(), st.data())
+@settings(deadline=None, max_examples=100)
+def test_sections_out_of_order_or_twice_are_refused(parts: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    code, raw = data.draw(st.sampled_from(parts))
+    if code not in (DATA, SEQUENCE):
+        with pytest.raises(ProtocolError):
+            Sections.split(b"".join(raw for _, raw in parts) + raw)
+    if len({code for code, _ in parts}) > 1:
+        with pytest.raises(ProtocolError):
+            Sections.split(b"".join(raw for _, raw in reversed(parts)))
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations([DATA, SEQUENCE, VALUE], 2)))
+def test_a_body_is_of_one_kind(first: int, second: int) -> None:
+    contents = {DATA: codec.encode(b"x"), SEQUENCE: codec.encode([]), VALUE: codec.encode(None)}
+    with pytest.raises(ProtocolError, match="out of its place"):
+        Sections.split(section(first, contents[first]) + section(second, contents[second]))
+
+
+def test_two_values_are_one_too_many() -> None:
+    with pytest.raises(ProtocolError, match="out of its place"):
+        Sections.split(value_body("a") + value_body("b"))
+
+
+@given(messages(), st.data())
+@settings(deadline=None, max_examples=200)
+def test_a_broken_message_is_split_and_checked_or_refused(parts: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    broken = bytearray(b"".join(raw for _, raw in parts))
+    for _ in range(data.draw(st.integers(1, 3))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        found = Sections.split(bytes(broken))
+        assert found.join() == bytes(broken)
+        found.check()
+
+
+@given(messages())
+@settings(deadline=None, max_examples=40)
+def test_a_message_cut_short_inside_of_a_section_is_refused(parts: list[tuple[int, bytes]]) -> None:
+    payload = b"".join(raw for _, raw in parts)
+    ends = set(itertools.accumulate(len(raw) for _, raw in parts)) | {0}
+    for end in set(range(len(payload))) - ends:
+        with pytest.raises(ProtocolError):
+            Sections.split(payload[:end])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"no message",
+        b"\x40",
+        b"\x00",
+        b"\x00\x53",
+        b"\x00\x53\x75",
+        b"\x00\x53\x79\x40",
+        b"\x00\x53\x10\x45",
+        b"\x00\x43\x40",
+        b"\x00\xa3\x04oops\x40",
+        b"\x00\xa1\x10amqp:data:binary\xa0\x00",
+        section(DATA, codec.encode("text")),
+        section(DATA, b"\x40"),
+        section(HEADER, codec.encode(Map())),
+        section(PROPERTIES, codec.encode("id")),
+        section(APPLICATION_PROPERTIES, codec.encode([])),
+        section(FOOTER, codec.encode(None)),
+        section(SEQUENCE, codec.encode(b"")),
+        data_body(b"x") + b"\x00",
+        b"\x00" * 100_000,
+        b"\x00\x53\x77" + b"\x00" * 100_000,
+    ],
+    ids=[str(number) for number in range(20)],
+)
+def test_what_is_no_message_is_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Sections.split(payload)
+
+
+BROKEN_INSIDE = {
+    "header": section(HEADER, codec.encode(["not a flag"])),
+    "delivery_annotations": section(DELIVERY_ANNOTATIONS, b"\xc1\x03\x02\x40\x01"),
+    "message_annotations": section(MESSAGE_ANNOTATIONS, b"\xc1\x02\x01\x40"),
+    "properties": section(PROPERTIES, codec.encode([None, "no binary"])),
+    "application_properties": section(APPLICATION_PROPERTIES, b"\xc1\x04\x02\xa1\x05\x40"),
+    "body": section(SEQUENCE, b"\xc0\x02\x09\x40"),
+    "footer": section(FOOTER, b"\xc1\x03\x04\x40\x40"),
+}
+
+
+@pytest.mark.parametrize("slot", Sections.ORDER)
+def test_check_finds_what_is_broken_inside_of_any_section(slot: str) -> None:
+    found = Sections.split(BROKEN_INSIDE[slot])
+    assert getattr(found, slot) == BROKEN_INSIDE[slot]
+    with pytest.raises(ProtocolError):
+        found.check()
+
+
+IDS = ["text", uuid.UUID(int=7), ULong(7), ULong((1 << 64) - 1), b"\x00\xff"]
+
+
+@pytest.mark.parametrize("message_id", IDS, ids=lambda value: type(value).__name__)
+def test_message_and_correlation_ids_keep_their_type(message_id: Any) -> None:
+    raw = Properties(message_id=message_id, correlation_id=message_id).encode()
+    read = Sections(properties=raw).read_properties()
+    assert same(read.message_id, message_id)
+    assert same(read.correlation_id, message_id)
+    assert read.encode() == raw
+
+
+def test_the_text_of_an_id_does_not_depend_on_whether_it_has_a_type_of_its_own() -> None:
+    assert [text_of(value) for value in ("a", uuid.UUID(int=7), ULong(7), b"\x01", None)] == [
+        "a",
+        "00000000-0000-0000-0000-000000000007",
+        "7",
+        "01",
+        None,
+    ]
+
+
+def test_sections_that_are_not_there_read_as_empty() -> None:
+    nothing = Sections.split(b"")
+    assert nothing.read_header() == Header()
+    assert nothing.read_properties() == Properties()
+    assert len(nothing.read_message_annotations()) == len(nothing.read_application_properties()) == 0
+    assert nothing.read_body() == []
+    nothing.check()
+
+
+def test_typed_readers_find_what_was_written() -> None:
+    found = Sections.split(
+        Header(durable=True, ttl=5_000, delivery_count=2).encode()
+        + encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-enqueued-time"): Timestamp(7)})
+        + encode_map(APPLICATION_PROPERTIES, {"answer": Int(42)})
+        + data_body(b"x")
+    )
+    assert (found.read_header().ttl, found.read_header().delivery_count) == (5_000, 2)
+    assert found.read_message_annotations()["x-opt-enqueued-time"] == 7
+    assert same(found.read_application_properties()["answer"], Int(42))
+    assert encode_map(APPLICATION_PROPERTIES, {}) == b""
+
+
+@given(st.lists(st.binary(max_size=400), max_size=6), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_a_batch_holds_its_members_in_order(members: list[bytes], annotated: bool) -> None:
+    annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-partition-key"): "key"}) if annotated else b""
+    assert list(batch_members(annotations + b"".join(map(data_body, members)))) == members
+
+
+def test_a_batch_that_is_broken_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        list(batch_members(data_body(b"whole") + data_body(b"half")[:-1]))
