@@ -35,6 +35,9 @@ SLICE_BYTES: Final = 262_144
 """What is taken out of a queue in one go, before others have their turn and the peer's slowness can show."""
 
 REQUEST_BYTES: Final = 1_048_576
+OVERSIZE_FACTOR: Final = 4
+"""A message up to so many times the limit is read and refused by itself; a larger one costs its link."""
+
 REPLIES_WAITING_MOST: Final = 100
 
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
@@ -95,6 +98,7 @@ class Intake:
         self._taken: list[Delivery] = []
         limit = target.queue.message_limit_bytes
         link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(limit)})
+        link.max_message_size = OVERSIZE_FACTOR * limit
         link.grant(CREDIT)
 
     def take(self, delivery: Delivery) -> None:

@@ -1,0 +1,170 @@
+"""An emulator in a thread of its own, and the official clients, sync and aio, behind one face.
+
+The tests are written once, as a sync program would be. `Aio` runs what the aio client answers on a loop that nobody
+else uses, between two lines of the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.testing import Emulator
+
+if TYPE_CHECKING:
+    from sbpair.emulator.namespace import Namespace
+    from sbpair.emulator.queue import Queue
+
+T = TypeVar("T")
+NAMESPACE = "contoso"
+
+
+class Running:
+    """An emulator whose loop runs in a thread: what touches it is called there."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), name="emulator")
+        self._names = (f"queue-{number}" for number in itertools.count())
+        self.emulator: Emulator
+
+    async def _serve(self) -> None:
+        async with Emulator([(NAMESPACE, 0)]) as self.emulator:
+            self._ready.set()
+            await self._stop.wait()
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        self._loop.close()
+
+    def do(self, action: Callable[[], T]) -> T:
+        async def on_loop() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(10)
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.emulator.namespaces[NAMESPACE]
+
+    @property
+    def connection_string(self) -> str:
+        return self.emulator.ready.namespaces[0].connection_string
+
+    def connection_string_with(self, rule: AuthorizationRule) -> str:
+        endpoint = self.emulator.ready.namespaces[0].endpoint
+        key = f"SharedAccessKeyName={rule.key_name};SharedAccessKey={rule.primary_key}"
+        return f"Endpoint={endpoint};{key};UseDevelopmentEmulator=true"
+
+    def connection_string_with_token(self, token: str) -> str:
+        endpoint = self.emulator.ready.namespaces[0].endpoint
+        return f"Endpoint={endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true"
+
+    def advance(self, seconds: float) -> None:
+        self.do(lambda: self.emulator.advance(int(seconds * 1000)))
+
+    def queue(self, **properties: Any) -> Queue:
+        """A new queue with a name of its own."""
+        return self.do(lambda: self.namespace.create_queue(next(self._names), QueueDescription(**properties)))
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Running]:
+    with Running() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def listen_only(running: Running) -> str:
+    """The connection string of a namespace-wide rule without Send."""
+    rule = AuthorizationRule("listen", "listen-key", "listen-key-2", frozenset({Claim.LISTEN}))
+    namespace = running.namespace
+    running.do(lambda: setattr(namespace, "keys", (*namespace.keys, rule)))
+    return running.connection_string_with(rule)
+
+
+class Aio:
+    """An object of the aio client, used like its sync twin."""
+
+    def __init__(self, wrapped: Any, run: Callable[[Any], Any]) -> None:
+        self._wrapped = wrapped
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._wrapped, name)
+        if not callable(value):
+            return Aio(value, self._run) if name.startswith("_") else value
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            result = value(*arguments, **keywords)
+            return self._run(result) if inspect.isawaitable(result) else result
+
+        return call
+
+
+class Official:
+    """One of the official clients. Opens what it is asked for, and closes it again."""
+
+    def __init__(self, kind: str) -> None:
+        self._loop = asyncio.new_event_loop() if kind == "aio" else None
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    @contextmanager
+    def sender(self, connection_string: str, queue: str) -> Iterator[Any]:
+        with self._open(connection_string, lambda client: client.get_queue_sender(queue)) as sender:
+            yield sender
+
+    @contextmanager
+    def receiver(self, connection_string: str, queue: str, **options: Any) -> Iterator[Any]:
+        with self._open(connection_string, lambda client: client.get_queue_receiver(queue, **options)) as receiver:
+            yield receiver
+
+    @contextmanager
+    def _open(self, connection_string: str, make: Callable[[Any], Any]) -> Iterator[Any]:
+        # Without retries: the tests are about what the service answers.
+        if self._loop is None:
+            with (
+                ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client,
+                make(client) as opened,
+            ):
+                yield opened
+            return
+        run = self._loop.run_until_complete
+        client = AioServiceBusClient.from_connection_string(connection_string, retry_total=0)
+        opened = make(client)
+        try:
+            run(opened.__aenter__())
+            yield Aio(opened, run)
+        finally:
+            run(opened.close())
+            run(client.close())
+
+
+@pytest.fixture(scope="module", params=["sync", "aio"])
+def official(request: pytest.FixtureRequest) -> Iterator[Official]:
+    official = Official(request.param)
+    yield official
+    official.close()
