@@ -152,4 +152,4 @@ def sign(rule: AuthorizationRule, resource: str, expiry_s: int) -> str:
     """A token for `resource`, as a client would make it."""
     signed = quote(resource, safe="")
     sig = quote(base64.b64encode(signature(rule.primary_key, signed, str(expiry_s))).decode(), safe="")
-    return f"{SCHEME} sr={signed}&sig={sig}&se={expiry_s}&skn={rule.key_name}"
+    return f"{SCHEME} sr={signed}&sig={sig}&se={expiry_s}&skn={quote(rule.key_name, safe='')}"

@@ -1,0 +1,332 @@
+"""The management door, request by request: what goes over the wire, to the element."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+from aiohttp import ClientSession
+from yarl import URL
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator.message import Message
+from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.testing import Emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+ATOM = "{http://www.w3.org/2005/Atom}"
+SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
+FOR_EVER = "P10675199DT2H48M5.4775807S"
+BACKLOG = "contoso%2Fx-servicebus-transfer%2F0"
+
+
+class Manager:
+    """Sends requests with a good token, unless told otherwise."""
+
+    def __init__(self, emulator: Emulator, session: ClientSession) -> None:
+        self.emulator = emulator
+        self.namespace = emulator.namespaces["contoso"]
+        self._session = session
+
+    def token(self, rule: AuthorizationRule | None = None, path: str = "", seconds: int = 60) -> str:
+        resource = f"https://{self.namespace.authority}{path}"
+        return sign(rule or self.namespace.keys[0], resource, self.emulator.clock.now_ms() // 1000 + seconds)
+
+    async def ask(self, method: str, path: str, body: str | bytes = b"", token: str | None = None, **headers: str):
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token != "":
+            sent["Authorization"] = token or self.token()
+        mark = "&" if "?" in path else "?"
+        version = "" if "api-version" in path else f"{mark}api-version=2024-05"
+        url = URL(f"http://{self.namespace.authority}/{path}{version}", encoded=True)
+        async with self._session.request(method, url, data=body, headers=sent) as answer:
+            return answer.status, await answer.text()
+
+    async def put(self, path: str, elements: str = "", **headers: str):
+        return await self.ask("PUT", path, entry(elements), **headers)
+
+
+def entry(elements: str, kind: str = "QueueDescription") -> str:
+    return (
+        f'<entry xmlns="{ATOM[1:-1]}"><content type="application/xml">'
+        f'<{kind} xmlns="{SERVICE_BUS[1:-1]}" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{elements}</{kind}>'
+        "</content></entry>"
+    )
+
+
+def managed(scenario: Callable[[Manager], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+            await scenario(Manager(emulator, session))
+
+    asyncio.run(main())
+
+
+def read(text: str) -> ET.Element:
+    return ET.fromstring(text)  # noqa: S314  # it comes from the emulator
+
+
+def elements_of(text: str) -> dict[str, str]:
+    description = read(text).find(f"{ATOM}content/{SERVICE_BUS}QueueDescription")
+    return {child.tag.removeprefix(SERVICE_BUS): child.text or "" for child in description}
+
+
+def sub_code(text: str) -> int:
+    return int(re.search(r"<Detail>SubCode=(\d+)\. ", text)[1])
+
+
+def test_a_backlog_queue_is_given_back_element_for_element() -> None:
+    async def scenario(manager: Manager) -> None:
+        status, text = await manager.put(
+            BACKLOG,
+            "<LockDuration>PT1M</LockDuration><MaxSizeInMegabytes>5120</MaxSizeInMegabytes>"
+            f"<DefaultMessageTimeToLive>{FOR_EVER}</DefaultMessageTimeToLive>"
+            "<DeadLetteringOnMessageExpiration>true</DeadLetteringOnMessageExpiration>"
+            "<MaxDeliveryCount>2147483647</MaxDeliveryCount><EnableBatchedOperations>true</EnableBatchedOperations>"
+            f"<AutoDeleteOnIdle>{FOR_EVER}</AutoDeleteOnIdle>",
+        )
+        assert status == 201
+        found = elements_of(text)
+        times = [found.pop(name) for name in ("CreatedAt", "UpdatedAt", "AccessedAt")]
+        assert times[0] == times[1] != times[2] == "0001-01-01T00:00:00Z"
+        assert list(found.items()) == [
+            ("LockDuration", "PT1M"),
+            ("MaxSizeInMegabytes", "5120"),
+            ("RequiresDuplicateDetection", "false"),
+            ("RequiresSession", "false"),
+            ("DefaultMessageTimeToLive", FOR_EVER),
+            ("DeadLetteringOnMessageExpiration", "true"),
+            ("DuplicateDetectionHistoryTimeWindow", "PT10M"),
+            ("MaxDeliveryCount", "2147483647"),
+            ("EnableBatchedOperations", "true"),
+            ("SizeInBytes", "0"),
+            ("MessageCount", "0"),
+            ("IsAnonymousAccessible", "false"),
+            ("AuthorizationRules", ""),
+            ("Status", "Active"),
+            ("SupportOrdering", "true"),
+            ("CountDetails", ""),
+            ("AutoDeleteOnIdle", FOR_EVER),
+            ("EnablePartitioning", "false"),
+            ("EntityAvailabilityStatus", "Available"),
+            ("EnableExpress", "false"),
+            ("MaxMessageSizeInKilobytes", "256"),
+        ]
+        assert read(text).findtext(f"{ATOM}title") == "contoso/x-servicebus-transfer/0"
+        assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
+
+    managed(scenario)
+
+
+def test_the_message_size_is_not_told_to_an_old_version() -> None:
+    async def scenario(manager: Manager) -> None:
+        _, text = await manager.put("orders?api-version=2017-04")
+        assert "MaxMessageSizeInKilobytes" not in elements_of(text)
+        assert "MaxMessageSizeInKilobytes" in elements_of((await manager.ask("GET", "orders?api-version=2021-05"))[1])
+
+    managed(scenario)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        entry("<MaxSizeInMegabytes>1024</MaxSizeInMegabytes><LockDuration>PT1M</LockDuration>"),
+        entry("<LockDuration>PT6M</LockDuration>"),
+        entry("<DefaultMessageTimeToLive>P10675199DT2H48M5.477581S</DefaultMessageTimeToLive>"),
+        entry("<Colour>red</Colour>"),
+        entry('<LockDuration xmlns="urn:other">PT1M</LockDuration>'),
+        entry("", kind="RelayDescription"),
+        entry("<LockDuration>PT1M</LockDuration>")[:-3],
+        "<entry/>",
+        "",
+        "not xml",
+        b"\xff\xfe<\x00",
+        '<?xml version="1.0" encoding="nonsense"?><a/>',
+        '<!DOCTYPE entry [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]>' + entry("<UserMetadata>&b;</UserMetadata>"),
+        '<!DOCTYPE entry SYSTEM "http://192.0.2.1/">' + entry(""),
+        ('<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>').encode("utf-16"),
+        entry(f"<UserMetadata>{'x' * 70_000}</UserMetadata>"),
+        "<a>" * 10_000,
+        "<a>" * 9_000 + "</a>" * 9_000,
+        entry("<AuthorizationRules><AuthorizationRule><Rights><AccessRights>Fly</AccessRights></Rights>"
+              "</AuthorizationRule></AuthorizationRules>"),
+    ],
+)  # fmt: skip
+def test_a_bad_description_is_refused_and_nothing_is_made(body) -> None:
+    async def scenario(manager: Manager) -> None:
+        status, text = await manager.ask("PUT", "orders", body)
+        assert (status, sub_code(text)) == (400, 40000)
+        assert read(text).findtext("Code") == "400"
+        assert manager.namespace.queues() == []
+
+    managed(scenario)
+
+
+def test_a_name_that_cannot_be_is_refused() -> None:
+    async def scenario(manager: Manager) -> None:
+        for path in ("contoso~x", "a%20b", "x" * 261, "gr%C3%B6sse", "a%2F%2Fb", "%24cbs"):
+            status, text = await manager.put(path)
+            assert (status, sub_code(text)) == (400, 40000)
+
+    managed(scenario)
+
+
+def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
+    async def scenario(manager: Manager) -> None:
+        await manager.put("orders")
+        status, text = await manager.put("ORDERS")
+        assert (status, sub_code(text)) == (409, 40900)
+        status, text = await manager.put("nothing", If_Match="*")
+        assert (status, sub_code(text)) == (404, 40400)
+        status, text = await manager.ask("DELETE", "nothing")
+        assert (status, sub_code(text)) == (404, 40400)
+        status, text = await manager.ask("GET", "nothing")
+        assert status == 200
+        assert read(text).tag == f"{ATOM}feed"
+        assert read(text).find(f"{ATOM}entry") is None
+        assert (await manager.ask("DELETE", "orders"))[0] == 200
+        assert manager.namespace.queues() == []
+
+    managed(scenario)
+
+
+def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
+    async def scenario(manager: Manager) -> None:
+        await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
+        manager.namespace.queue("orders").send([Message(Sections(), 100)])
+        status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
+        assert status == 200
+        found = elements_of(text)
+        assert (found["LockDuration"], found["MaxDeliveryCount"], found["RequiresSession"]) == ("PT30S", "10", "true")
+        assert (found["MessageCount"], found["SizeInBytes"]) == ("1", "100")
+        status, text = await manager.put("orders", "<RequiresSession>false</RequiresSession>", If_Match="*")
+        assert (status, sub_code(text)) == (400, 40000)
+        assert "RequiresSession" in text
+
+    managed(scenario)
+
+
+def test_counts_are_told_one_by_one() -> None:
+    async def scenario(manager: Manager) -> None:
+        await manager.put("orders")
+        queue = manager.namespace.queue("orders")
+        queue.send([Message(Sections(), 10) for _ in range(4)])
+        queue.send([Message(Sections(), 10, scheduled_at_ms=manager.emulator.clock.now_ms() + 60_000)])
+        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
+        _, text = await manager.ask("GET", "orders")
+        counts = dict(re.findall(r"<d2p1:(\w+)>(\d+)<", text))
+        assert counts == {
+            "ActiveMessageCount": "3",
+            "DeadLetterMessageCount": "1",
+            "ScheduledMessageCount": "1",
+            "TransferMessageCount": "0",
+            "TransferDeadLetterMessageCount": "0",
+        }
+        assert elements_of(text)["MessageCount"] == "5"
+        assert elements_of(text)["AccessedAt"] > "2026"
+
+    managed(scenario)
+
+
+def test_a_list_comes_in_pages_that_point_on() -> None:
+    async def scenario(manager: Manager) -> None:
+        for index in range(250):
+            manager.namespace.create_queue(f"q{index:03}")
+        seen: list[str] = []
+        path = "$Resources/queues?$skip=0&$top=500&api-version=2021-05"
+        while path:
+            status, text = await manager.ask("GET", path)
+            assert status == 200
+            feed = read(text)
+            seen += [title.text for title in feed.iterfind(f"{ATOM}entry/{ATOM}title")]
+            links = {link.get("rel"): link.get("href") for link in feed.iterfind(f"{ATOM}link")}
+            path = links.get("next", "").partition(manager.namespace.authority + "/")[2]
+        assert seen == [f"q{index:03}" for index in range(250)]
+
+    managed(scenario)
+
+
+@pytest.mark.parametrize("path", ["$Resources/topics", "orders/subscriptions", "$resources/queues?$skip=7"])
+def test_there_is_nothing_to_list(path) -> None:
+    async def scenario(manager: Manager) -> None:
+        status, text = await manager.ask("GET", path)
+        assert status == 200
+        assert read(text).find(f"{ATOM}entry") is None
+
+    managed(scenario)
+
+
+@pytest.mark.parametrize("query", ["$skip=-1", "$top=x", "$top=" + "9" * 5000, "api-version=1999-01"])
+def test_a_bad_query_is_refused(query) -> None:
+    async def scenario(manager: Manager) -> None:
+        status, text = await manager.ask("GET", f"$Resources/queues?{query}")
+        assert (status, sub_code(text)) == (400, 40000)
+
+    managed(scenario)
+
+
+def test_only_a_good_token_with_manage_may_manage() -> None:
+    async def scenario(manager: Manager) -> None:
+        listener = AuthorizationRule("listener", "key one", "key two", frozenset({Claim.LISTEN}))
+        manager.namespace.keys += (listener,)
+        wrong = AuthorizationRule("RootManageSharedAccessKey", "wrong", "wrong")
+        bad = ["", manager.token(wrong), manager.token(seconds=-1), manager.token(path="/other"), "Bearer eyJ"]
+        for token in [*bad, manager.token(listener)]:
+            for method, path in (("GET", "orders"), ("PUT", "orders"), ("GET", "$Resources/queues")):
+                status, text = await manager.ask(method, path, entry(""), token=token)
+                assert (status, sub_code(text)) == (401, 40100)
+        assert manager.namespace.queues() == []
+        status, _ = await manager.ask("PUT", "orders", entry(""), token=manager.token(path="/orders"))
+        assert status == 201
+
+    managed(scenario)
+
+
+def test_an_entitys_rules_are_kept_and_sign() -> None:
+    rules = (
+        '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule">'
+        "<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>"
+        "<Rights><AccessRights>Manage</AccessRights><AccessRights>Send</AccessRights><AccessRights>Listen</AccessRights>"
+        "</Rights><KeyName>own &amp; only</KeyName><PrimaryKey>a key</PrimaryKey>"
+        "</AuthorizationRule></AuthorizationRules>"
+    )
+
+    async def scenario(manager: Manager) -> None:
+        _, text = await manager.put("orders", rules)
+        (rule,) = manager.namespace.queue("orders").description.authorization_rules
+        assert (rule.key_name, rule.primary_key) == ("own & only", "a key")
+        assert len(rule.secondary_key) == 44
+        assert "<KeyName>own &amp; only</KeyName><PrimaryKey>a key</PrimaryKey>" in text
+        own = manager.token(rule, "/orders")
+        assert (await manager.ask("GET", "orders", token=own))[0] == 200
+        assert (await manager.ask("GET", "$Resources/queues", token=own))[0] == 401
+        manager.emulator.advance(5_000)
+        await manager.put("orders", rules, If_Match="*", token=own)
+        (kept,) = manager.namespace.queue("orders").description.authorization_rules
+        assert (kept.created_at_ms, kept.modified_at_ms > rule.modified_at_ms) == (rule.created_at_ms, True)
+
+    managed(scenario)
+
+
+def test_a_forwarding_target_is_given_back_as_a_whole_address() -> None:
+    async def scenario(manager: Manager) -> None:
+        whole = f"sb://{manager.namespace.authority}/target"
+        for name, given in (("bare", "target"), ("whole", whole)):
+            _, text = await manager.put(name, f"<ForwardTo>{given}</ForwardTo>")
+            assert elements_of(text)["ForwardTo"] == whole
+
+    managed(scenario)
+
+
+def test_other_verbs_are_not_for_entities() -> None:
+    async def scenario(manager: Manager) -> None:
+        for path in ("orders/messages", "$Resources/queues"):
+            status, text = await manager.ask("POST", path)
+            assert (status, read(text).findtext("Code")) == (405, "405")
+
+    managed(scenario)

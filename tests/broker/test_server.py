@@ -1,0 +1,345 @@
+"""Ports, first bytes, outages and the control door, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import ClientConnectionError, ClientSession
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator import server
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.first_bytes import FirstBytes
+from sbpair.emulator.message import Message
+from sbpair.emulator.sas import sign
+from sbpair.emulator.testing import Emulator
+from sbpair.emulator.timespan import TICKS_PER_MS
+from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sbpair.emulator.namespace import Namespace
+
+
+class Parrot(asyncio.Protocol):
+    """Stands in for the AMQP door: says back what it hears."""
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+
+    def data_received(self, data) -> None:
+        self.transport.write(data)
+
+
+def parrot(_: Namespace) -> asyncio.Protocol:
+    return Parrot()
+
+
+def port_of(emulator: Emulator, name: str = "contoso") -> int:
+    return int(emulator.namespaces[name].authority.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def connected(emulator: Emulator, name: str = "contoso"):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(emulator, name))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def in_emulator(scenario, *names: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            async with Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=parrot) as emulator:
+                await scenario(emulator)
+
+    asyncio.run(main())
+
+
+async def eof(reader: asyncio.StreamReader) -> bool:
+    """Whether the other side ends the connection without a word."""
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+def control(emulator: Emulator) -> str:
+    return f"http://127.0.0.1:{port_of(emulator)}/$control"
+
+
+async def post(emulator: Emulator, path: str, document: object) -> tuple[int, dict]:
+    data = document if isinstance(document, bytes) else json.dumps(document).encode()
+    async with ClientSession() as session, session.post(f"{control(emulator)}/{path}", data=data) as answer:
+        return answer.status, await answer.json()
+
+
+async def call(emulator: Emulator, method: str, path: str) -> tuple[int, dict]:
+    async with ClientSession() as session, session.request(method, f"{control(emulator)}/{path}") as answer:
+        return answer.status, await answer.json()
+
+
+async def namespace_info(emulator: Emulator) -> int:
+    namespace = emulator.namespaces["contoso"]
+    token = sign(namespace.keys[0], f"https://{namespace.authority}", emulator.clock.now_ms() // 1000 + 60)
+    url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
+    async with ClientSession(headers={"Authorization": token}) as session, session.get(url) as answer:
+        return answer.status
+
+
+def test_one_port_serves_both_protocols() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        async with connected(emulator) as (reader, writer):
+            writer.write(b"AMQP\x00\x01\x00\x00 and more")
+            assert await reader.readexactly(17) == b"AMQP\x00\x01\x00\x00 and more"
+        assert await namespace_info(emulator) == 200
+
+    in_emulator(scenario)
+
+
+def test_first_bytes_may_come_one_by_one() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        async with connected(emulator) as (reader, writer):
+            for byte in b"AMQP\x00":
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert await reader.readexactly(5) == b"AMQP\x00"
+        async with connected(emulator) as (reader, writer):
+            for byte in b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n":
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+    in_emulator(scenario)
+
+
+@pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])
+def test_other_first_bytes_end_that_connection_at_once(garbage) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        async with connected(emulator) as (reader, writer):
+            writer.write(garbage)
+            assert await eof(reader)
+        assert await namespace_info(emulator) == 200
+
+    in_emulator(scenario)
+
+
+@pytest.mark.parametrize("said", [b"", b"AM"])
+def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        listening = server.bind("127.0.0.1", 0)
+        make = lambda: FirstBytes(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
+        async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(said)
+            assert await eof(reader)
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            first, second = free.getsockname()[1], taken.getsockname()[1]
+            free.close()
+            with pytest.raises(PortInUse, match=str(second)) as refused:
+                async with Emulator([("contoso", first), ("contoso-dr", second)]):
+                    pass
+            assert refused.value.hint
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", first)
+
+    asyncio.run(main())
+
+
+def test_a_port_can_be_taken_again_at_once() -> None:
+    async def main() -> None:
+        port = 0
+        for _ in range(3):
+            async with Emulator([("contoso", port)], amqp_factory=parrot) as emulator:
+                port = port_of(emulator)
+                async with connected(emulator) as (reader, writer):
+                    writer.write(b"AMQP")
+                    await reader.readexactly(4)
+
+    asyncio.run(main())
+
+
+def test_stopping_ends_every_connection() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            async with Emulator([("contoso", 0)], amqp_factory=parrot) as emulator:
+                silent, _ = await stack.enter_async_context(connected(emulator))
+                amqp, writer = await stack.enter_async_context(connected(emulator))
+                writer.write(b"AMQP")
+                await amqp.readexactly(4)
+                http, writer = await stack.enter_async_context(connected(emulator))
+                writer.write(b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n")
+                await http.readuntil(b"]}]}")
+            async with asyncio.timeout(10):
+                assert [await eof(each) for each in (silent, amqp, http)] == [True, True, True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "error"),
+    [
+        ([], UsageError),
+        ([("con toso", 0)], NameInvalid),
+        ([("c" * 51, 0)], NameInvalid),
+        ([("contoso", 65536)], UsageError),
+        ([("contoso", 0), ("Contoso", 0)], UsageError),
+    ],
+)
+def test_names_and_ports_that_cannot_be_are_refused(namespaces, error) -> None:
+    with pytest.raises(error):
+        Emulator(namespaces)
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    with pytest.raises(MachineLacks, match=r"192\.0\.2\.1"):
+        server.bind("192.0.2.1", 0)
+
+
+def test_the_ready_file_is_written_when_all_ports_accept(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    path.write_text("left by an earlier run")
+    seen = []
+
+    async def main() -> None:
+        ready: asyncio.Future[server.Ready] = asyncio.get_running_loop().create_future()
+        wanted = [("contoso", 0), ("contoso-dr", 0)]
+        task = asyncio.create_task(server.run(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
+        seen.append(await ready)
+        for each in json.loads(path.read_text())["namespaces"]:
+            _, writer = await asyncio.open_connection("127.0.0.1", int(each["endpoint"].rpartition(":")[2]))
+            writer.close()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert path.read_text() == seen[0].as_json() + "\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ready.json"]
+    described = json.loads(path.read_text())["namespaces"]
+    assert [each["name"] for each in described] == ["contoso", "contoso-dr"]
+    assert described[0]["connection_string"] == (
+        f"Endpoint={described[0]['endpoint']};SharedAccessKeyName=RootManageSharedAccessKey;"
+        "SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
+    )
+
+
+def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(MachineLacks, match="nowhere"):
+        asyncio.run(server.run([("contoso", 0)], ready_file=tmp_path / "nowhere" / "ready.json"))
+
+
+def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        async with connected(emulator) as (reader, writer), connected(emulator, "contoso-dr") as (other, other_writer):
+            for each in (writer, other_writer):
+                each.write(b"AMQP")
+            await reader.readexactly(4)
+            await other.readexactly(4)
+            status, answer = await post(emulator, "faults", {"kind": "namespace-down", "namespace": "contoso"})
+            assert status == 201
+            assert await eof(reader)
+            other_writer.write(b"still here")
+            assert await other.readexactly(10) == b"still here"
+        async with connected(emulator) as (reader, writer):
+            writer.write(b"AMQP")
+            assert await eof(reader)
+        with pytest.raises(ClientConnectionError):
+            await namespace_info(emulator)
+        _, state = await call(emulator, "GET", "state")
+        assert state["faults"] == {answer["id"]: {"kind": "namespace-down", "namespace": "contoso"}}
+        assert [each["down"] for each in state["namespaces"]] == [True, False]
+        assert (await call(emulator, "DELETE", f"faults/{answer['id']}"))[0] == 200
+        assert await namespace_info(emulator) == 200
+        assert (await call(emulator, "DELETE", f"faults/{answer['id']}"))[0] == 404
+
+    in_emulator(scenario, "contoso", "contoso-dr")
+
+
+def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        queue = emulator.namespaces["contoso"].create_queue("orders")
+        queue.send([Message(Sections(), 10)])
+        queue.messages.receive(1)
+        before = emulator.clock.now_ms()
+        _, answer = await post(emulator, "clock", {"advance_ms": 60_000})
+        assert answer["now_ms"] >= before + 60_000
+        _, state = await call(emulator, "GET", "state")
+        expected = {"path": "orders", "active": 1, "locked": 0, "scheduled": 0, "dead_letter": 0, "size_bytes": 10}
+        assert state["namespaces"][0]["queues"] == [expected]
+
+    in_emulator(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "where"),
+    [
+        ("faults", b"{", "body"),
+        ("faults", b"[" * 50_000, "body"),
+        ("faults", b" " * 70_000, "body"),
+        ("faults", [], "body"),
+        ("faults", {"namespace": "contoso"}, "kind"),
+        ("faults", {"kind": "namespace-down"}, "namespace"),
+        ("faults", {"kind": "meteor", "namespace": "contoso"}, "kind"),
+        ("faults", {"kind": "namespace-down", "namespace": "fabrikam"}, "namespace"),
+        ("faults", {"kind": "namespace-down", "namespace": 1}, "namespace"),
+        ("faults", {"kind": "namespace-down", "namespace": "contoso", "colour": "red"}, "colour"),
+        ("faults", {"kind": "namespace-down", "namespace": "contoso", "ms": "1"}, "ms"),
+        ("clock", {"advance_ms": -1}, "advance_ms"),
+        ("clock", {"advance_ms": True}, "advance_ms"),
+        ("clock", {"advance": 1}, "body"),
+    ],
+)
+def test_bad_control_requests_are_answered_with_where_they_are_bad(path, document, where) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        status, answer = await post(emulator, path, document)
+        assert (status, answer["error"]["where"]) == (400, where)
+        assert not emulator.namespaces["contoso"].down
+
+    in_emulator(scenario)
+
+
+def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        assert (await call(emulator, "GET", "nothing"))[0] == 404
+
+    in_emulator(scenario)
+
+
+def test_the_timer_ends_locks_without_anyone_asking() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        description = QueueDescription(lock_duration=20 * TICKS_PER_MS)
+        queue = emulator.namespaces["contoso"].create_queue("orders", description)
+        queue.send([Message(Sections(), 10)])
+        queue.messages.receive(1)
+        woken = asyncio.Event()
+
+        class Waiter:
+            def wake(self) -> None:
+                woken.set()
+
+        queue.messages.receive(1, Waiter())
+        await woken.wait()
+        assert queue.messages.receive(1)[0].delivery_count == 1
+
+    in_emulator(scenario)
