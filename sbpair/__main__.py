@@ -1,0 +1,82 @@
+"""The entry point: arguments in, exit code out. The one place where an error becomes two lines on stderr.
+
+A connection string among the arguments is refused before anything else: every user of the machine can read them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from sbpair.errors import SbpairError, UsageError
+from sbpair.model import looks_like_connection_string
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BUG = 1
+INTERRUPTED = 130
+# What a shell shows for a program that SIGPIPE ended, which is what `| head` does to most.
+PIPE_CLOSED = 141
+
+
+def main() -> None:
+    """The `sbpair` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and say on stderr what went wrong, if anything did."""
+    _never_fail_to_encode()
+    try:
+        refuse_secrets(arguments)
+        from sbpair.cli.app import invoke
+
+        code = invoke(arguments)
+        sys.stdout.flush()
+    except SbpairError as error:
+        return _told(error.message, error.hint, error.exit_code, arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:  # noqa: BLE001  # whatever it is, its traceback is not for users
+        hint = "this is a bug: run it again with --debug, and report what it shows"
+        return _told(f"unexpected {type(error).__name__}", hint, BUG, arguments)
+    return code
+
+
+def refuse_secrets(arguments: Sequence[str]) -> None:
+    """Raise UsageError where an argument looks like a connection string. It is not repeated."""
+    if any(map(looks_like_connection_string, arguments)):
+        raise UsageError(
+            "an argument looks like a connection string, which every user of this machine can read",
+            hint="export SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING, and change the key",
+        )
+
+
+def _told(message: str, hint: str, code: int, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
+        import traceback
+
+        traceback.print_exc()
+    lines = [f"error: {message}", *([f"hint: {hint}"] if hint else [])]
+    sys.stderr.write("".join(f"{_printable(line)}\n" for line in lines))
+    return code
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def _never_fail_to_encode() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The commands, and how a line of arguments becomes an exit code.
+
+A command's module is imported when the command is asked for, and not before: `--help` loads none of them.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from sbpair import __version__
+from sbpair.cli.help import Command, Group
+from sbpair.errors import UsageError
+
+PROGRAM = "sbpair"
+COMPLETION_VARIABLE = "_SBPAIR_COMPLETE"
+
+# The first line of each command's help, here so that the list can be shown without importing one.
+COMMANDS = {
+    "provision": "Create the backlog queues that the secondary namespace lacks.",
+    "audit": "Compare the backlog queues with what they should be, and count their messages.",
+    "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
+    "emulator": "Run namespaces on this machine, for trying things out and for tests.",
+    "drill": "Rehearse the whole story on an emulator, and compare every message to the byte.",
+}
+
+
+class Commands(Group):
+    """The root: one module of this package a command."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """A stand-in that knows its summary, which is all that a list or a completion of names needs."""
+        return Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.commands = dict.fromkeys(COMMANDS, Command(None))  # for the suggestion after a slip of the pen
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load(str(name)), rest
+
+
+def load(name: str) -> Any:
+    """The real command."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, cls=Command)(import_module(f"sbpair.cli.{name}").command)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(cls=Commands, name=PROGRAM, add_completion=False, rich_markup_mode=None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version")
+    ] = False,
+) -> None:
+    """Azure Service Bus paired namespaces: backlog queues, the syphon, and an emulator to rehearse on.
+
+    A pair comes from options, from SBPAIR_ variables or from the configuration file, in this order. A connection
+    string is only taken from the environment: SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING.
+
+    Exit codes: 0 done; 2 usage; 3 partial, or findings; 4 refused as unsafe; 5 access; 6 unreachable, throttled or
+    timed out; 7 this machine lacks something; 130 interrupted; 1 a bug.
+    """
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run one command line. Raises SbpairError, also for what typer does not understand."""
+    command = typer.main.get_command(app)
+    if COMPLETION_VARIABLE in os.environ:
+        return _complete(command)
+    try:
+        with command.make_context(PROGRAM, list(arguments) or ["--help"]) as context:
+            result = command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    except typer.TyperException as error:
+        raise _usage(error) from error
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: typer.TyperException) -> UsageError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else PROGRAM
+    hint = f"see {path} --help"
+    if path == PROGRAM and "No such option" in error.format_message():
+        hint += "; options go after the command, as in sbpair audit --output json"
+    return UsageError(error.format_message().rstrip("."), hint=hint)
+
+
+def _complete(command: Any) -> int:
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)

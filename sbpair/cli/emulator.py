@@ -1,0 +1,106 @@
+"""`sbpair emulator`: options into one call of `sbpair.emulator`, and what it is reached by into output."""
+
+import asyncio
+import json
+import shlex
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbpair.cli.options import Display, Output, options
+from sbpair.cli.output import Screen, clean
+from sbpair.cli.running import run
+from sbpair.errors import UsageError
+
+if TYPE_CHECKING:
+    from sbpair.emulator.server import Ready
+
+SCHEMA = "sbpair/emulator/1"
+DEFAULT = ("contoso=5672", "contoso-dr=5673")
+
+
+@options
+def command(
+    *,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME=PORT",
+            help="A namespace and its port; may be given several times, and port 0 is any free one. Without it:"
+            f" {' and '.join(DEFAULT)}",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen: 127.0.0.1 by itself")
+    ] = "127.0.0.1",
+    expose: Annotated[
+        bool, typer.Option("--expose", help="Allow an address that others reach: the key is known to everybody")
+    ] = False,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option("--ready-file", metavar="FILE", help="Write how to connect into FILE, once every port accepts"),
+    ] = None,
+    display: Display,
+) -> int:
+    """Run namespaces on this machine, for trying things out and for tests.
+
+    Each namespace has one port, for AMQP and for HTTP management. Nothing is kept when it stops, which it does on
+    SIGINT and SIGTERM. What it prints can be pasted into a shell, so that the other commands use it.
+
+    JSON, on one line, once every port accepts; the ready file holds it without the schema:
+
+      {"schema": "sbpair/emulator/1", "namespaces": [{"name": "", "endpoint": "", "connection_string": ""}]}
+
+    Exit codes: 0 stopped by a signal; 7 a port is in use.
+    """
+    screen = Screen(display)
+    wanted = [_parsed(text) for text in namespace or DEFAULT]
+    _check_host(host, expose=expose)
+    from sbpair.emulator import server
+
+    async def serve(_stop: asyncio.Event) -> None:
+        await server.run(wanted, host=host, ready_file=ready_file, on_ready=lambda ready: _show(screen, ready))
+
+    try:
+        run(serve)
+    except KeyboardInterrupt:
+        screen.say("stopped")
+    return 0
+
+
+def _parsed(text: str) -> tuple[str, int]:
+    name, equals, port = text.partition("=")
+    if not (name and equals and port.isascii() and port.isdigit()):
+        raise UsageError(f"--namespace {clean(text)!r} is not NAME=PORT", hint="write --namespace contoso=5672")
+    return name, int(port)
+
+
+def _check_host(host: str, *, expose: bool) -> None:
+    if not expose and not _is_loopback(host):
+        raise UsageError(
+            f"{clean(host)} can be reached from other machines, and everybody knows the emulator's key",
+            hint="leave --host out, or say --expose if everybody may read, write and delete what is in it",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _show(screen: Screen, ready: "Ready") -> None:
+    described = json.loads(ready.as_json())["namespaces"]
+    if screen.output is not Output.TABLE:
+        screen.write(json.dumps({"schema": SCHEMA, "namespaces": described}))
+        return
+    for each in described:
+        screen.write(f"# {each['name']}: {each['connection_string']}")
+    for side, each in zip(("PRIMARY", "SECONDARY"), described, strict=False):
+        screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each['name'])}")
+        screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each['connection_string'])}")
+    screen.say("ready; Ctrl-C stops it")

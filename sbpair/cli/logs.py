@@ -1,0 +1,43 @@
+"""Logging for the command line: sbpair's own loggers to stderr, as text or as lines of JSON.
+
+Other packages stay at their warnings: what azure logs below that would hold headers.
+"""
+
+import json
+import logging
+import time
+
+from sbpair.cli.options import Display, LogFormat
+
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(
+            {
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage(),
+            }
+        )
+
+
+class Lines(logging.Formatter):
+    """`10:15:00 warning sbpair.wire: …`, with nothing in it that a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
+        printable = "".join(each if each.isprintable() else "\ufffd" for each in text)
+        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {printable}"
+
+
+def start(display: Display) -> None:
+    """Send the logs of this run to stderr. -v is info, -vv is debug."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if display.log_format is LogFormat.JSON else Lines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("sbpair").setLevel(LEVELS[min(display.verbose, len(LEVELS) - 1)])

@@ -1,0 +1,97 @@
+"""Results to stdout, everything else to stderr.
+
+Text that came out of messages or out of a service is stripped of what a terminal would obey.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from sbpair.cli.options import Display, LogFormat, Output
+
+Document = Mapping[str, object]
+
+
+def clean(text: object) -> str:
+    """`text` on one line and without control characters, those that turn the writing direction among them."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in str(text))
+
+
+class Screen:
+    """Where a command writes. Every text goes through here."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._start_logging()
+
+    @property
+    def output(self) -> Output:
+        return self._display.output
+
+    @property
+    def animated(self) -> bool:
+        """Whether something may move: on a terminal, to somebody who did not ask for quiet or for lines of JSON."""
+        shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
+        return shown and sys.stderr.isatty()
+
+    def result(self, document: Document, lines: Iterable[Document], table: Iterable[str]) -> None:
+        """One result in the form that was asked for: a document, its lines for JSON Lines, and text for people."""
+        if self.output is Output.JSON:
+            self.write(json.dumps(document, indent=2))
+        elif self.output is Output.JSONL:
+            for line in lines:
+                self.write(json.dumps(line))
+        else:
+            for text in table:
+                self.write(text)
+
+    def write(self, line: str) -> None:
+        """One line to stdout, at once: whoever reads it may be waiting."""
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        """What is going on, for whoever watches."""
+        if not self._display.quiet:
+            self._tell("info", text)
+
+    def detail(self, text: str) -> None:
+        """What is only worth saying with -v."""
+        if self._display.verbose:
+            self.say(text)
+
+    def warn(self, text: str) -> None:
+        self._tell("warning", text)
+
+    def _tell(self, level: str, text: str) -> None:
+        if self._display.log_format is LogFormat.JSON:
+            line = json.dumps({"time": _now(), "level": level, "logger": "sbpair", "message": clean(text)})
+        else:
+            line = clean(text) if level == "info" else f"{level}: {clean(text)}"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def _start_logging(self) -> None:
+        # Logging takes longer to load than a usage error takes to be told.
+        from sbpair.cli.logs import start
+
+        start(self._display)
+
+
+def columns(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Rows as aligned text, the first of them a heading; numbers to the right."""
+    texts = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    right = [all(isinstance(row[at], int) for row in rows[1:]) and len(rows) > 1 for at in range(len(widths))]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in texts
+    ]
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
