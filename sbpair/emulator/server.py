@@ -120,6 +120,8 @@ class Port:
         if self._server is not None:
             self._server.close()
         self.break_connections()
+        # Idle connections end here; only requests under way are waited for.
+        self._http.pre_shutdown()
         await self._http.shutdown(STOP_SECONDS)
         for transport in list(self._connections):
             transport.abort()
