@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from aiohttp import web
 
 from sbpair.emulator import atom_xml as xml
+from sbpair.emulator.body import read_body
 from sbpair.emulator.description import QueueDescription, check_path, from_elements
 from sbpair.emulator.errors import ArgumentInvalid, NotAuthenticated, Refusal
 from sbpair.emulator.sas import Claim, scope_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.queue import Queue
 
 API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
-BODY_LIMIT: Final = 64 * 1024
 PAGE: Final = 100
 _LISTS: Final = {"$resources/queues": "Queues", "$resources/topics": "Topics"}
 
@@ -168,19 +168,6 @@ def forward_address(text: str, host: str) -> str:
 
 def new_key() -> str:
     return base64.b64encode(secrets.token_bytes(32)).decode()
-
-
-async def read_body(request: web.BaseRequest) -> bytes:
-    """The whole body, if it is not too large: one that only claims to be large is not waited for."""
-    data = b""
-    if (request.content_length or 0) <= BODY_LIMIT:
-        async for chunk in request.content.iter_any():
-            data += chunk
-            if len(data) > BODY_LIMIT:
-                break
-        else:
-            return data
-    raise ArgumentInvalid(f"The request body is larger than {BODY_LIMIT} bytes.")
 
 
 def _count(ask: Ask, name: str, default: int) -> int:

@@ -13,18 +13,19 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
-from sbpair.emulator.errors import Refusal
+from sbpair.emulator.body import read_body
+from sbpair.emulator.errors import ArgumentInvalid, Refusal
 from sbpair.emulator.faults import BadField, Faults, FaultUnknown, read_count, read_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.faults import Fault
     from sbpair.emulator.namespace import Namespace
     from sbpair.emulator.queue import Queue
 
 PREFIX: Final = "$control"
-BODY_LIMIT: Final = 64 * 1024
 
 
 class ControlDoor:
@@ -50,28 +51,29 @@ class ControlDoor:
         parts = unquote(urlsplit(request.raw_path).path).strip("/").split("/")[1:]
         match request.method, parts:
             case "POST", ["faults"]:
-                identity = self._faults.begin(read_fault(await body(request)))
+                identity = self._faults.begin(read_fault(await document_of(request)))
                 return web.json_response({"id": identity}, status=201)
             case "DELETE", ["faults", identity]:
                 self._faults.end(identity)
                 return web.json_response({"id": identity})
             case "POST", ["clock"]:
-                self._advance(advance_ms(await body(request)))
+                self._advance(advance_ms(await document_of(request)))
                 return web.json_response({"now_ms": self._clock.now_ms()})
             case "GET", ["state"]:
                 return web.json_response(self._state())
         raise FaultUnknown("The control door knows POST faults, DELETE faults/ID, POST clock and GET state.")
 
     def _state(self) -> dict[str, object]:
-        faults = {key: {k: v for k, v in asdict(fault).items() if v is not None} for key, fault in self._active()}
+        faults = {identity: fault_state(fault) for identity, fault in self._faults.active().items()}
         namespaces = [
             {"name": name, "down": namespace.down, "queues": [queue_state(queue) for queue in namespace.queues()]}
             for name, namespace in self._namespaces.items()
         ]
         return {"now_ms": self._clock.now_ms(), "faults": faults, "namespaces": namespaces}
 
-    def _active(self) -> list[tuple[str, object]]:
-        return list(self._faults.active().items())
+
+def fault_state(fault: Fault) -> dict[str, object]:
+    return {name: value for name, value in asdict(fault).items() if value is not None}
 
 
 def queue_state(queue: Queue) -> dict[str, object]:
@@ -86,14 +88,11 @@ def queue_state(queue: Queue) -> dict[str, object]:
     }
 
 
-async def body(request: web.BaseRequest) -> object:
-    data = await request.content.read(BODY_LIMIT + 1)
-    while data and len(data) <= BODY_LIMIT and (more := await request.content.read(BODY_LIMIT + 1)):
-        data += more
-    if len(data) > BODY_LIMIT:
-        raise BadField("body", f"more than {BODY_LIMIT} bytes")
+async def document_of(request: web.BaseRequest) -> object:
     try:
-        return json.loads(data)
+        return json.loads(await read_body(request))
+    except ArgumentInvalid as error:
+        raise BadField("body", error.message) from error
     except (ValueError, RecursionError) as error:
         raise BadField("body", f"not JSON: {error}") from error
 

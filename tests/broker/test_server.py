@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import ClientConnectionError, ClientSession
+from aiohttp import ClientConnectionError, ClientSession, web
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator import server
+from sbpair.emulator.body import read_body
 from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.errors import ArgumentInvalid
 from sbpair.emulator.first_bytes import FirstBytes
 from sbpair.emulator.message import Message
 from sbpair.emulator.sas import sign
@@ -317,6 +319,26 @@ def test_bad_control_requests_are_answered_with_where_they_are_bad(path, documen
         assert not emulator.namespaces["contoso"].down
 
     in_emulator(scenario)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def main() -> None:
+        async def handle(request: web.BaseRequest) -> web.Response:
+            with pytest.raises(ArgumentInvalid, match="did not arrive"):
+                await read_body(request, seconds=0.05)
+            return web.Response(text="refused")
+
+        http = web.Server(handle, access_log=None)
+        listening = server.bind("127.0.0.1", 0)
+        async with await asyncio.get_running_loop().create_server(http, sock=listening), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(b"PUT /orders HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+            http.pre_shutdown()
+            await http.shutdown(1)
+
+    asyncio.run(main())
 
 
 def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:
