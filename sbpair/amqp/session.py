@@ -181,13 +181,13 @@ class Session(Endpoint):
         in_flight = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & SERIAL
         # A window that has shrunk may be less than what is already on its way.
         self._remote_window = max(0, (flow.incoming_window or 0) - (in_flight if in_flight < SERIAL_HALF else 0))
+        told: Any = None
+        if flow.handle is not None:
+            link = self._remote_links.get(flow.handle)
+            told = link.on_flow(flow) if link is not None and link.state is State.OPEN else None
+        elif flow.echo:
+            self.put_flow()
         self._flush()
-        if flow.handle is None:
-            if flow.echo:
-                self.put_flow()
-            return WindowOpened(self)
-        link = self._remote_links.get(flow.handle)
-        told = link.on_flow(flow) if link is not None and link.state is State.OPEN else None
         return told or WindowOpened(self)
 
     def on_transfer(self, buffer: bytes, start: int, end: int) -> Delivery | None:

@@ -116,7 +116,15 @@ def test_a_symbolic_or_a_long_descriptor_names_the_same_performative(cls: type[C
 
 
 def minimal(kind: Any) -> Any:
-    return {None: None, Map: Map(), bool: False, str: "x", Symbol: Symbol("x"), bytes: b"", Array: Array([Symbol("x")])}.get(kind, 0)
+    return {
+        None: None,
+        Map: Map(),
+        bool: False,
+        str: "x",
+        Symbol: Symbol("x"),
+        bytes: b"",
+        Array: Array([Symbol("x")]),
+    }.get(kind, 0)
 
 
 @pytest.mark.parametrize("cls", [cls for cls in KINDS if getattr(cls, "MANDATORY", ())], ids=lambda cls: cls.__name__)

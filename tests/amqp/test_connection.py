@@ -1,0 +1,475 @@
+"""The life of a connection: signing in, opening, beating, closing, and what a peer may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import frames, sasl
+from sbpair.amqp.connection import CHANNEL_MAX, Connection
+from sbpair.amqp.endpoint import State
+from sbpair.amqp.events import Closed, Opened, SessionBegun, SessionEnded
+from sbpair.amqp.performatives import (
+    Accepted,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    Source,
+    Target,
+    Transfer,
+)
+from sbpair.amqp.sasl import SaslClient, SaslServer
+from sbpair.amqp.types import Array, Symbol
+from sbpair.errors import ProtocolError
+
+Pairs = Callable[..., Any]
+
+
+@given(st.integers(1, 40))
+@settings(deadline=None, max_examples=20)
+def test_a_connection_opens_and_closes_however_the_stream_is_cut(new_pair: Pairs, piece: int) -> None:
+    pair = new_pair(piece=piece)
+    pair.session()
+    for side in (pair.client, pair.server):
+        assert [type(event) for event in side.events] == [Opened, SessionBegun]
+        assert side.connection.is_open
+    assert pair.server.of(Opened)[0].open.hostname == "h"
+    pair.client.connection.close()
+    pair.pump()
+    assert pair.client.closed == Closed(None, by_peer=False)
+    assert pair.server.closed == Closed(None, by_peer=True)
+    assert pair.client.connection.state is pair.server.connection.state is State.CLOSED
+
+
+MECHANISMS = {
+    "ANONYMOUS": SaslClient(),
+    "EXTERNAL": SaslClient(sasl.EXTERNAL),
+    "MSSBCBS": SaslClient(sasl.MSSBCBS),
+    "PLAIN": SaslClient.plain("name", "key"),
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_mechanism_signs_in(new_pair: Pairs, mechanism: str) -> None:
+    pair = new_pair()
+    pair.client.connection = Connection(MECHANISMS[mechanism], container_id="c", hostname="h")
+    pair.server.connection = Connection(SaslServer(lambda *given: given == ("name", "key")), container_id="s")
+    pair.pump()
+    assert pair.client.connection.is_open
+    assert pair.bodies("client", SaslInit)[0].mechanism == mechanism
+    offered = list(pair.bodies("server", SaslMechanisms)[0].sasl_server_mechanisms)
+    assert set(offered) == set(MECHANISMS)
+
+
+REFUSED = [
+    SaslClient.plain("name", "wrong"),
+    SaslClient(sasl.PLAIN, b"no nulls"),
+    SaslClient(sasl.PLAIN, b"\x00\xff\x00\xff"),
+    SaslClient(sasl.PLAIN),
+]
+
+
+@pytest.mark.parametrize("client", REFUSED, ids=["wrong key", "malformed", "no text", "nothing"])
+def test_a_refused_sign_in_closes_both_sides(new_pair: Pairs, client: SaslClient) -> None:
+    pair = new_pair()
+    pair.client.connection = Connection(client, container_id="c")
+    pair.server.connection = Connection(SaslServer(lambda *given: given == ("name", "key")), container_id="s")
+    pair.pump()
+    for side, by_peer in ((pair.client, True), (pair.server, False)):
+        assert side.closed.error.condition == "amqp:unauthorized-access"
+        assert side.closed.by_peer is by_peer
+        assert side.connection.sasl_failed
+        assert side.connection.over
+    assert pair.bodies("client", Open) == []
+
+
+def test_plain_is_refused_where_nobody_checks_it() -> None:
+    assert SaslServer().judge(SaslInit("PLAIN", b"\x00a\x00b")).code == sasl.AUTH_FAILED
+    assert SaslServer().judge(SaslInit("SCRAM-SHA-1", b"")).code == sasl.AUTH_FAILED
+
+
+def sasl_frame(*bodies: Any) -> bytes:
+    return b"".join(frames.frame(body.encode(), kind=frames.SASL_FRAME) for body in bodies)
+
+
+@pytest.mark.parametrize("offer", [Symbol("PLAIN"), Array([Symbol("PLAIN"), Symbol("EXTERNAL")])])
+def test_a_client_gives_no_response_to_a_server_that_does_not_offer_its_mechanism(offer: Any) -> None:
+    client = Connection(SaslClient(response=b"secret"), container_id="c")
+    client.take()
+    (closed,) = client.receive(frames.SASL_HEADER + sasl_frame(SaslMechanisms(offer)), 0)
+    assert closed.error.condition == "amqp:unauthorized-access"
+    assert client.take() == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"AMQP\x02\x01\x00\x00",
+        b"AMQP\x00\x00\x09\x01",
+        frames.SASL_HEADER + sasl_frame(SaslInit("PLAIN")),
+        frames.SASL_HEADER + sasl_frame(Open("x")),
+        frames.SASL_HEADER + frames.frame(SaslMechanisms(Array([])).encode()),
+        frames.SASL_HEADER + b"\x00\x00\x00\x07\x02\x01\x00\x00",
+        frames.SASL_HEADER + b"\x7f\x00\x00\x00\x02\x01\x00\x00",
+        frames.AMQP_HEADER + frames.frame(Open("x").encode()),
+        frames.SASL_HEADER + sasl_frame(SaslOutcome(0)) + frames.SASL_HEADER,
+    ],
+    ids=[str(number) for number in range(10)],
+)
+def test_a_client_that_reaches_something_else_is_told_and_says_nothing_of_its_own(data: bytes) -> None:
+    client = Connection(SaslClient(), container_id="c")
+    client.take()
+    (closed,) = client.receive(data, 0)
+    assert closed.error is not None
+    assert not closed.by_peer
+    assert client.over
+
+
+@pytest.mark.parametrize("header", [b"AMQP\x00\x00\x09\x01", b"AMQP\x02\x01\x00\x00"])
+def test_a_server_answers_another_version_with_its_own(header: bytes) -> None:
+    server = Connection(SaslServer(), container_id="s")
+    (closed,) = server.receive(header, 0)
+    assert closed.error.condition == "amqp:not-implemented"
+    assert server.take() == frames.AMQP_HEADER
+
+
+def test_something_else_than_amqp_is_noticed_at_its_first_byte() -> None:
+    server = Connection(SaslServer(), container_id="s")
+    (closed,) = server.receive(b"G", 0)
+    assert closed.error.condition == "amqp:connection:framing-error"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_connection_that_fails_before_it_was_opened_says_only_what_it_may(opened: bool) -> None:
+    for connection in (Connection(SaslClient(), container_id="c"), Connection(SaslServer(), container_id="s")):
+        if opened and isinstance(connection._sasl, SaslServer):
+            connection.receive(frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")), 0)
+        said = connection.take()
+        connection.fail(Error("amqp:internal-error", "it is over"))
+        assert connection.take() == b""
+        assert [event.error.description for event in connection.tick(0)] == ["it is over"]  # type: ignore[union-attr]
+        assert connection.tick(1) == connection.receive(b"more", 1) == []
+        assert b"AMQP" in said or isinstance(connection._sasl, SaslServer)
+
+
+def test_a_server_that_fails_after_the_greeting_opens_to_say_why(new_pair: Pairs) -> None:
+    server = Connection(SaslServer(), container_id="s")
+    server.receive(frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER, 0)
+    server.take()
+    pair = new_pair()
+    pair.server.connection = server
+    server.fail(Error("amqp:connection:forced", "going down"))
+    opened, closed = pair.answers("server")
+    assert isinstance(opened, Open)
+    assert closed.error.condition == "amqp:connection:forced"
+
+
+def test_closing_before_anything_was_opened_ends_it_silently() -> None:
+    client = Connection(SaslClient(), container_id="c")
+    client.take()
+    client.close()
+    assert client.receive(b"", 0) == [Closed(None, by_peer=False)]
+    assert client.take() == b""
+    with pytest.raises(ProtocolError):
+        client.begin()
+
+
+def test_both_sides_may_close_at_once(pair: Any) -> None:
+    pair.session()
+    pair.client.connection.close()
+    pair.server.connection.close(Error("amqp:connection:forced", "bye"))
+    pair.pump()
+    assert pair.client.closed == Closed(Error("amqp:connection:forced", "bye", pair.client.closed.error.info), False)
+    assert pair.server.closed == Closed(None, by_peer=False)
+
+
+def test_closing_twice_is_closing_once(pair: Any) -> None:
+    pair.session()
+    pair.client.connection.close()
+    pair.client.connection.close()
+    pair.pump()
+    pair.client.connection.close()
+    pair.pump()
+    assert len(pair.bodies("client", Close)) == 1
+
+
+ILLEGAL = {
+    "a second open": (Open("again"),),
+    "a begin for nobody": (Begin(7, 0, 1, 1),),
+    "a begin on a channel in use": (Begin(None, 0, 1, 1),),
+    "a handle in use": (Attach("a", 0, True), Attach("b", 0, True)),
+    "a handle out of bounds": (Attach("a", 5_000, True),),
+    "a sender without a count": (Attach("a", 0, False, source=Source("x"), target=Target("y")),),
+    "a transfer on no handle": (Transfer(9, 0, b"t"),),
+    "a range that ends before it begins": (Disposition(True, 5, 3, True, Accepted()),),
+    "a frame that is no performative": (Accepted(),),
+    "a sasl body": (SaslOutcome(0),),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_step_closes_the_connection_and_the_peer_is_told_why(pair: Any, name: str) -> None:
+    pair.session()
+    pair.tell("server", *ILLEGAL[name])
+    assert not pair.server.closed.by_peer
+    assert pair.server.closed.error.condition.startswith("amqp:")
+    pair.pump()
+    assert pair.client.closed.error.condition == pair.server.closed.error.condition
+    assert pair.client.closed.error.description == pair.server.closed.error.description
+    assert pair.client.closed.by_peer
+
+
+@pytest.mark.parametrize(
+    "body", [Begin(None, 0, 1, 1), Flow(), Transfer(0, 0, b""), Detach(0), End(), Attach("a", 0, True)]
+)
+def test_nothing_comes_before_open(body: Any) -> None:
+    server = Connection(SaslServer(), container_id="s")
+    hello = frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER
+    (closed,) = server.receive(hello + frames.frame(body.encode()), 0)
+    assert closed.error.condition == "amqp:illegal-state"
+    assert server.take().count(Open("s").PREFIX) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x00\x00\x08\x01\x00\x00\x00",
+        b"\x00\x00\x00\x09\x03\x00\x00\x00",
+        b"\x00\x00\x00\x08\x02\x01\x00\x00",
+        b"\xff\xff\xff\xff\x02\x00\x00\x00",
+        b"\x00\x01\x00\x01\x02\x00\x00\x00",
+        b"\x00\x00\x00\x0c\x02\x00\x00\x00oops",
+    ],
+)
+def test_a_frame_that_cannot_be_is_refused_at_its_head(pair: Any, data: bytes) -> None:
+    pair.session()
+    pair.server.events += pair.server.connection.receive(data, 0)
+    assert pair.server.closed.error is not None
+    pair.pump()
+    assert pair.client.closed.by_peer
+
+
+def test_an_extended_header_of_a_frame_is_skipped(pair: Any) -> None:
+    pair.session()
+    body = b"extended" + Close().encode()
+    head = (8 + len(body)).to_bytes(4) + b"\x04\x00\x00\x00"
+    pair.server.events += pair.server.connection.receive(head + body, 0)
+    assert pair.server.closed == Closed(None, by_peer=True)
+
+
+@given(st.binary(min_size=1, max_size=300), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_any_bytes_at_all_are_events_or_the_end(new_pair: Pairs, data: bytes, as_frame: bool) -> None:
+    pair = new_pair()
+    pair.sender()[1].grant(10)
+    pair.pump()
+    pair.server.events += pair.server.connection.receive(frames.frame(data) if as_frame else data, 0)
+    if pair.server.connection.over:
+        assert pair.server.closed.error is not None
+        pair.pump()
+        assert pair.client.closed.by_peer
+
+
+BODIES = [
+    Open("x", "y", 512, 0, 1),
+    Begin(None, 0xFFFFFFFF, 0xFFFFFFFF, 0),
+    Attach("x", 1, True, 1, 1, Source("q"), Target("t")),
+    Attach("y", 2, False, 0, 0, Source("q"), Target("t"), initial_delivery_count=0xFFFFFFFF),
+    Flow(1, 0, 5, 6, 0, 1, 0xFFFFFFFF, 0, True, True),
+    Flow(None, 1, 1, 1, None, None, None, None, False, True),
+    Transfer(0, 0, b"tag", 0, False, True),
+    Disposition(True, 0, 0xFFFF, True, Accepted()),
+    Detach(0, True, Error("x", "y")),
+    End(Error("x", "y")),
+    Close(Error("x", "y")),
+]
+
+
+@given(st.lists(st.sampled_from(BODIES), min_size=1, max_size=8), st.data())
+@settings(deadline=None, max_examples=250)
+def test_legal_frames_in_any_order_with_any_damage_are_events_or_the_end(
+    new_pair: Pairs, bodies: list[Any], data: st.DataObject
+) -> None:
+    pair = new_pair()
+    link, theirs = pair.sender()
+    theirs.grant(5)
+    pair.pump()
+    link.send(b"payload", b"tag")
+    pair.pump()
+    side = data.draw(st.sampled_from([pair.client, pair.server]))
+    for body in bodies:
+        raw = bytearray(body.encode())
+        if data.draw(st.booleans()):
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        channel = data.draw(st.sampled_from([0, 0, 0, 1, 300]))
+        side.events += side.connection.receive(frames.frame(bytes(raw), channel=channel), 0)
+    assert len(side.of(Closed)) == side.connection.over
+
+
+def test_nothing_is_said_or_heard_after_the_end(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(5)
+    pair.pump()
+    link.send(b"one", b"1")
+    pair.pump()
+    pair.client.connection.close()
+    pair.pump()
+    theirs.session.dispose(0, 0, Accepted(), receiver=True, settled=True)
+    theirs.grant(7)
+    theirs.close()
+    theirs.session.end()
+    link.send(b"two", b"2")
+    link.close()
+    pair.server.connection.fail(Error("late"))
+    for side in (pair.client, pair.server):
+        assert side.connection.take() == b""
+        assert side.connection.receive(frames.EMPTY_FRAME, 0) == side.connection.tick(1e9) == []
+        assert side.connection.deadline() == float("inf")
+
+
+def test_a_long_reason_is_cut_to_what_any_peer_can_read(new_pair: Pairs) -> None:
+    pair = new_pair(client={"max_frame_size": 512})
+    pair.session()
+    pair.server.connection.fail(Error("amqp:internal-error", "ü" * 5_000))
+    pair.pump()
+    assert pair.client.closed.error.description == "ü" * 200
+
+
+def test_a_frame_that_the_peer_could_not_take_ends_the_connection_instead(new_pair: Pairs) -> None:
+    pair = new_pair(server={"max_frame_size": 512})
+    session, _ = pair.session()
+    session.sender("x" * 600).open(source=Source("a"), target=Target("b"))
+    pair.pump()
+    assert pair.client.connection.receive(b"", 0) == []
+    assert pair.client.closed.error.condition == "amqp:frame-size-too-small"
+    assert pair.server.closed.error.condition == "amqp:frame-size-too-small"
+
+
+def test_channels_run_out_for_us_with_an_error_and_are_free_again_after_the_end(pair: Any) -> None:
+    pair.pump()
+    sessions = [pair.client.connection.begin() for _ in range(CHANNEL_MAX + 1)]
+    with pytest.raises(ProtocolError, match="no channel is free"):
+        pair.client.connection.begin()
+    pair.pump()
+    assert len(pair.server.connection.sessions) == CHANNEL_MAX + 1
+    sessions[17].end()
+    pair.pump()
+    assert len(pair.server.connection.sessions) == CHANNEL_MAX
+    assert pair.client.connection.begin().channel == 17
+    pair.pump()
+    assert len(pair.server.of(SessionBegun)) == CHANNEL_MAX + 2
+
+
+def test_a_peer_with_few_channels_is_not_given_more(pair: Any) -> None:
+    client = pair.client.connection
+    pair.server.connection._mine.channel_max = 0
+    pair.pump()
+    client.begin()
+    with pytest.raises(ProtocolError, match="no channel is free"):
+        client.begin()
+
+
+def test_a_session_that_the_peer_ends_is_answered_and_reported(pair: Any) -> None:
+    ours, theirs = pair.session()
+    theirs.end(Error("amqp:session:errant-link", "why"))
+    pair.pump()
+    (ended,) = pair.client.of(SessionEnded)
+    assert (ended.session, ended.error.condition) == (ours, "amqp:session:errant-link")
+    assert pair.server.of(SessionEnded) == []
+    assert ours.state is theirs.state is State.CLOSED
+    assert pair.client.connection.sessions == pair.server.connection.sessions == ()
+
+
+def test_a_session_that_is_ended_before_it_was_answered_is_not_reported_as_begun(pair: Any) -> None:
+    pair.pump()
+    session = pair.client.connection.begin()
+    session.end()
+    pair.pump()
+    assert session.state is State.CLOSED
+    assert pair.client.of(SessionBegun) == []
+    assert len(pair.server.of(SessionEnded)) == 1
+
+
+def test_what_comes_for_a_session_that_is_gone_was_on_its_way(pair: Any) -> None:
+    session, _ = pair.session()
+    session.end()
+    pair.pump()
+    pair.tell("server", Detach(0), Flow(), Attach("late", 0, True), Transfer(0, 0, b""), End())
+    assert not pair.server.connection.over
+
+
+# Time.
+
+
+def test_a_heartbeat_is_sent_into_silence_only_and_keeps_the_peer(new_pair: Pairs) -> None:
+    pair = new_pair(idle_seconds=60.0)
+    client, server = pair.client.connection, pair.server.connection
+    pair.session()
+    for side in (client, server):
+        side.wrote(0.0)
+        assert side.deadline() == 15.0
+        assert side.tick(14.9) == []
+        assert side.take() == b""
+    assert client.tick(15.0) == []
+    assert client.take() == frames.EMPTY_FRAME
+    assert client.deadline() == 30.0
+    assert server.receive(frames.EMPTY_FRAME, 15.0) == []
+    assert server.tick(74.9) == []
+    assert not server.over
+
+
+def test_a_peer_that_has_gone_quiet_is_given_up_on(new_pair: Pairs) -> None:
+    pair = new_pair(idle_seconds=60.0)
+    pair.session()
+    (closed,) = pair.server.connection.tick(60.0)
+    assert closed.error.condition == "amqp:resource-limit-exceeded"
+    assert [type(body) for body in pair.answers("server")] == [Close]
+
+
+def test_bytes_of_half_a_frame_are_a_sign_of_life(new_pair: Pairs) -> None:
+    pair = new_pair(idle_seconds=60.0)
+    pair.session()
+    pair.server.connection.receive(frames.EMPTY_FRAME[:3], 59.0)
+    assert pair.server.connection.tick(60.0) == []
+
+
+def test_a_server_gives_up_on_a_client_that_never_signs_in() -> None:
+    server = Connection(SaslServer(), container_id="s", idle_seconds=10.0, now=5.0)
+    assert server.deadline() == 15.0
+    (closed,) = server.tick(15.0)
+    assert closed.error.condition == "amqp:resource-limit-exceeded"
+    assert server.take() == b""
+
+
+def test_without_an_idle_time_nothing_is_asked_of_the_clock(new_pair: Pairs) -> None:
+    pair = new_pair(idle_seconds=0.0)
+    pair.session()
+    assert pair.server.of(Opened)[0].open.idle_time_out is None
+    assert pair.client.connection.deadline() == float("inf")
+    assert pair.client.connection.tick(1e12) == []
+
+
+def test_a_close_that_nobody_answers_does_not_keep_the_timer_busy(new_pair: Pairs) -> None:
+    pair = new_pair(idle_seconds=60.0)
+    pair.session()
+    pair.client.connection.close()
+    pair.client.connection.take()
+    assert pair.client.connection.deadline() == 60.0
+    assert pair.client.connection.tick(59.0) == []
+    assert pair.client.connection.take() == b""
+    (closed,) = pair.client.connection.tick(60.0)
+    assert not closed.by_peer

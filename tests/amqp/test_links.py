@@ -1,0 +1,734 @@
+"""Sessions and links: attaching, credit, windows, deliveries in many frames, settling, and letting go at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import session as session_module
+from sbpair.amqp.endpoint import State
+from sbpair.amqp.events import (
+    CreditChanged,
+    Delivery,
+    Disposed,
+    LinkAttached,
+    LinkAttaching,
+    LinkDetached,
+    SessionEnded,
+)
+from sbpair.amqp.link import terminus_address
+from sbpair.amqp.performatives import (
+    Accepted,
+    Attach,
+    Detach,
+    Disposition,
+    Error,
+    Flow,
+    Released,
+    Source,
+    Target,
+    Transfer,
+)
+from sbpair.amqp.types import Described, Symbol
+from sbpair.errors import ProtocolError
+
+Pairs = Callable[..., Any]
+NOT_FOUND = Error("amqp:not-found", "no such entity")
+
+
+def send(link: Any, *payloads: bytes, **terms: Any) -> None:
+    for payload in payloads:
+        link.send(payload, payload[:8] or b"tag", **terms)
+
+
+# Attaching and letting go.
+
+
+def test_both_roles_attach_with_the_terms_of_both_sides(pair: Any) -> None:
+    session, _ = pair.session()
+    sender, receiving = pair.sender(session, max_message_size=1_000, properties={Symbol("p"): "v"})
+    receiver, sending = pair.receiver(session)
+    assert [event.link for event in pair.client.of(LinkAttached)] == [sender, receiver]
+    assert sender.remote.max_message_size == 1_000
+    assert sender.remote.properties[Symbol("p")] == "v"
+    assert terminus_address(sender.remote.target) == "queue"
+    assert terminus_address(sending.remote.source) == "queue"
+    assert terminus_address(Described(Symbol("x"), [])) is None
+    assert all(link.is_open for link in (sender, receiving, receiver, sending))
+    assert pair.bodies("client", Attach)[0].initial_delivery_count == 0
+    assert pair.bodies("server", Attach)[1].initial_delivery_count == 0
+
+
+def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_reason(pair: Any) -> None:
+    link = pair.session()[0].sender("x")
+    link.open(source=Source("a"), target=Target("missing"))
+    pair.pump()
+    pair.server.of(LinkAttaching)[0].link.refuse(NOT_FOUND)
+    pair.pump()
+    attach = pair.bodies("server", Attach)[0]
+    assert attach.source is attach.target is None
+    (detached,) = pair.client.of(LinkDetached)
+    assert detached.error.condition == "amqp:not-found"
+    assert pair.server.of(LinkDetached) == []
+    assert link.session.links == pair.server.connection.sessions[0].links == ()
+
+
+def test_a_receiver_that_is_refused_need_not_know_a_delivery_count(pair: Any) -> None:
+    link = pair.session()[0].receiver("x")
+    link.open(source=Source("missing"), target=Target("here"))
+    pair.pump()
+    pair.tell("client", Attach("x", 0, False), Detach(0, True, NOT_FOUND))
+    assert pair.client.of(LinkDetached)[0].error.condition == "amqp:not-found"
+
+
+def test_closing_an_offer_that_was_not_answered_yet_refuses_it(pair: Any) -> None:
+    link = pair.session()[0].receiver("x")
+    link.open(source=Source("a"), target=Target("b"))
+    pair.pump()
+    pair.server.of(LinkAttaching)[0].link.close(NOT_FOUND)
+    pair.pump()
+    assert pair.client.of(LinkDetached)[0].error.condition == "amqp:not-found"
+
+
+@pytest.mark.parametrize("answer", ["accept", "refuse", "nothing"])
+def test_a_link_whose_peer_lets_go_before_the_answer_stays_gone(pair: Any, answer: str) -> None:
+    link = pair.session()[0].receiver("x")
+    link.open(source=Source("a"), target=Target("b"))
+    link.close()
+    pair.pump()
+    theirs = pair.server.of(LinkAttaching)[0].link
+    assert pair.server.of(LinkDetached)[0].link is theirs
+    if answer == "accept":
+        theirs.accept()
+    elif answer == "refuse":
+        theirs.refuse(NOT_FOUND)
+    pair.pump()
+    assert link.state is theirs.state is State.CLOSED
+    assert pair.client.of(LinkAttached) == pair.client.of(LinkDetached) == []
+    assert len(pair.bodies("server", Attach)) == len(pair.bodies("server", Detach)) == 1
+
+
+@pytest.mark.parametrize("who", ["client", "server", "both"])
+def test_a_closed_link_is_answered_reported_once_and_its_handle_is_free_again(pair: Any, who: str) -> None:
+    session, their_session = pair.session()
+    link, theirs = pair.sender(session)
+    if who in ("client", "both"):
+        link.close(NOT_FOUND)
+    if who in ("server", "both"):
+        theirs.close(NOT_FOUND)
+    pair.pump()
+    assert len(pair.client.of(LinkDetached)) == (who == "server")
+    assert len(pair.server.of(LinkDetached)) == (who == "client")
+    assert len(pair.bodies("client", Detach)) == len(pair.bodies("server", Detach)) == 1
+    assert link.state is theirs.state is State.CLOSED
+    assert session.links == their_session.links == ()
+    again, _ = pair.sender(session)
+    assert again.handle == link.handle
+    assert not pair.server.connection.over
+
+
+def test_a_peer_that_takes_a_handle_again_before_it_is_free_breaks_the_law(pair: Any) -> None:
+    pair.sender()
+    pair.tell("server", Attach("other", 0, True))
+    assert pair.server.closed.error.condition == "amqp:session:handle-in-use"
+
+
+def test_handles_run_out_with_an_error(pair: Any) -> None:
+    session, _ = pair.session()
+    for number in range(session_module.HANDLE_MAX + 1):
+        session.sender(str(number))
+    with pytest.raises(ProtocolError, match="no handle is free"):
+        session.sender("one more")
+
+
+def test_detaching_what_is_gone_is_no_news(pair: Any) -> None:
+    link, _ = pair.sender()
+    link.close()
+    pair.pump()
+    pair.tell("server", Detach(0, True), Detach(77, True), Flow(0, 1, 0, 1, 0, 0, 5))
+    assert not pair.server.connection.over
+    assert len(pair.server.of(LinkDetached)) == 1
+
+
+def test_a_link_that_its_owner_lets_go_of_says_nothing_more(pair: Any) -> None:
+    receiver, sender = pair.receiver()
+    receiver.grant(3)
+    pair.pump()
+    receiver.close()
+    sender.close()
+    pair.pump()
+    receiver.grant(5)
+    receiver.drain()
+    sender.drained()
+    assert pair.answers("client") == pair.answers("server") == []
+    with pytest.raises(ValueError, match="no credit"):
+        sender.send(b"x", b"t")
+
+
+def test_the_links_of_a_session_end_with_it_and_are_reported_before_it(pair: Any) -> None:
+    session, theirs = pair.session()
+    sender, _ = pair.sender(session)
+    receiver, _ = pair.receiver(session)
+    unanswered = session.receiver("unanswered")
+    unanswered.open(source=Source("a"), target=Target("b"))
+    pair.pump()
+    theirs.end(Error("amqp:internal-error", "gone"))
+    pair.pump()
+    told = [event for event in pair.client.events if isinstance(event, (LinkDetached, SessionEnded))]
+    assert [type(event) for event in told] == [LinkDetached, LinkDetached, LinkDetached, SessionEnded]
+    assert [event.link for event in told[:3]] == [sender, receiver, unanswered]
+    assert all(event.error.description == "gone" for event in told)
+    assert all(link.state is State.CLOSED for link in (sender, receiver, unanswered))
+    assert pair.server.of(LinkDetached) == pair.server.of(SessionEnded) == []
+    with pytest.raises(ProtocolError):
+        session.sender("late").open(source=Source("a"), target=Target("b"))
+
+
+# Credit.
+
+
+def test_credit_is_spent_topped_up_and_never_exceeded(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(3)
+    pair.pump()
+    send(link, b"1", b"2")
+    theirs.grant(3)
+    assert theirs.credit == 3
+    pair.carry("server", pair.server.connection.take(), pair.client)
+    # The grant counts from what had arrived when it was said: two of it are under way already.
+    assert link.credit == 1
+    pair.pump()
+    assert (link.credit, theirs.credit) == (1, 1)
+    send(link, b"3")
+    with pytest.raises(ValueError, match="no credit"):
+        send(link, b"4")
+    pair.pump()
+    assert pair.server.payloads() == [b"1", b"2", b"3"]
+
+
+def test_a_grant_of_less_than_what_is_under_way_is_no_credit(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(9)
+    pair.pump()
+    send(link, b"1", b"2", b"3")
+    theirs.grant(0)
+    pair.pump()
+    assert link.credit == 0
+    theirs.grant(1)
+    pair.pump()
+    assert link.credit == 1
+
+
+def test_all_the_credit_that_a_flow_can_name_is_believed(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(0xFFFFFFFF)
+    pair.pump()
+    send(link, b"1", b"2")
+    pair.pump()
+    assert link.credit == theirs.credit == 0xFFFFFFFD
+
+
+def test_credit_granted_before_the_peer_has_answered_counts_from_the_beginning(pair: Any) -> None:
+    session, _ = pair.session()
+    receiver = session.receiver("eager")
+    receiver.open(source=Source("q"), target=Target("t"))
+    receiver.grant(4)
+    assert pair.bodies("client", Flow) == []
+    pair.pump()
+    assert pair.bodies("client", Flow)[0].delivery_count is None
+    assert receiver.credit == 4
+
+
+def test_a_flow_without_a_count_counts_from_the_first_delivery(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(5)
+    pair.pump()
+    send(link, b"1", b"2")
+    pair.pump()
+    pair.tell("client", Flow(2, 100, 0, 100, 0, None, 5))
+    assert link.credit == 3
+
+
+def test_a_peer_that_overruns_its_credit_loses_no_message(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(1)
+    pair.pump()
+    link.credit = 3
+    send(link, b"1", b"2", b"3")
+    pair.pump()
+    assert pair.server.payloads() == [b"1", b"2", b"3"]
+    assert theirs.credit == 0
+    theirs.grant(2)
+    pair.pump()
+    assert link.credit == 2
+
+
+def test_a_drained_sender_gives_its_credit_back(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(10)
+    pair.pump()
+    send(link, b"1")
+    theirs.drain()
+    pair.pump()
+    assert link.draining
+    link.drained()
+    pair.pump()
+    assert (link.credit, theirs.credit, link.delivery_count, theirs.delivery_count) == (0, 0, 10, 10)
+    assert not link.draining
+    theirs.grant(2)
+    pair.pump()
+    send(link, b"2", b"3")
+    pair.pump()
+    assert pair.server.payloads() == [b"1", b"2", b"3"]
+    assert theirs.credit == 0
+
+
+def test_a_peer_that_closes_with_credit_0_and_drain_gets_its_answer(pair: Any) -> None:
+    receiver, sender = pair.receiver()
+    receiver.grant(5)
+    pair.pump()
+    receiver.credit = 0
+    receiver.drain()
+    pair.pump()
+    assert sender.draining
+    sender.drained()
+    pair.pump()
+    assert pair.bodies("server", Flow)[-1].drain
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_an_echo_is_answered_for_a_link_and_for_a_session(pair: Any, who: str) -> None:
+    pair.sender()
+    pair.answers(who)
+    pair.tell(who, Flow(0, 9, 0, 9, 0, 0, 4, 0, False, True), Flow(0, 9, 0, 9, echo=True))
+    first, second = pair.answers(who)
+    assert first.handle == 0
+    assert second.handle is None
+    assert not first.echo
+    assert not second.echo
+
+
+# Deliveries in many frames.
+
+
+@given(st.lists(st.integers(0, 2_000), min_size=1, max_size=6), st.integers(1, 700), st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_messages_of_any_size_arrive_whole_at_a_peer_with_the_smallest_frames(
+    new_pair: Pairs, sizes: list[int], piece: int, settled: bool
+) -> None:
+    pair = new_pair(server={"max_frame_size": 512})
+    link, theirs = pair.sender()
+    theirs.grant(10)
+    pair.pump()
+    payloads = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    for payload in payloads:
+        link.send(payload, b"t" * 32, message_format=0x80013700, settled=settled)
+    pair.piece = piece
+    data = pair.client.connection.take()
+    sizes_said = frame_sizes(data)
+    pair.carry("client", data, pair.server)
+    assert max(sizes_said) <= 512
+    arrived = pair.server.of(Delivery)
+    assert [delivery.payload for delivery in arrived] == payloads
+    assert all(
+        (delivery.format, delivery.tag, delivery.settled) == (0x80013700, b"t" * 32, settled) for delivery in arrived
+    )
+    assert (link.credit, theirs.credit) == (10 - len(sizes), 10 - len(sizes))
+    assert len(theirs.session.received) == len(link.session.sent) == (0 if settled else len(sizes))
+
+
+def frame_sizes(data: bytes) -> list[int]:
+    found, position = [], 0
+    while position < len(data):
+        found.append(int.from_bytes(data[position : position + 4]))
+        position += found[-1]
+    return found
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_the_last_byte_of_a_frame_is_used_and_not_one_more(new_pair: Pairs, over: int) -> None:
+    pair = new_pair(server={"max_frame_size": 512})
+    link, theirs = pair.sender()
+    theirs.grant(10)
+    pair.pump()
+    link.send(b"", b"tag")
+    room = 512 - len(pair.client.connection.take())
+    link.send(b"x" * (room + over), b"tag")
+    assert [size == 512 for size in frame_sizes(pair.client.connection.take())] == [True] + [False] * over
+
+
+def test_an_aborted_delivery_is_forgotten_and_still_counts(pair: Any) -> None:
+    _, theirs = pair.sender()
+    theirs.grant(5)
+    pair.tell("server", Transfer(0, 0, b"a", 0, False, True), payload=b"half")
+    pair.tell("server", Transfer(0, None, None, None, None, False, aborted=True))
+    pair.tell("server", Transfer(0, 1, b"b", 0), payload=b"whole")
+    assert pair.server.payloads() == [b"whole"]
+    assert (theirs.credit, theirs.delivery_count) == (3, 2)
+    assert list(theirs.session.received) == [1]
+
+
+def test_a_delivery_in_frames_that_leave_out_what_they_may_is_put_together(pair: Any) -> None:
+    _, theirs = pair.sender()
+    theirs.grant(5)
+    pair.tell("server", Transfer(0, 7, b"tag", 0, None, True), payload=b"one ")
+    pair.tell("server", Transfer(0, None, None, None, None, True), payload=b"")
+    pair.tell("server", Transfer(0, 7, None, None, True, False), payload=b"two")
+    (delivery,) = pair.server.of(Delivery)
+    assert (delivery.payload, delivery.id, delivery.tag, delivery.settled) == (b"one two", 7, b"tag", True)
+    assert theirs.session.received == {}
+
+
+@pytest.mark.parametrize(
+    "transfers",
+    [
+        (Transfer(0, None, b"t"),),
+        (Transfer(0, None, b"t", more=True),),
+        (Transfer(0, 1, b"t", more=True), Transfer(0, 2, b"u")),
+    ],
+    ids=["no id", "no id, more", "another inside"],
+)
+def test_a_delivery_that_makes_no_sense_closes_the_connection(pair: Any, transfers: Any) -> None:
+    pair.sender()
+    pair.tell("server", *transfers)
+    assert pair.server.closed.error.condition == "amqp:not-allowed"
+
+
+def test_a_flow_in_the_middle_of_a_delivery_does_not_count_it_twice(pair: Any) -> None:
+    _, theirs = pair.sender()
+    theirs.grant(5)
+    pair.tell("server", Transfer(0, 0, b"a", 0, False, True), payload=b"half")
+    pair.tell("server", Flow(0, 9, 1, 9, 0, 1, 4))
+    pair.tell("server", Transfer(0, 0, b"a"), payload=b"whole")
+    assert (theirs.delivery_count, theirs.credit) == (1, 4)
+
+
+@pytest.mark.parametrize("size", [1_000, 1_001, 200_000])
+def test_a_message_that_is_too_large_closes_its_link_and_nothing_else(pair: Any, size: int) -> None:
+    link, theirs = pair.sender(max_message_size=1_000)
+    theirs.grant(5)
+    pair.pump()
+    send(link, b"x" * size, b"y")
+    pair.pump()
+    if size == 1_000:
+        assert len(pair.server.of(Delivery)) == 2
+        return
+    (detached,) = pair.client.of(LinkDetached)
+    assert detached.error.condition == "amqp:link:message-size-exceeded"
+    assert pair.server.of(Delivery) == []
+    assert link.session.is_open
+    assert len(link.abandoned) == 2
+
+
+def test_a_client_receiver_has_a_limit_of_its_own(pair: Any) -> None:
+    receiver, sender = pair.receiver(max_message_size=10)
+    receiver.grant(5)
+    pair.pump()
+    send(sender, b"x" * 11)
+    pair.pump()
+    assert pair.client.of(Delivery) == []
+    assert pair.server.of(LinkDetached)[0].error.condition == "amqp:link:message-size-exceeded"
+
+
+def test_a_link_closed_in_the_middle_of_a_delivery_leaves_nothing_behind(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(5)
+    pair.tell("server", Transfer(0, 0, b"a", 0, False, True), payload=b"half")
+    link.close()
+    pair.pump()
+    assert pair.server.of(Delivery) == []
+    assert theirs.session.received == {}
+    again, receiving = pair.sender(link.session)
+    receiving.grant(1)
+    pair.pump()
+    send(again, b"whole")
+    pair.pump()
+    assert pair.server.payloads() == [b"whole"]
+
+
+@pytest.mark.parametrize("descriptor", ["symbolic", "long"])
+def test_a_transfer_is_known_by_any_form_of_its_descriptor(pair: Any, descriptor: str) -> None:
+    _, theirs = pair.sender()
+    theirs.grant(5)
+    raw = Transfer(0, 0, b"t").encode()
+    start = b"\x00\xa3\x12amqp:transfer:list" if descriptor == "symbolic" else b"\x00\x80" + (0x14).to_bytes(8)
+    body = start + raw[3:] + b"payload"
+    frame = (8 + len(body)).to_bytes(4) + b"\x02\x00\x00\x00" + body
+    pair.server.events += pair.server.connection.receive(frame, 0)
+    assert pair.server.payloads() == [b"payload"]
+
+
+# The session's window.
+
+
+@pytest.fixture
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "WINDOW", 4)
+
+
+@pytest.mark.usefixtures("small_window")
+def test_no_more_frames_leave_than_the_window_has_and_the_order_is_kept(new_pair: Pairs) -> None:
+    pair = new_pair(server={"max_frame_size": 512})
+    link, theirs = pair.sender()
+    theirs.grant(100)
+    pair.pump()
+    payloads = [bytes([65 + number]) * (700 * (number % 3)) for number in range(12)]
+    for payload in payloads:
+        link.send(payload, b"t")
+    assert len(frame_sizes(pair.client.connection._out[0] and b"".join(pair.client.connection._out))) == 4
+    assert link.queued > 0
+    pair.pump()
+    assert pair.server.payloads() == payloads
+    assert (link.queued, link.delivery_count, theirs.delivery_count) == (0, 12, 12)
+    assert link.credit == theirs.credit == 88
+
+
+def closed_window(pair: Any) -> tuple[Any, Any]:
+    """A sender whose two messages left before its peer shut the window; `flow(…)` opens it again."""
+    link, theirs = pair.sender()
+    theirs.grant(100)
+    pair.pump()
+    send(link, b"left 1", b"left 2")
+    pair.tell("client", Flow(0, 2, 0, 5, 0, 0, 100))
+    return link, theirs
+
+
+def transfers(pair: Any) -> int:
+    return sum(isinstance(body, Transfer) for body in pair.answers("client"))
+
+
+def test_a_window_that_shrinks_below_what_is_under_way_is_closed_and_not_huge(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    pair.tell("client", Flow(0, 1, 0, 5))
+    send(link, b"waits")
+    assert link.session.room <= 0
+    assert transfers(pair) == 2
+    pair.tell("client", Flow(2, 1, 0, 5))
+    assert transfers(pair) == 1
+
+
+def test_a_window_as_wide_as_it_can_be_is_believed(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    pair.tell("client", Flow(2, 0xFFFFFFFF, 0, 5))
+    assert link.session.room == 0xFFFFFFFF
+
+
+def test_a_peer_that_counts_ahead_of_us_does_not_shut_us_out(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    pair.tell("client", Flow(50, 3, 0, 5))
+    assert link.session.room == 3
+
+
+def test_credit_accounts_for_what_waits_for_the_window(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    send(link, b"waits 1", b"waits 2")
+    pair.tell("client", Flow(0, 2, 0, 5, 0, 0, 100, 0, False, True))
+    assert (link.credit, link.queued) == (96, 2)
+    flow = pair.answers("client")[-1]
+    assert (flow.delivery_count, flow.link_credit, flow.available) == (2, 98, 2)
+    assert flow.next_outgoing_id == 2
+
+
+def test_a_closed_link_takes_what_waits_with_it(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    send(link, b"never leaves")
+    link.close()
+    pair.tell("client", Flow(2, 100, 0, 5))
+    said = pair.answers("client")
+    assert [type(body) for body in said] == [Transfer, Transfer, Detach]
+    assert [sent.id for sent in link.abandoned] == [0, 1, 2]
+
+
+def test_what_waits_leaves_before_the_answer_to_a_drain(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    send(link, b"waits")
+    pair.tell("client", Flow(2, 0, 0, 5, 0, 2, 98, 0, True))
+    assert link.draining
+    link.drained()
+    link.drained()
+    assert transfers(pair) == 2
+    pair.tell("client", Flow(2, 10, 0, 5))
+    said = pair.answers("client")
+    assert [type(body) for body in said] == [Transfer, Flow]
+    assert (said[1].delivery_count, said[1].link_credit, said[1].drain) == (100, 0, True)
+
+
+def test_a_drain_that_was_taken_back_while_its_answer_waited_is_not_answered(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    send(link, b"waits")
+    pair.tell("client", Flow(2, 0, 0, 5, 0, 2, 98, 0, True))
+    link.drained()
+    pair.answers("client")
+    pair.tell("client", Flow(2, 10, 0, 5, 0, 2, 98))
+    assert [type(body) for body in pair.answers("client")] == [Transfer]
+    assert link.credit == 97
+
+
+def test_a_busy_receiver_opens_its_window_again_by_itself(pair: Any) -> None:
+    _, theirs = pair.sender()
+    theirs.grant(100_000)
+    pair.pump()
+    half = session_module.WINDOW // 2
+    for number in range(half):
+        pair.tell("server", Transfer(0, number, b"t", 0, True))
+    assert pair.answers("server") == []
+    pair.tell("server", Transfer(0, half, b"t", 0, True))
+    (flow,) = pair.answers("server")
+    assert (flow.next_incoming_id, flow.incoming_window, flow.handle) == (half + 1, session_module.WINDOW, None)
+
+
+def test_an_ended_session_keeps_nothing_that_waits(pair: Any) -> None:
+    link, _ = closed_window(pair)
+    send(link, b"never leaves")
+    link.session.end()
+    pair.tell("client", Flow(2, 100, 0, 5))
+    assert not any(isinstance(body, Transfer) and body.delivery_id == 2 for body in pair.answers("client"))
+
+
+# Settling.
+
+
+def exchange(pair: Any, count: int, *, first_id: int = 0) -> tuple[Any, Any]:
+    session, _ = pair.session()
+    session._delivery_id = first_id
+    link, theirs = pair.sender(session)
+    theirs.grant(count)
+    pair.pump()
+    for number in range(count):
+        link.send(b"x", b"t", context=number)
+    pair.pump()
+    return link, theirs
+
+
+@pytest.mark.parametrize("first_id", [0, 5, 0xFFFFFFFF, 0xFFFFFFFD])
+def test_a_range_settles_the_deliveries_in_it_also_across_the_wrap(pair: Any, first_id: int) -> None:
+    link, theirs = exchange(pair, 6, first_id=first_id)
+    ids = [delivery.id for delivery in pair.server.of(Delivery)]
+    assert ids == [(first_id + number) % (1 << 32) for number in range(6)]
+    theirs.session.dispose(ids[1], ids[4], Accepted(), receiver=True, settled=True)
+    pair.pump()
+    (disposed,) = pair.client.of(Disposed)
+    assert [sent.context for sent in disposed.deliveries] == [1, 2, 3, 4]
+    assert (disposed.state, disposed.settled) == (Accepted(), True)
+    assert list(link.session.sent) == list(theirs.session.received) == [ids[0], ids[5]]
+
+
+def test_deliveries_stay_known_until_they_are_settled(pair: Any) -> None:
+    link, theirs = exchange(pair, 2)
+    theirs.session.dispose(0, 1, Released(), receiver=True, settled=False)
+    pair.pump()
+    assert not pair.client.of(Disposed)[0].settled
+    assert len(link.session.sent) == len(theirs.session.received) == 2
+    link.session.dispose(0, 1, Released(), receiver=False, settled=True)
+    pair.pump()
+    (answer,) = pair.server.of(Disposed)
+    assert [delivery.id for delivery in answer.deliveries] == [0, 1]
+    assert link.session.sent == theirs.session.received == {}
+
+
+def test_a_range_may_cover_deliveries_of_two_links(pair: Any) -> None:
+    session, theirs = pair.session()
+    links = [session.sender(name) for name in ("a", "b")]
+    for link in links:
+        link.open(source=Source("s"), target=Target("t"))
+    pair.pump()
+    for event in pair.server.of(LinkAttaching):
+        event.link.accept()
+        event.link.grant(5)
+    pair.pump()
+    send(links[0], b"1")
+    send(links[1], b"2")
+    pair.pump()
+    theirs.dispose(0, 1, Accepted(), receiver=True, settled=True)
+    pair.pump()
+    assert [sent.link for sent in pair.client.of(Disposed)[0].deliveries] == links
+
+
+def test_a_range_that_claims_half_the_circle_costs_and_settles_what_is_there(pair: Any) -> None:
+    link, _ = exchange(pair, 3)
+    pair.tell("client", Disposition(True, 1, 0x7FFFFFFF, True, Accepted()))
+    assert [sent.id for sent in pair.client.of(Disposed)[0].deliveries] == [1, 2]
+    assert list(link.session.sent) == [0]
+
+
+def test_a_range_of_nothing_that_is_known_is_no_news(pair: Any) -> None:
+    exchange(pair, 3)
+    pair.tell("client", Disposition(True, 50, 60, True, Accepted()), Disposition(False, 0, 2, True, Accepted()))
+    assert pair.client.of(Disposed) == []
+    assert not pair.client.connection.over
+
+
+def test_a_message_may_be_sent_settled(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(1)
+    pair.pump()
+    link.send(b"x", b"t", settled=True)
+    pair.pump()
+    assert pair.server.of(Delivery)[0].settled
+    assert link.session.sent == theirs.session.received == {}
+
+
+@pytest.mark.parametrize("who", ["owner", "peer", "session"])
+def test_deliveries_nobody_settled_are_abandoned_with_their_link(pair: Any, who: str) -> None:
+    link, theirs = exchange(pair, 3)
+    {"owner": link.close, "peer": theirs.close, "session": theirs.session.end}[who]()
+    pair.pump()
+    assert [sent.context for sent in link.abandoned] == [0, 1, 2]
+    assert link.session.sent == theirs.session.received == {}
+
+
+def test_delivery_counts_wrap(pair: Any) -> None:
+    session, _ = pair.session()
+    link = session.sender("old")
+    link.delivery_count = 0xFFFFFFFE
+    link.open(source=Source("s"), target=Target("t"))
+    pair.pump()
+    theirs = pair.server.of(LinkAttaching)[0].link
+    theirs.accept()
+    assert theirs.delivery_count == 0xFFFFFFFE
+    theirs.grant(5)
+    pair.pump()
+    send(link, b"1", b"2", b"3")
+    pair.pump()
+    assert link.delivery_count == theirs.delivery_count == 1
+    assert link.credit == theirs.credit == 2
+    theirs.grant(4)
+    pair.pump()
+    assert link.credit == 4
+
+
+def test_transfer_ids_wrap_in_the_window(pair: Any) -> None:
+    session, theirs = pair.session()
+    session._next_outgoing_id = theirs._next_incoming_id = 0xFFFFFFFE
+    link, receiving = pair.sender(session)
+    receiving.grant(10)
+    pair.pump()
+    pair.tell("client", Flow(0xFFFFFFFE, 3, 0, 9))
+    send(link, b"1", b"2", b"3", b"4")
+    pair.tell("client", Flow(0xFFFFFFFF, 2, 0, 9))
+    assert (session.room, link.queued) == (-1, 1)
+    pair.tell("client", Flow(1, 1, 0, 9))
+    assert (session.room, link.queued) == (0, 0)
+    pair.pump()
+    assert pair.server.payloads() == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_tag_that_is_too_long_is_refused_before_anything_is_counted(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(1)
+    pair.pump()
+    with pytest.raises(ValueError, match="at most 32 bytes"):
+        link.send(b"x", b"t" * 33)
+    assert (link.credit, link.session.sent) == (1, {})
+
+
+def test_every_flow_on_a_sender_is_reported(pair: Any) -> None:
+    link, theirs = pair.sender()
+    theirs.grant(1)
+    theirs.grant(2)
+    pair.pump()
+    assert [event.link for event in pair.client.of(CreditChanged)] == [link, link]
