@@ -1,18 +1,20 @@
 """Changing one thing in an encoded section and leaving the bytes of all the rest as they are. Pure.
 
-Nothing is decoded but the keys that are asked about. A section keeps its four-byte sizes where its sender used them without
-need; otherwise it gets the shortest that fit, as everybody's encoder does.
+Nothing is decoded but the keys that are asked about. A section keeps its four-byte sizes where its sender used them
+without need; otherwise it gets the shortest that fit, as everybody's encoder does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp import codec
 from sbpair.amqp.message import skip
-from sbpair.amqp.types import Value
 from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.amqp.types import Value
 
 NULL = b"\x40"
 
@@ -23,18 +25,18 @@ class _Layout(NamedTuple):
     constructor: int
     first: int
     end: int
-    count: int
+    number: int
     base: int
     roomy: bool
 
 
 def map_pairs(raw: bytes) -> Iterable[tuple[Value, bytes, bytes]]:
-    """Each pair of a map section, in order: (key, its bytes with the value's, the value's alone). Raises ProtocolError."""
+    """Each pair of a map section: (key, its bytes with the value's, the value's alone). Raises ProtocolError."""
     if not raw:
         return
     layout = _layout(raw, 0xC1)
     position = layout.first
-    for _ in range(layout.count // 2):
+    for _ in range(layout.number // 2):
         key, value_at = codec.decode(raw, position)
         end = skip(raw, value_at)
         yield key, raw[position:end], raw[value_at:end]
@@ -62,7 +64,7 @@ def with_pairs(raw: bytes, code: int, pairs: Mapping[Value, Value]) -> bytes:
     if not raw:
         return bytes((0x00, 0x53, code)) + codec.encode(dict(pairs))
     layout = _layout(raw, 0xC1)
-    return _rebuilt(raw, layout, [raw[layout.first : layout.end], *added], layout.count + 2 * len(added))
+    return _rebuilt(raw, layout, [raw[layout.first : layout.end], *added], layout.number + 2 * len(added))
 
 
 def with_fields(raw: bytes, code: int, fields: Mapping[int, Value]) -> bytes:
@@ -81,7 +83,7 @@ def with_fields(raw: bytes, code: int, fields: Mapping[int, Value]) -> bytes:
 
 def _elements(raw: bytes, layout: _Layout) -> list[bytes]:
     elements, position = [], layout.first
-    for _ in range(layout.count):
+    for _ in range(layout.number):
         end = skip(raw, position)
         elements.append(raw[position:end])
         position = end
@@ -97,7 +99,7 @@ def _layout(raw: bytes, base: int) -> _Layout:
         raise ProtocolError("a section does not end where it says")
     if code == 0x45 and base == 0xC0:
         return _Layout(at, at + 1, at + 1, 0, base, roomy=False)
-    if code == base:
+    if code == base and at + 3 <= len(raw):
         return _Layout(at, at + 3, len(raw), raw[at + 2], base, roomy=False)
     if code == base + 0x10:
         count, size = int.from_bytes(raw[at + 5 : at + 9]), len(raw) - at - 9

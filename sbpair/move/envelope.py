@@ -5,21 +5,22 @@ Body, footer and every property and application property that is not named here 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TypeVar
 
 from sbpair.amqp import codec, splice
-from sbpair.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, Header, Sections
-from sbpair.amqp.types import Symbol, Timestamp, text_of
+from sbpair.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, Header, Properties, Sections
+from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
 from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
 from sbpair.errors import ProtocolError
 from sbpair.move.route import TTL_HEADER_MOST_MS, Facts, Send
 
-if TYPE_CHECKING:
-    from sbpair.amqp.types import Map
+T = TypeVar("T")
 
 SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
-LOCKED_UNTIL = "x-opt-locked-until"
+LOCKED_UNTIL, MESSAGE_STATE = "x-opt-locked-until", "x-opt-message-state"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
+DEFERRED = 1
 
 SERVICE_ANNOTATIONS = frozenset(
     (
@@ -27,7 +28,7 @@ SERVICE_ANNOTATIONS = frozenset(
         SEQUENCE_NUMBER,
         "x-opt-enqueue-sequence-number",
         LOCKED_UNTIL,
-        "x-opt-message-state",
+        MESSAGE_STATE,
         "x-opt-deadletter-source",
     )
 )
@@ -38,39 +39,40 @@ _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
 
 
 def facts_of(queue: str, payload: bytes) -> tuple[Sections, Facts]:
-    """Split a delivery and say what is known of it. Raises ProtocolError for what is no message at all."""
+    """Split a delivery and say what is known of it. Raises ProtocolError for what is no message at all.
+
+    What is wrong inside of a section that a move reads or changes is the facts' flaw: `restored` is only for messages
+    without one, and does not fail for them.
+    """
     sections = Sections.split(payload)
-    annotations = sections.read_message_annotations()
-    message_id = content_type = aliases = None
-    flaw = ""
-    try:
-        message_id, content_type = _identity(sections)
-        aliases = _aliases(sections)
-    except (AliasError, ProtocolError) as error:
-        flaw = str(error)
+    flaws: list[str] = []
+    _read("header", sections.read_header, flaws)
+    annotations = _read("message annotations", sections.read_message_annotations, flaws) or Map()
+    properties = _read("properties", sections.read_properties, flaws) or Properties()
+    aliases = _read("application properties", lambda: _aliases(sections), flaws)
     facts = Facts(
         queue=queue,
         sequence_number=_number(annotations, SEQUENCE_NUMBER),
         enqueued_at=_number(annotations, ENQUEUED),
-        message_id=message_id,
-        path=aliases.path if aliases else None,
+        message_id=_printable(text_of(properties.message_id)),
+        path=aliases.path if aliases and not flaws else None,
         session_id=aliases.session_id if aliases else None,
         ttl_ticks=aliases.ttl_ticks if aliases else None,
         scheduled_at=aliases.scheduled_at if aliases else None,
         size=len(payload),
-        content_type=content_type,
-        flaw=flaw,
+        content_type=properties.content_type,
+        flaw="; ".join(flaws),
     )
     return sections, facts
 
 
 def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
-    """The message as it was before it went into the backlog, encoded. Raises ProtocolError."""
+    """The message as it was before it went into the backlog, encoded."""
     return Sections(
         header=_header(sections, send),
         message_annotations=_annotations(sections, send),
         properties=_properties(sections, send, now_ms),
-        application_properties=splice.without(sections.application_properties, ALIASES.__contains__),
+        application_properties=splice.without(sections.application_properties, _among(ALIASES)),
         body=sections.body,
         footer=sections.footer,
     ).join()
@@ -78,18 +80,52 @@ def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
 
 def locked_until(sections: Sections) -> int:
     """When the delivery's lock runs out, in ms since 1970; 0 where the service did not say."""
-    return _number(sections.read_message_annotations(), LOCKED_UNTIL)
+    return _annotation(sections, LOCKED_UNTIL)
 
 
-def _identity(sections: Sections) -> tuple[str | None, str | None]:
-    properties = sections.read_properties()
-    return text_of(properties.message_id), properties.content_type
+def sequence_number(sections: Sections) -> int:
+    return _annotation(sections, SEQUENCE_NUMBER)
+
+
+def enqueued_at(sections: Sections) -> int:
+    """In ms since 1970."""
+    return _annotation(sections, ENQUEUED)
+
+
+def is_deferred(sections: Sections) -> bool:
+    """Whether somebody has put the message aside: it counts, and is never delivered by itself."""
+    return _annotation(sections, MESSAGE_STATE) == DEFERRED
+
+
+def _annotation(sections: Sections, name: str) -> int:
+    return _number(_read("message annotations", sections.read_message_annotations, []) or Map(), name)
+
+
+def _read(what: str, read: Callable[[], T], flaws: list[str]) -> T | None:
+    try:
+        return read()
+    except AliasError as error:
+        flaws.append(str(error))
+    except ProtocolError as error:
+        flaws.append(f"its {what} are corrupt: {error.message}")
+    return None
 
 
 def _aliases(sections: Sections) -> Aliases:
+    ours = _among(ALIASES)
     pairs = splice.map_pairs(sections.application_properties)
     # The keys alone tell whether a value has to be decoded: one that is broken, and not ours, is none of our business.
-    return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if key in ALIASES)
+    return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if ours(key))
+
+
+def _among(names: frozenset[str]) -> Callable[[Value], bool]:
+    # A key may be of any type, a list too, that no set takes.
+    return lambda key: isinstance(key, str) and key in names
+
+
+def _printable(text: str | None) -> str | None:
+    """Half a surrogate pair is a legal char to AMQP, and stops every terminal and file."""
+    return None if text is None else text.encode(errors="replace").decode()
 
 
 def _number(annotations: Map, name: str) -> int:
@@ -112,7 +148,7 @@ def _header(sections: Sections, send: Send) -> bytes:
 
 def _annotations(sections: Sections, send: Send) -> bytes:
     doomed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
-    raw = splice.without(sections.message_annotations, doomed.__contains__)
+    raw = splice.without(sections.message_annotations, _among(doomed))
     if send.scheduled_at is None:
         return raw
     return splice.with_pairs(raw, MESSAGE_ANNOTATIONS, {SCHEDULE: Timestamp(send.scheduled_at)})

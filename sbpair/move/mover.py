@@ -12,11 +12,20 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair.errors import AccessError, InDoubt, MessageLockLost, SbpairError, Unavailable
+from sbpair.errors import (
+    EntityMissing,
+    InDoubt,
+    MessageLockLost,
+    ProtocolError,
+    SbpairError,
+    ServiceRefused,
+    Unavailable,
+)
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting, SyphonEvent
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Named, Tally
@@ -35,6 +44,9 @@ RENEW_LEFT_SECONDS = 25.0
 
 RENEW_REST_SECONDS = 1.0
 """How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
+
+LARGEST_BYTES = 1024 * 1024
+"""How large a message is taken to be before the first one has come."""
 
 
 @dataclass
@@ -59,10 +71,14 @@ class _Road:
         self.failures = 0
         self.resting: str | None = None
         self.working = False
+        self.patience: asyncio.Timeout | None = None
 
 
 class Mover:
-    """A lane's hands: takes arrivals over, and has each of them end in exactly one bucket of the receipt."""
+    """A lane's hands: takes arrivals over, and has each of them end in exactly one bucket of the receipt.
+
+    `fatal` is why no message at all can be sent; `trouble` is why the backlog may not know yet what became of some.
+    """
 
     def __init__(self, source: Source, primary: Destination, tasks: asyncio.TaskGroup, setting: Setting) -> None:
         self._source = source
@@ -73,11 +89,13 @@ class Mover:
         self._roads: dict[str, _Road] = {}
         self._hands: dict[int, Arrival] = {}
         self._bytes = 0
+        self._largest = 0
         self._doubtful: set[int] = set()
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
-        self.fatal: AccessError | None = None
+        self.fatal: SbpairError | None = None
+        self.trouble: Unavailable | None = None
 
     # What a lane asks.
 
@@ -87,8 +105,15 @@ class Mover:
 
     @property
     def room(self) -> int:
-        """How many more deliveries may be taken in."""
-        return 0 if self._bytes >= self._setting.hold_bytes else max(0, self._setting.hold - len(self._hands))
+        """How many more deliveries may be taken in, if none is larger than the largest so far."""
+        left = self._setting.hold_bytes - self._bytes
+        if left <= 0:
+            return 0
+        return max(0, min(self._setting.hold - len(self._hands), max(1, left // (self._largest or LARGEST_BYTES))))
+
+    def holds(self) -> set[int]:
+        """The sequence numbers of what is in hand."""
+        return {arrival.facts.sequence_number for arrival in self._hands.values()}
 
     def resting(self) -> dict[str, str]:
         """Destinations that take nothing for now, and why."""
@@ -96,17 +121,15 @@ class Mover:
 
     def stuck(self, failures: int) -> bool:
         """Whether everything in hand waits for destinations that have failed so often in a row."""
-        waiting = sum(len(road.waiting) for road in self._roads.values() if road.failures >= failures and road.resting)
+        waiting = sum(len(road.waiting) for road in self._roads.values() if road.failures >= failures)
         return waiting == len(self._hands)
 
     async def changed(self, seconds: float) -> None:
         """Wait until something has ended or begun to rest, but not longer."""
         self._changed.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     # What a lane does.
 
@@ -117,22 +140,25 @@ class Mover:
         setting.tally.received(self._source.queue, len(arrivals), repeats=sum(map(setting.journal.seen, keys)))
         for arrival, key in zip(arrivals, keys, strict=True):
             self._hands[id(arrival)] = arrival
-            self._taken.set()
             self._bytes += arrival.facts.size
+            self._largest = max(self._largest, arrival.facts.size)
             if setting.journal.was_accepted(key):
-                self._spawn(self._complete(arrival, "already_sent"), arrival)
+                setting.tally.ended(self._source.queue, "already_sent")
+                self._spawn(self._complete(arrival), arrival)
             else:
                 self._direct(arrival)
+        self._taken.set()
 
     async def finish(self) -> None:
-        """Stop taking steps: what is in flight is finished and settled, the rest is released."""
+        """Stop: what is in flight is finished and settled, the rest is released."""
         self._stopping.set()
-        while any(road.working for road in self._roads.values()):
+        await self._source.stop()
+        for road in self._roads.values():
+            if road.patience is not None:
+                road.patience.reschedule(self._loop.time())
+        while any(road.working for road in self._roads.values()) or len(self._hands) > len(self._held()):
             await self.changed(1.0)
-        held = [arrival for road in self._roads.values() for arrival in road.waiting]
-        while len(self._hands) > len(held):
-            await self.changed(1.0)
-        await self._release(held)
+        await self._release(self._held())
 
     def write_off(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
@@ -142,12 +168,13 @@ class Mover:
     async def keep_locks(self) -> None:
         """Renew the locks of what is in hand, until cancelled."""
         while True:
-            await self._taken.wait()
-            if not self._hands:
+            locked = [arrival for arrival in self._hands.values() if arrival.lock_until > 0.0]
+            if not locked:
                 self._taken.clear()
+                await self._taken.wait()
                 continue
             # A lock that is taken later runs out later: nothing that arrives while this sleeps is more urgent.
-            soonest = min(arrival.lock_until for arrival in self._hands.values())
+            soonest = min(arrival.lock_until for arrival in locked)
             await asyncio.sleep(max(RENEW_REST_SECONDS, soonest - RENEW_LEFT_SECONDS - self._loop.time()))
             await self._renew([each for each in self._hands.values() if self._ends_soon(each)])
 
@@ -167,22 +194,43 @@ class Mover:
     async def _work(self, road: _Road) -> None:
         try:
             while road.waiting and not self._stopping.is_set():
-                if await self._advance(road):
-                    self._awake(road)
-                elif self.fatal is None:
-                    await self._rest(road)
+                await self._advance(road)
         finally:
             road.working = False
             self._changed.set()
 
-    async def _advance(self, road: _Road) -> bool:
-        """Send the message at the head; False where the destination has to rest first."""
+    async def _advance(self, road: _Road) -> None:
+        """One try with the message at the head of a road."""
         arrival = road.waiting[0]
         if arrival.lock_until <= self._loop.time():
             # It is somebody else's by now, or will be delivered to us again.
             road.waiting.popleft()
             self._return(arrival)
-            return True
+            return
+        try:
+            if await self._may_leave(road):
+                await self._send(road, arrival)
+        except (Unavailable, ProtocolError) as error:
+            await self._rest(road, error.message)
+        except (ServiceRefused, EntityMissing) as error:
+            road.waiting.popleft()
+            self._awake(road)
+            await self._dead_letter(arrival, refused(road.destination, error.message))
+        except SbpairError as error:
+            self._give_up(error)
+
+    async def _may_leave(self, road: _Road) -> bool:
+        """Wait until the destination takes a message; False where `finish` has ended the wait."""
+        try:
+            async with asyncio.timeout(None) as road.patience:
+                await self._primary.ready(road.destination)
+        except TimeoutError:
+            return False
+        finally:
+            road.patience = None
+        return not self._stopping.is_set()
+
+    async def _send(self, road: _Road, arrival: Arrival) -> None:
         decision = route(arrival.facts)
         assert isinstance(decision, Send)  # noqa: S101  nothing else gets onto a road
         try:
@@ -190,27 +238,17 @@ class Mover:
         except asyncio.CancelledError:
             self._doubt(arrival, "the send was cancelled")
             raise
-        except AccessError as error:
-            self._give_up(error)
-            return False
-        except Unavailable as error:
-            if isinstance(error, InDoubt):
-                self._doubt(arrival, error.message)
-            road.resting = error.message
-            return False
-        except SbpairError as error:
-            road.waiting.popleft()
-            await self._dead_letter(arrival, refused(road.destination, error.message))
-            return True
+        except InDoubt as error:
+            self._doubt(arrival, error.message)
+            raise
         road.waiting.popleft()
-        self._doubtful.discard(id(arrival))
         self._setting.journal.accepted(self._key(arrival.facts))
         self._setting.tally.sent(self._source.queue, road.destination, arrival.facts.size)
-        self._spawn(self._complete(arrival, None), arrival)
-        return True
+        self._spawn(self._complete(arrival), arrival)
+        self._awake(road)
 
-    def _give_up(self, error: AccessError) -> None:
-        """No message's fault: whoever runs this may not send, and every message would meet the same."""
+    def _give_up(self, error: SbpairError) -> None:
+        """No message's fault: every one of them would meet the same."""
         self.fatal = self.fatal or error
         self._stopping.set()
         self._source.interrupt()
@@ -220,38 +258,37 @@ class Mover:
             self._setting.on_event(DestinationBack(self._source.queue, road.destination))
         road.resting, road.failures = None, 0
 
-    async def _rest(self, road: _Road) -> None:
+    async def _rest(self, road: _Road, reason: str) -> None:
         road.failures += 1
-        longest = min(REST_MOST_SECONDS, REST_SECONDS * 2 ** (road.failures - 1))
+        road.resting = reason
+        longest = min(REST_MOST_SECONDS, REST_SECONDS * 2 ** min(road.failures - 1, 16))
         seconds = longest * (0.5 + self._setting.jitter() / 2)
         self._setting.on_event(
-            DestinationResting(self._source.queue, road.destination, road.resting or "", seconds, len(road.waiting))
+            DestinationResting(self._source.queue, road.destination, reason, seconds, len(road.waiting))
         )
         self._changed.set()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
-        except TimeoutError:
-            return
 
     # The ends that a delivery can come to.
 
-    async def _complete(self, arrival: Arrival, bucket: str | None) -> None:
+    async def _complete(self, arrival: Arrival) -> None:
         """Settle what the primary has. A settlement that fails changes nothing about that."""
         try:
             await self._source.complete([arrival])
         except SbpairError as error:
-            log.info("message %s was not completed: %s", arrival.facts.sequence_number, error)
+            self._not_settled("completed", [arrival], error)
         else:
             self._setting.journal.completed(self._key(arrival.facts))
-        self._end(arrival, bucket)
+        self._end(arrival, None)
 
     async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
         facts = arrival.facts
         try:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
-            log.info("message %s was not dead-lettered: %s", facts.sequence_number, error)
+            self._not_settled("dead-lettered", [arrival], error)
             self._return(arrival)
             return
         named = self._named(facts, decision.description)
@@ -268,16 +305,22 @@ class Mover:
             await self._source.release(arrivals)
         except SbpairError as error:
             # Their locks run out, or have: they are back either way.
-            log.info("%d messages of %s were not released: %s", len(arrivals), self._source.queue, error)
+            self._not_settled("released", arrivals, error)
         for arrival in arrivals:
             self._return(arrival)
+
+    def _not_settled(self, what: str, arrivals: Sequence[Arrival], error: SbpairError) -> None:
+        numbers = ", ".join(str(arrival.facts.sequence_number) for arrival in arrivals[:10])
+        log.info("%s: not %s: %s: %s", self._source.queue, what, numbers, error)
+        if isinstance(error, Unavailable):
+            self.trouble = error
 
     def _return(self, arrival: Arrival) -> None:
         if id(arrival) not in self._hands:
             return
         key = self._key(arrival.facts)
         if self._setting.journal.was_accepted(key):
-            self._end(arrival, None)  # it was counted as sent when the primary took it
+            self._end(arrival, None)  # it was counted when the primary took it
             return
         self._setting.journal.returned(key)
         self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
@@ -294,7 +337,7 @@ class Mover:
     # Locks.
 
     def _ends_soon(self, arrival: Arrival) -> bool:
-        return arrival.lock_until - RENEW_LEFT_SECONDS <= self._loop.time()
+        return 0.0 < arrival.lock_until <= self._loop.time() + RENEW_LEFT_SECONDS
 
     async def _renew(self, arrivals: list[Arrival]) -> None:
         if not arrivals:
@@ -309,7 +352,7 @@ class Mover:
             for arrival in arrivals:
                 if id(arrival) in self._hands:
                     await self._renew([arrival])
-        except Unavailable as error:
+        except SbpairError as error:
             log.info("locks of %s were not renewed: %s", self._source.queue, error)
 
     def _drop_lost(self, arrival: Arrival) -> None:
@@ -321,12 +364,17 @@ class Mover:
 
     # Small things.
 
-    def _spawn(self, ending: object, arrival: Arrival) -> None:
-        self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")  # type: ignore[arg-type]
+    def _held(self) -> list[Arrival]:
+        return [arrival for road in self._roads.values() for arrival in road.waiting]
+
+    def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
+        self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
 
     def _doubt(self, arrival: Arrival, why: str) -> None:
-        self._doubtful.add(id(arrival))
-        self._setting.tally.doubtful(self._named(arrival.facts, why))
+        """Sent, and no answer: it is named once, and stays named, for it may be there twice."""
+        if id(arrival) not in self._doubtful:
+            self._doubtful.add(id(arrival))
+            self._setting.tally.doubtful(self._named(arrival.facts, why))
 
     def _key(self, facts: Facts) -> tuple[str, str, int, int, str | None]:
         return key_of(self._setting.namespace, facts)

@@ -30,8 +30,8 @@ class Named:
 class Receipt:
     """Counts are deliveries, except `distinct`, which is messages: a message may be delivered more than once.
 
-    `doubtful` names the messages that were sent and for which no answer came, wherever they ended: each may be in the
-    primary twice.
+    `doubtful` names the messages of which one side did not answer, wherever they ended: each may be in the primary
+    twice, or will be after another run.
     """
 
     received: int = 0
@@ -53,11 +53,16 @@ class Receipt:
         return self.received == sum(int(getattr(self, bucket)) for bucket in BUCKETS)
 
     @property
+    def left(self) -> int:
+        """Messages that went back to the backlog, and did not come again."""
+        return self.distinct - self.sent - self.expired - self.dead_lettered
+
+    @property
     def exit_code(self) -> int:
         """0 where all that was taken has arrived; 3 where some of it needs somebody's eyes; 1 where it is wrong."""
         if not self.balanced:
             return 1
-        return 3 if self.expired or self.dead_lettered or self.released or self.in_doubt else 0
+        return 3 if self.expired or self.dead_lettered or self.left > 0 else 0
 
 
 class Tally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from sbpair.errors import InDoubt, ProtocolError
+from sbpair.errors import InDoubt, ProtocolError, SbpairError
 from sbpair.move import envelope
 from sbpair.move.route import Facts
 from sbpair.wire.client import Wire, connect, lock_token
-from sbpair.wire.links import ACCEPTED, RELEASED, Sender, dead_letter
+from sbpair.wire.links import ACCEPTED, ANSWER_SECONDS, RELEASED, Sender, dead_letter
 
 if TYPE_CHECKING:
     from sbpair.amqp.events import Delivery
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
 LOCK_SECONDS = 60.0
 """A backlog queue's lock, assumed where the service's answer makes no sense by this machine's clock."""
 
+SENDERS_MOST = 200
+"""How many links to the primary a lane keeps open."""
+
 _RENEW_MOST = 100
+
+log = logging.getLogger(__name__)
 
 Now = Callable[[], float]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WireArrival:
     """`sections` is None for a delivery that is no message at all; its facts say so."""
 
@@ -56,14 +62,25 @@ class WireSource:
     async def open(cls, wire: Wire, queue: str) -> WireSource:
         return cls(wire, await wire.receiver(queue), queue)
 
-    def grant(self, credit: int) -> None:
-        self._receiver.grant(credit)
+    @property
+    def error(self) -> SbpairError | None:
+        return self._receiver.error
+
+    def grant(self, most: int) -> None:
+        self._receiver.grant(most)
 
     def interrupt(self) -> None:
         self._receiver.interrupt()
 
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
         return [self._arrival(delivery) for delivery in await self._receiver.take(most, seconds=seconds)]
+
+    async def stop(self) -> None:
+        left = await self._receiver.stop()
+        try:
+            await self._receiver.settle(left, RELEASED)
+        except SbpairError as error:
+            log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
 
     async def complete(self, arrivals: Sequence[Arrival]) -> None:
         await self._settle(arrivals, ACCEPTED)
@@ -97,39 +114,44 @@ class WireSource:
 
     def _loop_time(self, until_ms: int) -> float:
         left = until_ms / 1000 - self._now()
-        # The service's clock and ours may differ, and a lock lasts at most five minutes.
-        return self._loop.time() + (left if 1.0 <= left <= 300.0 else LOCK_SECONDS)
+        # The service's clock and ours may differ: more than the usual is not believed, nor is nothing at all.
+        return self._loop.time() + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
 
 
 class WirePrimary:
     """The primary's side of a lane: a connection that is made anew when it has gone, and a sender a destination."""
 
     def __init__(
-        self, endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now = time.time, send_seconds: float = 60.0
+        self,
+        endpoint: Endpoint,
+        *,
+        get_token: GetToken | None = None,
+        now: Now = time.time,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._connect = partial(connect, endpoint, get_token=get_token)
         self._now = now
-        self._send_seconds = send_seconds
+        self._answer_seconds = answer_seconds
         self._wire: Wire | None = None
         self._open = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._senders: dict[str, Sender] = {}
 
+    async def ready(self, destination: str) -> None:
+        sender = await self._sender(destination)
+        await sender.ready(seconds=self._answer_seconds)
+
     async def send(self, arrival: Arrival, order: Send) -> None:
-        mine = cast("WireArrival", arrival)
-        if mine.sections is None:
-            raise ProtocolError("what is no message cannot be sent")
-        payload = envelope.restored(mine.sections, order, int(self._now() * 1000))
+        sections = cast("WireArrival", arrival).sections
+        assert sections is not None  # noqa: S101  what is no message has a flaw, and no Send
+        payload = envelope.restored(sections, order, int(self._now() * 1000))
         sender = await self._sender(order.destination)
         try:
-            async with asyncio.timeout(self._send_seconds):
-                await sender.send(payload)
-        except TimeoutError:
-            # A late answer must not be taken for that of another message: the link goes with the doubt.
+            await sender.send(payload, seconds=self._answer_seconds)
+        except InDoubt:
+            # Whatever the peer still makes of it: the next try is on a link of its own.
             sender.close()
-            raise InDoubt(
-                f"sending to {order.destination!r}: no answer within {self._send_seconds:g} s", hint="it is tried again"
-            ) from None
+            raise
 
     async def check(self) -> None:
         """Connect and sign in, if that is still to be done. Raises AccessError, Unavailable."""
@@ -140,14 +162,26 @@ class WirePrimary:
 
     async def _sender(self, destination: str) -> Sender:
         # Service Bus compares paths without regard to case: one link serves every spelling.
+        name = destination.lower()
         wire = await self._connected()
-        sender = self._senders.get(destination.lower())
+        sender = self._senders.pop(name, None)
         if sender is None or sender.error is not None:
+            self._make_room()
             sender = await wire.sender(destination)
-            self._senders[destination.lower()] = sender
+        self._senders[name] = sender
         return sender
 
+    def _make_room(self) -> None:
+        """Let go of the sender that was used least recently, where there are many."""
+        if len(self._senders) >= SENDERS_MOST:
+            name = next((name for name, sender in self._senders.items() if sender.idle), None)
+            if name is not None:
+                self._senders.pop(name).close()
+
     async def _connected(self) -> Wire:
+        # Without a turn of the loop where there is nothing to do: see `Destination.ready`.
+        if self._wire is not None and self._wire.error is None:
+            return self._wire
         async with self._opening:
             if self._wire is None or self._wire.error is not None:
                 self._senders.clear()

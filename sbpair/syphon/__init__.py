@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
-from sbpair.errors import NotAuthorized, SbpairError
+from sbpair.errors import EntityMissing, NotAuthorized, SbpairError
 from sbpair.move.events import QueuesFound, SyphonEvent
 from sbpair.move.mover import Setting
+from sbpair.move.receipt import Named
 from sbpair.syphon.lane import Count, Lane, Plan
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ async def run(
     """Move what is in the pair's backlog queues to where it was meant to go.
 
     With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
-    Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold` messages
-    are held for destinations that take nothing for now. Raises only what is wrong before anything was received.
+    Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold`
+    messages are held for destinations that take nothing for now. Raises only what is wrong before anything was received,
+    such as EntityMissing where there is no backlog queue at all.
     """
     started = time.monotonic()
     stop = stop or asyncio.Event()
@@ -72,15 +74,40 @@ async def run(
         plan = Plan(pair, once, setting, stop, get_token=get_token)
         lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
         await _run_all(lanes, stop)
-    failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None)
-    return Result(setting.tally.receipt(), failures, time.monotonic() - started, stop.is_set())
+    return _result(plan, lanes, time.monotonic() - started)
+
+
+def _result(plan: Plan, lanes: list[Lane], seconds: float) -> Result:
+    setting = plan.setting
+    missing = [lane for lane in lanes if isinstance(lane.error, EntityMissing)]
+    if len(missing) == len(lanes) and not plan.stop.is_set() and not setting.tally.receipt().received:
+        raise EntityMissing(
+            f"{plan.pair.secondary.name} has no backlog queue of {plan.pair.primary.name}",
+            entity=backlog.prefix(plan.pair.primary.name),
+            hint="check the names of both namespaces; 'sbpair provision' creates the queues",
+        )
+    # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
+    failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing)
+    for _, queue, number, _, message_id in setting.journal.unconfirmed():
+        why = "the primary has it, and the backlog did not confirm that it has let go of it"
+        setting.tally.doubtful(Named(queue, number, message_id, None, why))
+    return Result(setting.tally.receipt(), failures, seconds, plan.stop.is_set())
 
 
 async def _run_all(lanes: list[Lane], stop: asyncio.Event) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        watcher = tasks.create_task(_interrupt(stop, lanes), name="watch for the stop")
-        await asyncio.gather(*(tasks.create_task(lane.run(), name=f"lane {lane.queue}") for lane in lanes))
-        watcher.cancel()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watcher = tasks.create_task(_interrupt(stop, lanes), name="watch for the stop")
+            async with asyncio.TaskGroup() as running:
+                for lane in lanes:
+                    running.create_task(lane.run(), name=f"lane {lane.queue}")
+            watcher.cancel()
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _queues_to_empty(plan: Plan, control: QueueControl) -> list[str]:

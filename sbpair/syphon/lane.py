@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sbpair.amqp.message import Sections
 from sbpair.errors import AccessError, SbpairError, Unavailable
-from sbpair.move.envelope import facts_of
+from sbpair.move.envelope import enqueued_at, is_deferred, sequence_number
 from sbpair.move.events import LaneBlocked, LaneDone, LaneFailed, LaneOpened, Progress
 from sbpair.move.mover import Mover
 from sbpair.move.wire_engine import WirePrimary, WireSource
@@ -40,6 +41,9 @@ COUNT_WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 TRIES = 3
 """How often `--once` tries a connection, or a destination, before it leaves the rest where it is."""
+
+CLOCKS_DIFFER_MS = 60_000
+"""By how much the service's clock may be behind ours before `--once` takes what was there for what came later."""
 
 BACK_OFF_SECONDS, BACK_OFF_MOST_SECONDS = 1.0, 60.0
 
@@ -69,7 +73,9 @@ class Lane:
         self._plan = plan
         self._failures = 0
         self._quiet = 0
+        self._blocked_by: tuple[str, ...] = ()
         self._source: WireSource | None = None
+        self._opening: asyncio.Timeout | None = None
         self.error: SbpairError | None = None
 
     async def run(self) -> None:
@@ -92,28 +98,43 @@ class Lane:
             await primary.close()
 
     def interrupt(self) -> None:
-        """Look at `stop` now, and not when the poll is over."""
+        """Look at `stop` now, and not when the poll, or the attempt to connect, is over."""
         if self._source is not None:
             self._source.interrupt()
+        elif self._opening is not None:
+            self._opening.reschedule(asyncio.get_running_loop().time())
 
     async def _connected(self, primary: WirePrimary) -> None:
-        async with connect(self._plan.pair.secondary, get_token=self._plan.get_token) as wire:
-            self._source = source = await WireSource.open(wire, self.queue)
+        async with AsyncExitStack() as stack:
             try:
-                if self._plan.once:
-                    # A primary that is not there at all is known before a single lock is taken.
-                    await primary.check()
+                async with asyncio.timeout(None) as self._opening:
+                    wire, source = await self._open(stack, primary)
+            except TimeoutError:
+                return  # interrupted
+            finally:
+                self._opening = None
+            self._source = source
+            try:
                 self._plan.setting.on_event(LaneOpened(self.queue))
                 await self._move(wire, source, primary)
             finally:
                 self._source = None
 
+    async def _open(self, stack: AsyncExitStack, primary: WirePrimary) -> tuple[Wire, WireSource]:
+        wire = await stack.enter_async_context(connect(self._plan.pair.secondary, get_token=self._plan.get_token))
+        source = await WireSource.open(wire, self.queue)
+        if self._plan.once:
+            # A primary that is not there at all is known before a single lock is taken.
+            await primary.check()
+        return wire, source
+
     async def _move(self, wire: Wire, source: WireSource, primary: WirePrimary) -> None:
+        plan = self._plan
         failure: SbpairError | None = None
         mover: Mover | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                mover = Mover(source, primary, tasks, self._plan.setting)
+                mover = Mover(source, primary, tasks, plan.setting)
                 locks = tasks.create_task(mover.keep_locks(), name=f"locks of {self.queue}")
                 try:
                     await self._drain(wire, source, mover)
@@ -124,25 +145,31 @@ class Lane:
         finally:
             if mover is not None:
                 mover.write_off()
-        if failure is not None or mover.fatal is not None:
-            raise failure or mover.fatal  # type: ignore[misc]
+        if plan.once and not plan.stop.is_set():
+            # The backlog has not heard of all that was done: the next connection tells it.
+            failure = failure or mover.trouble
+        if mover.fatal is not None or failure is not None:
+            raise mover.fatal or failure  # type: ignore[misc]
 
     async def _drain(self, wire: Wire, source: WireSource, mover: Mover) -> None:
         while not self._plan.stop.is_set() and mover.fatal is None:
+            if source.error is not None:
+                raise source.error
             if mover.room == 0:
                 if await self._blocked(mover):
                     return
                 continue
+            self._blocked_by = ()
             source.grant(min(BATCH, mover.room))
             arrivals = await source.take(BATCH, seconds=self._poll_seconds())
             if arrivals:
                 self._failures = self._quiet = 0
                 mover.accept(arrivals)
                 self._tell(mover)
-                if await self._past_the_start(wire, arrivals):
-                    await self._let_it_settle(mover)
+                if await self._past_the_start(wire, arrivals, mover):
+                    await self._let_it_settle(source, mover)
                     return
-            elif self._plan.once and await self._empty(mover):
+            elif self._plan.once and mover.fatal is None and await self._empty(wire, mover):
                 return
 
     def _poll_seconds(self) -> float:
@@ -154,15 +181,16 @@ class Lane:
 
     async def _blocked(self, mover: Mover) -> bool:
         """Nothing more may be taken in. True where waiting for room makes no sense."""
-        resting = mover.resting()
-        if resting:
-            self._plan.setting.on_event(LaneBlocked(self.queue, tuple(sorted(resting))))
-            if self._plan.once and mover.stuck(TRIES):
-                return True
+        resting = tuple(sorted(mover.resting()))
+        if resting and resting != self._blocked_by:
+            self._plan.setting.on_event(LaneBlocked(self.queue, resting))
+            self._blocked_by = resting
+        if self._plan.once and mover.stuck(TRIES):
+            return True
         await mover.changed(EMPTY_WAIT_SECONDS)
         return False
 
-    async def _empty(self, mover: Mover) -> bool:
+    async def _empty(self, wire: Wire, mover: Mover) -> bool:
         """Nothing came for a while: is that all? A single empty receive proves nothing."""
         self._quiet += 1
         if mover.in_hand and not mover.stuck(TRIES):
@@ -170,21 +198,44 @@ class Lane:
         if self._plan.count is None:
             return self._quiet >= 2
         remaining = await self._plan.count(self.queue)
+        if remaining > mover.in_hand and self._quiet >= len(COUNT_WAIT_SECONDS):
+            remaining -= await self._deferred(wire)
         self._tell(mover, remaining)
         return remaining <= mover.in_hand
 
-    async def _past_the_start(self, wire: Wire, arrivals: Sequence[Arrival]) -> bool:
-        """Whether what is left was all enqueued after `--once` began: a busy backlog would never be empty."""
-        if not self._plan.once or min(each.facts.enqueued_at for each in arrivals) <= self._plan.started_ms:
+    async def _deferred(self, wire: Wire) -> int:
+        """How many messages somebody has put aside: they count, and never come."""
+        return sum([sum(map(is_deferred, page)) async for page in self._pages(wire)])
+
+    async def _past_the_start(self, wire: Wire, arrivals: Sequence[Arrival], mover: Mover) -> bool:
+        """Whether all that is left was enqueued after `--once` began: a busy backlog would never be empty."""
+        if not self._plan.once or not all(self._is_new(arrival.facts.enqueued_at) for arrival in arrivals):
             return False
-        for payload in await wire.peek(self.queue, 0, BATCH):
-            _, facts = facts_of(self.queue, payload)
-            if facts.enqueued_at <= self._plan.started_ms:
+        async for page in self._pages(wire):
+            held = mover.holds()
+            if all(self._is_new(enqueued_at(each)) for each in page):
+                return True
+            if not all(
+                self._is_new(enqueued_at(each)) or is_deferred(each) or sequence_number(each) in held for each in page
+            ):
                 return False
         return True
 
-    async def _let_it_settle(self, mover: Mover) -> None:
+    def _is_new(self, enqueued_ms: int) -> bool:
+        return enqueued_ms > self._plan.started_ms + CLOCKS_DIFFER_MS
+
+    async def _pages(self, wire: Wire) -> AsyncIterator[list[Sections]]:
+        """All messages of the queue, looked at without locking them."""
+        start = 0
+        while payloads := await wire.peek(self.queue, start, BATCH):
+            page = [Sections.split(payload) for payload in payloads]
+            yield page
+            start = sequence_number(page[-1]) + 1
+
+    async def _let_it_settle(self, source: WireSource, mover: Mover) -> None:
         while mover.in_hand and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
+            if source.error is not None:
+                raise source.error
             await mover.changed(EMPTY_WAIT_SECONDS)
 
     async def _back_off(self, error: Unavailable) -> bool:
@@ -193,7 +244,7 @@ class Lane:
         if self._plan.once and self._failures >= TRIES:
             self._fail(error, None)
             return False
-        longest = min(BACK_OFF_MOST_SECONDS, BACK_OFF_SECONDS * 2 ** (self._failures - 1))
+        longest = min(BACK_OFF_MOST_SECONDS, BACK_OFF_SECONDS * 2 ** min(self._failures - 1, 16))
         seconds = longest * (0.5 + self._plan.setting.jitter() / 2)
         self._fail(error, seconds)
         with suppress(TimeoutError):

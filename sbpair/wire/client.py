@@ -11,7 +11,8 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair import errors
@@ -20,7 +21,7 @@ from sbpair.wire.conditions import status_error
 from sbpair.wire.links import Receiver, Sender
 from sbpair.wire.requests import Requests, Response
 from sbpair.wire.stream import Stream, open_stream
-from sbpair.wire.tokens import Token, TokenSource, source_for
+from sbpair.wire.tokens import TokenSource, source_for
 
 if TYPE_CHECKING:
     from sbpair.amqp.session import Session
@@ -36,6 +37,17 @@ RENEW_LEFT = 1 / 3
 
 RENEW_AT_LEAST_SECONDS = 5.0
 
+RENEW_AGAIN_SECONDS = 10.0
+"""When a renewal that failed in a way that may pass is tried again, if the token lives that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What `$cbs` has been told for one audience. Both are seconds since 1970."""
+
+    renew_at: float
+    expires_at: float
+
 
 class Wire:
     """A connection that is signed in. Made by `connect`."""
@@ -45,9 +57,8 @@ class Wire:
         self._endpoint = endpoint
         self._tokens = tokens
         self._now = now
-        self._cbs: Requests | None = None
         self._nodes: dict[str, Requests] = {}
-        self._claims: dict[str, tuple[float, Token]] = {}
+        self._claims: dict[str, Claim] = {}
         self._claimed = asyncio.Event()
         self._opening = asyncio.Lock()
         self._sending: Session | None = None
@@ -65,7 +76,7 @@ class Wire:
         """A link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
         await self._authorize(address)
         if self._sending is None or not self._sending.usable:
-            self._sending = self._stream.connection.begin()
+            self._sending = self._begin()
         sender = Sender(self._stream, self._sending, address)
         await sender.attach()
         return sender
@@ -73,14 +84,15 @@ class Wire:
     async def receiver(self, address: str) -> Receiver:
         """A link that receives from an entity under lock; it takes nothing in before `grant`."""
         await self._authorize(address)
-        receiver = Receiver(self._stream, self._stream.connection.begin(), address)
+        receiver = Receiver(self._stream, self._begin(), address)
         await receiver.attach()
         return receiver
 
     async def request(self, entity: str, operation: str, body: dict[str, Value]) -> Response:
         """An operation of an entity's management node, without judging its status."""
         await self._authorize(entity)
-        node = await self._node(f"{entity}/$management")
+        async with self._opening:
+            node = await self._node(f"{entity}/$management")
         return await node.call({"operation": f"com.microsoft:{operation}"}, body)
 
     async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
@@ -97,7 +109,7 @@ class Wire:
         if answer.status == 204:
             return []
         _expect(answer, f"peeking in {entity!r}", 200)
-        return [entry["message"] for entry in answer.body.get("messages", ())]
+        return [entry["message"] for entry in answer.body.get("messages", ()) if "message" in entry]
 
     async def keep_signed_in(self) -> None:
         """Renew each claim before it runs out, until cancelled; a claim that cannot be renewed ends the connection."""
@@ -106,56 +118,74 @@ class Wire:
                 await self._wait_for_renewal()
                 async with self._opening:
                     for audience in self._due():
-                        await self._put_token(audience)
+                        await self._renew(audience)
         except errors.SbpairError as error:
             self._stream.fail(error)
 
     async def close(self) -> None:
         await self._stream.close()
 
-    async def _authorize(self, address: str) -> None:
-        audience = f"sb://{self._endpoint.authority}/{address}"
-        async with self._opening:
-            if audience not in self._claims or audience in self._due():
-                await self._put_token(audience)
+    def _begin(self) -> Session:
+        if self._stream.error is not None:
+            raise self._stream.error
+        try:
+            return self._stream.connection.begin()
+        except errors.ProtocolError as error:
+            raise errors.Unreachable(f"no session with {self._endpoint.authority}: {error.message}") from error
+
+    # Each of these is called with `_opening` held.
+
+    async def _renew(self, audience: str) -> None:
+        try:
+            await self._put_token(audience)
+        except errors.Unavailable:
+            claim, again = self._claims[audience], self._now() + RENEW_AGAIN_SECONDS
+            if again >= claim.expires_at:
+                raise
+            self._claims[audience] = Claim(again, claim.expires_at)
 
     async def _put_token(self, audience: str) -> None:
         token = await self._tokens.token(audience, self._now())
-        if self._cbs is None or self._cbs.error is not None:
-            self._cbs = Requests(self._stream, self._stream.connection.begin(), "$cbs")
-            await self._cbs.open()
-        answer = await self._cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
-        if answer.status not in (200, 202):
-            raise status_error(
-                answer.status,
-                answer.description,
-                f"signing in to {self._endpoint.authority} for {_entity_of(audience)!r}",
-            )
-        life = token.expires_at - self._now()
-        self._claims[audience] = (self._now() + max(life * (1 - RENEW_LEFT), RENEW_AT_LEAST_SECONDS), token)
+        cbs = await self._node("$cbs")
+        answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
+        doing = f"signing in to {self._endpoint.authority} for {_entity_of(audience)!r}"
+        _expect(answer, doing, 200, 202)
+        now = self._now()
+        life = max((token.expires_at - now) * (1 - RENEW_LEFT), RENEW_AT_LEAST_SECONDS)
+        self._claims[audience] = Claim(now + life, token.expires_at)
         self._claimed.set()
 
+    async def _node(self, name: str) -> Requests:
+        node = self._nodes.get(name)
+        if node is None or node.error is not None:
+            node = Requests(self._stream, self._begin(), name)
+            await node.open()
+            self._nodes[name] = node
+        return node
+
+    # These are not.
+
+    async def _authorize(self, address: str) -> None:
+        audience = f"sb://{self._endpoint.authority}/{address}"
+        if self._is_claimed(audience):
+            return
+        async with self._opening:
+            if not self._is_claimed(audience):
+                await self._put_token(audience)
+
+    def _is_claimed(self, audience: str) -> bool:
+        claim = self._claims.get(audience)
+        return claim is not None and self._now() < claim.renew_at
+
     def _due(self) -> list[str]:
-        now = self._now()
-        return [audience for audience, (renew_at, _) in self._claims.items() if renew_at <= now]
+        return [audience for audience in self._claims if not self._is_claimed(audience)]
 
     async def _wait_for_renewal(self) -> None:
         self._claimed.clear()
-        next_at = min((renew_at for renew_at, _ in self._claims.values()), default=None)
-        try:
+        next_at = min((claim.renew_at for claim in self._claims.values()), default=None)
+        with suppress(TimeoutError):
             async with asyncio.timeout(None if next_at is None else max(0.0, next_at - self._now())):
                 await self._claimed.wait()
-        except TimeoutError:
-            pass
-
-    async def _node(self, name: str) -> Requests:
-        async with self._opening:
-            node = self._nodes.get(name)
-            if node is None or node.error is not None:
-                node = Requests(self._stream, self._stream.connection.begin(), name)
-                await node.open()
-                self._nodes[name] = node
-        return node
 
 
 @asynccontextmanager
@@ -173,8 +203,7 @@ async def connect(
         yield wire
     finally:
         renewing.cancel()
-        await asyncio.gather(renewing, return_exceptions=True)
-        await asyncio.shield(wire.close())
+        await wire.close()
 
 
 def _expect(answer: Response, doing: str, *statuses: int) -> None:

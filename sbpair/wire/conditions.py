@@ -39,7 +39,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     if condition == "amqp:not-found":
         return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
     if condition == "amqp:unauthorized-access":
-        return _access(said)
+        return _access(said, text)
     if condition == "com.microsoft:message-lock-lost":
         return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
     transient = _TRANSIENT.get(condition)
@@ -52,11 +52,12 @@ def status_error(status: int, description: str | None, doing: str, condition: st
     """The error to raise for the status that `$cbs` or `$management` answered with."""
     if condition:
         return error_of(Error(condition, description), doing)
-    said = f"{doing}: {_plain(description) or 'no reason given'} (status {status})"
+    text = _plain(description)
+    said = f"{doing}: {text or 'no reason given'} (status {status})"
     if status == 401:
         return _not_authenticated(said)
     if status == 403:
-        return _access(said)
+        return _access(said, text)
     if status == 404:
         return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
     if status in (408, 410):
@@ -66,8 +67,19 @@ def status_error(status: int, description: str | None, doing: str, condition: st
     return errors.ServiceRefused(said, condition=str(status), hint="the same request would be refused again")
 
 
-def _access(said: str) -> errors.AccessError:
-    if "claim" in said.lower():
+def gone(error: Error | None, doing: str) -> errors.SbpairError:
+    """The error to raise where a connection or a link that was there has ended.
+
+    Never one that would be a message's fault: whether the same can be had again is for the next attempt to find out.
+    """
+    meant = error_of(error, doing)
+    if isinstance(meant, (errors.AccessError, errors.Throttled, errors.TimedOut, errors.Unreachable)):
+        return meant
+    return errors.Unreachable(meant.message, hint=_RETRY)
+
+
+def _access(said: str, text: str) -> errors.AccessError:
+    if "claim" in text.lower():
         return errors.NotAuthorized(said, hint="use a key, or a role, that has this claim")
     return _not_authenticated(said)
 

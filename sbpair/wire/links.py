@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.amqp import events
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.types import Symbol
-from sbpair.wire.conditions import error_of
+from sbpair.wire.conditions import error_of, gone
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 _names = itertools.count()
 
 DEAD_LETTER = "com.microsoft:dead-letter"
+TOO_LARGE = "amqp:link:message-size-exceeded"
+
+ANSWER_SECONDS = 60.0
+"""How long a peer may take to answer one thing: a time-out must exceed 15 s, or a partition has no time to move."""
+
+STOP_SECONDS = 2.0
+
+_RETRY = "it may work a little later"
 
 
 def dead_letter(reason: str, description: str) -> Rejected:
@@ -38,39 +47,57 @@ def dead_letter(reason: str, description: str) -> Rejected:
 class Waiting:
     """Something asked of the peer for `count` deliveries, and done when it has answered for each of them."""
 
-    __slots__ = ("_asked", "_doing", "_left", "done")
+    __slots__ = ("_asked", "_doing", "_done", "_left")
 
-    def __init__(self, asked: Outcome, doing: str, count: int) -> None:
+    def __init__(self, asked: Outcome, doing: str, count: int = 1) -> None:
         self._asked = asked
         self._doing = doing
         self._left = count
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def outcome(self, seconds: float) -> None:
+        """Raises what a refusal means; InDoubt where there was no answer."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._done
+        except TimeoutError:
+            raise self._doubt(f"within {seconds:g} s", _RETRY) from None
 
     def disposed(self, state: Any) -> None:
         self._left -= 1
-        if self.done.done():
+        if self._done.done():
             return
         error = self._judge(state)
         if error is not None:
-            self.done.set_exception(error)
+            self._done.set_exception(error)
         elif self._left == 0:
-            self.done.set_result(None)
+            self._done.set_result(None)
 
     def lost(self, error: errors.SbpairError) -> None:
-        if not self.done.done():
-            doubt = errors.InDoubt(f"{self._doing}: no answer came ({error.message})", hint=error.hint)
-            self.done.set_exception(doubt)
+        self.refused(self._doubt(f"({error.message})", error.hint))
+
+    def refused(self, error: errors.SbpairError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def _doubt(self, why: str, hint: str) -> errors.InDoubt:
+        return errors.InDoubt(f"{self._doing}: no answer came {why}", hint=hint)
 
     def _judge(self, state: Any) -> errors.SbpairError | None:
         if isinstance(state, Rejected):
-            said = state.error if isinstance(state.error, Error) else None
-            asked = isinstance(self._asked, Rejected) and (said is None or said.condition == DEAD_LETTER)
-            return None if asked else error_of(said or Error("amqp:not-allowed", "rejected"), self._doing)
+            return self._judge_rejected(state.error if isinstance(state.error, Error) else None)
         if type(state) is type(self._asked):
             return None
-        return errors.Unreachable(
-            f"{self._doing}: the service answered {type(state).__name__.lower()}", hint="it may work a little later"
-        )
+        if state is None:
+            return self._doubt("(it was settled without an outcome)", _RETRY)
+        return errors.Unreachable(f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=_RETRY)
+
+    def _judge_rejected(self, said: Error | None) -> errors.SbpairError | None:
+        if isinstance(self._asked, Rejected) and (said is None or said.condition == DEAD_LETTER):
+            return None
+        error = error_of(said or Error("amqp:not-allowed", "rejected"), self._doing)
+        # The service gave up on it, which does not say how far it had come.
+        return self._doubt(f"({error.message})", _RETRY) if isinstance(error, errors.TimedOut) else error
 
 
 class Link:
@@ -86,22 +113,28 @@ class Link:
         link.context = self
         stream.owners.add(self)
 
-    async def open(self, *, source: Source, target: Target, **terms: Any) -> None:
-        """Raises what the peer's refusal means: EntityMissing, NotAuthorized, …"""
+    async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
+        """Raises what the peer's refusal means: EntityMissing, NotAuthorized, …; TimedOut."""
         if self._stream.error is not None:
             self.on_lost(self._stream.error)
             raise self._stream.error
-        self._amqp.open(source=source, target=target, **terms)
-        self._stream.flush_soon()
-        await self._attached
+        try:
+            self._amqp.open(source=source, target=target, **terms)
+            self._stream.flush_soon()
+            async with asyncio.timeout(seconds):
+                await self._attached
+        except TimeoutError:
+            self.close()
+            raise errors.TimedOut(f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY) from None
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of the link; the peer's answer is not waited for."""
-        if self.error is None:
-            self.error = errors.Unreachable(f"the link to {self.address!r} is closed")
-            self._amqp.close()
-            self._stream.flush_soon()
-        self._forget(self.error)
+        self._amqp.close()
+        self._stream.flush_soon()
+        self.on_lost(errors.Unreachable(f"the link to {self.address!r} is closed"))
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, events.LinkAttached):
@@ -109,28 +142,35 @@ class Link:
             if self._has_terminus(event.link) and not self._attached.done():
                 self._attached.set_result(None)
         elif isinstance(event, events.LinkDetached):
-            self.on_lost(error_of(event.error, f"link to {self.address!r}"))
+            self._on_detached(event.error)
         self._changed.set()
 
     def on_lost(self, error: errors.SbpairError) -> None:
-        if self.error is None:
-            self.error = error
-        self._forget(error)
-        self._changed.set()
-
-    def _has_terminus(self, link: Any) -> bool:
-        return link.remote.source is not None and link.remote.target is not None
-
-    def _forget(self, error: errors.SbpairError) -> None:
+        self.error = error = self.error or error
         self._stream.owners.discard(self)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # whoever waits for it is told; nobody need be waiting
         for waiting in self._waiting():
             waiting.lost(error)
+        self._changed.set()
 
-    def _waiting(self) -> list[Waiting]:
-        return []
+    def _on_detached(self, error: Error | None) -> None:
+        doing = f"link to {self.address!r}"
+        if not self._attached.done():
+            self.on_lost(error_of(error, doing))
+            return
+        waiting = tuple(self._waiting())
+        if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
+            # Some peers refuse a message by letting go of the link.
+            waiting[0].refused(error_of(error, doing))
+        self.on_lost(gone(error, doing))
+
+    def _has_terminus(self, link: Any) -> bool:
+        return link.remote.source is not None and link.remote.target is not None
+
+    def _waiting(self) -> Collection[Waiting]:
+        return ()
 
 
 class Sender(Link):
@@ -150,7 +190,20 @@ class Sender(Link):
         """Bytes that the peer takes in one message; 0 where it did not say."""
         return self._link.remote.max_message_size or 0
 
-    async def send(self, payload: bytes, *, message_format: int = 0) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that was sent waits for its outcome."""
+        return not self._sent
+
+    async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
+        """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._credit()
+        except TimeoutError:
+            raise errors.TimedOut(f"{self.address!r} took nothing for {seconds:g} s", hint=_RETRY) from None
+
+    async def send(self, payload: bytes, *, message_format: int = 0, seconds: float = ANSWER_SECONDS) -> None:
         """Send one message and wait for the outcome.
 
         Raises what the peer's refusal means; InDoubt where the message has left and no answer came.
@@ -159,17 +212,17 @@ class Sender(Link):
             raise errors.ServiceRefused(
                 f"sending to {self.address!r}: the message has {len(payload)} bytes, at most {self.max_message_size} "
                 "are allowed",
-                condition="amqp:link:message-size-exceeded",
+                condition=TOO_LARGE,
                 hint="the same message would be refused again",
             )
-        await self._credit()
-        waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}", 1)
-        tag = next(self._tags).to_bytes(4)
+        await self.ready(seconds=seconds)
+        waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}")
         self._sent.add(waiting)
         try:
+            tag = next(self._tags).to_bytes(8)
             self._link.send(payload, tag, message_format=message_format, context=waiting)
             self._stream.flush_soon()
-            await waiting.done
+            await waiting.outcome(seconds)
         finally:
             self._sent.discard(waiting)
 
@@ -177,16 +230,14 @@ class Sender(Link):
         while True:
             if self.error is not None:
                 raise self.error
+            await self._stream.writable()
             if self._link.credit > 0:
-                await self._stream.writable()
-                if self._link.credit > 0:
-                    return
-                continue
+                return
             self._changed.clear()
             await self._changed.wait()
 
-    def _waiting(self) -> list[Waiting]:
-        return list(self._sent)
+    def _waiting(self) -> Collection[Waiting]:
+        return self._sent
 
 
 _ACCEPTED = Accepted()
@@ -201,6 +252,7 @@ class Receiver(Link):
         self._arrived: deque[Delivery] = deque()
         self._settling: set[Waiting] = set()
         self._interrupted = False
+        self._told = 0
 
     async def attach(self) -> None:
         await self.open(
@@ -213,12 +265,14 @@ class Receiver(Link):
     def on_event(self, event: Any) -> None:
         if isinstance(event, events.Delivery):
             self._arrived.append(event)
+        elif isinstance(event, events.WindowOpened):
+            self._told += 1
         super().on_event(event)
 
-    def grant(self, credit: int) -> None:
-        """Let `credit` more deliveries come than have been taken in; granting 0 stops them."""
+    def grant(self, most: int) -> None:
+        """Let there be at most `most` deliveries that nobody has taken: on their way, or arrived."""
         if self.error is None:
-            self._link.grant(credit)
+            self._link.grant(max(0, most - len(self._arrived)))
             self._stream.flush_soon()
 
     @property
@@ -248,33 +302,56 @@ class Receiver(Link):
         self._interrupted = True
         self._changed.set()
 
-    async def settle(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
-        """Settle deliveries alike and wait until the peer confirms. Raises MessageLockLost where it came too late."""
-        if not deliveries:
-            return
+    async def stop(self, *, seconds: float = STOP_SECONDS) -> list[Delivery]:
+        """Let nothing more come. Answers what has come and nobody took; a peer that does not confirm is not waited for.
+
+        Raises nothing: of a link that is gone there is nothing to give back.
+        """
+        told = self._told
+        self.grant(0)
+        self._link.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.error is None and self._told == told:
+                    self._changed.clear()
+                    await self._changed.wait()
+        left = [] if self.error is not None else list(self._arrived)
+        self._arrived.clear()
+        return left
+
+    async def settle(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS
+    ) -> None:
+        """Settle deliveries alike and wait until the peer confirms.
+
+        Raises MessageLockLost where it came too late for one of them; InDoubt where no answer came.
+        """
         if self.error is not None:
             raise self.error
-        waiting = Waiting(outcome, f"settling in {self.address!r}", len(deliveries))
-        self._settling.add(waiting)
-        for delivery in deliveries:
+        open_ones = [delivery for delivery in deliveries if not delivery.settled]
+        waiting = Waiting(outcome, f"settling in {self.address!r}", len(open_ones))
+        for delivery in open_ones:
             delivery.context = waiting
-        for first, last in ranges([delivery.id for delivery in deliveries]):
+        for first, last in ranges([delivery.id for delivery in open_ones]):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self._stream.flush_soon()
+        self._settling.add(waiting)
         try:
-            await waiting.done
+            if open_ones:
+                await waiting.outcome(seconds)
         finally:
             self._settling.discard(waiting)
+        if len(open_ones) < len(deliveries):
+            raise errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY)
 
     def close(self) -> None:
         """Let go of the link and its session: the peer releases what was not settled."""
-        session = self._link.session
         super().close()
-        session.end()
+        self._link.session.end()
         self._stream.flush_soon()
 
-    def _waiting(self) -> list[Waiting]:
-        return list(self._settling)
+    def _waiting(self) -> Collection[Waiting]:
+        return self._settling
 
 
 def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
+from sbpair.amqp import events
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     VALUE,
@@ -18,13 +21,13 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.performatives import Accepted, Source, Target
 from sbpair.amqp.types import Map, Value
-from sbpair.wire.links import Receiver, Sender
+from sbpair.wire.links import ANSWER_SECONDS, Receiver, Sender
 
 if TYPE_CHECKING:
     from sbpair.amqp.session import Session
     from sbpair.wire.stream import Stream
 
-ANSWER_SECONDS = 60.0
+CREDIT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +35,16 @@ class Response:
     status: int
     description: str
     condition: str | None
-    body: Value
+    body: Map
 
 
 class Requests:
     """One node, and the requests to it that wait for an answer. Requests may overlap."""
 
     def __init__(self, stream: Stream, session: Session, node: str) -> None:
-        self._session = session
         self._sender = _RequestSender(stream, session, node)
         self._receiver = _ReplyReceiver(stream, session, node)
         self._ids = itertools.count(1)
-        self._turn = asyncio.Lock()
-        self._held: dict[str, Response] = {}
 
     @property
     def error(self) -> errors.SbpairError | None:
@@ -53,7 +53,7 @@ class Requests:
     async def open(self) -> None:
         await self._sender.attach()
         await self._receiver.attach()
-        self._receiver.grant(100)
+        self._receiver.grant(CREDIT)
 
     async def call(self, properties: dict[str, Value], body: Value, *, seconds: float = ANSWER_SECONDS) -> Response:
         """Ask, and wait for the answer. Raises TimedOut, or why the links are gone."""
@@ -65,28 +65,13 @@ class Requests:
         )
         try:
             async with asyncio.timeout(seconds):
-                await self._sender.send(request.join())
-                return await self._answer(number)
+                with self._receiver.expecting(number) as answer:
+                    await self._sender.send(request.join())
+                    return await answer
         except TimeoutError:
             raise errors.TimedOut(
                 f"{self._sender.address} did not answer within {seconds:g} s", hint="it may work a little later"
             ) from None
-
-    async def _answer(self, number: str) -> Response:
-        while number not in self._held:
-            async with self._turn:
-                if number not in self._held:
-                    await self._take_replies()
-        return self._held.pop(number)
-
-    async def _take_replies(self) -> None:
-        for delivery in await self._receiver.take(100, seconds=ANSWER_SECONDS):
-            if not delivery.settled:
-                self._session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
-            sections = Sections.split(delivery.payload)
-            number = sections.read_properties().correlation_id
-            self._held[str(number)] = _response(sections)
-        self._receiver.grant(100)
 
 
 class _RequestSender(Sender):
@@ -95,6 +80,12 @@ class _RequestSender(Sender):
 
 
 class _ReplyReceiver(Receiver):
+    """Replies go to whoever asked, as they come; one that nobody waits for any more is dropped."""
+
+    def __init__(self, stream: Stream, session: Session, node: str) -> None:
+        super().__init__(stream, session, node)
+        self._expected: dict[str, asyncio.Future[Response]] = {}
+
     @property
     def reply_to(self) -> str:
         return f"{self.address}-{self._link.name}"
@@ -102,11 +93,55 @@ class _ReplyReceiver(Receiver):
     async def attach(self) -> None:
         await self.open(source=Source(self.address), target=Target(self.reply_to), snd_settle_mode=1, rcv_settle_mode=0)
 
+    @contextmanager
+    def expecting(self, number: str) -> Iterator[asyncio.Future[Response]]:
+        if self.error is not None:
+            raise self.error
+        self._expected[number] = answer = asyncio.get_running_loop().create_future()
+        try:
+            yield answer
+        finally:
+            del self._expected[number]
+
+    def on_event(self, event: Any) -> None:
+        if isinstance(event, events.Delivery):
+            self._on_reply(event)
+        else:
+            super().on_event(event)
+
+    def on_lost(self, error: errors.SbpairError) -> None:
+        super().on_lost(error)
+        for answer in self._expected.values():
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # the request may still be on its way: then its sender tells
+
+    def _on_reply(self, delivery: events.Delivery) -> None:
+        if not delivery.settled:
+            self._link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
+        if self.credit <= CREDIT // 2:
+            self.grant(CREDIT)
+        try:
+            sections = Sections.split(delivery.payload)
+            answer = self._expected.get(str(sections.read_properties().correlation_id))
+            if answer is not None and not answer.done():
+                answer.set_result(_response(sections))
+        except errors.ProtocolError as error:
+            # Whose reply it was cannot be known.
+            self.on_lost(errors.Unreachable(f"{self.address} answered with what is no reply: {error.message}"))
+
 
 def _response(sections: Sections) -> Response:
     """`$cbs` says status-code and status-description; `$management` statusCode, statusDescription, errorCondition."""
     properties = sections.read_application_properties()
-    status: Any = properties.get("statusCode", properties.get("status-code", 0))
-    description = properties.get("statusDescription", properties.get("status-description", ""))
-    body = [value for code, value in sections.read_body() if code == VALUE]
-    return Response(int(status), str(description or ""), properties.get("errorCondition"), body[0] if body else Map())
+    status = properties.get("statusCode", properties.get("status-code"))
+    if not isinstance(status, int):
+        raise errors.ProtocolError("it has no status")
+    description = properties.get("statusDescription", properties.get("status-description"))
+    body = next((value for code, value in sections.read_body() if code == VALUE), None)
+    return Response(
+        int(status),
+        str(description or ""),
+        properties.get("errorCondition"),
+        body if isinstance(body, Map) else Map(),
+    )

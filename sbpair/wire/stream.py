@@ -1,7 +1,7 @@
 """One AMQP connection on one socket: feeds `amqp.Connection`, writes what it wants written, hands out its events.
 
 The law of this file: everything happens in the event loop's thread, and one burst of work becomes one write. When the
-connection is gone, everything that waits on it learns so once, by `lost`.
+connection is gone, everything that waits on it learns so once, by `on_lost`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ import asyncio
 import logging
 import ssl
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import urlsplit
 
 from sbpair.amqp import events
 from sbpair.amqp.connection import Connection
-from sbpair.amqp.performatives import Error
+from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
-from sbpair.errors import SbpairError, Unreachable, UsageError
-from sbpair.wire.conditions import error_of
+from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
+from sbpair.wire.conditions import gone
 
 if TYPE_CHECKING:
+    from sbpair.amqp.link import Link
     from sbpair.model import Endpoint
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 30.0
+GOODBYE_SECONDS = 5.0
+
+_LINK_EVENTS = (events.Delivery, events.LinkAttached, events.LinkDetached, events.CreditChanged)
+_OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 
 class Owner(Protocol):
@@ -39,13 +45,13 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, endpoint: Endpoint, container_id: str) -> None:
         self._loop = asyncio.get_running_loop()
-        host = endpoint.authority.split(":", 1)[0]
+        host = _host(endpoint)
         self.connection = Connection(SaslClient(), container_id=container_id, hostname=host, now=self._loop.time())
         self.where = endpoint.authority
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self.closed: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.owners: set[Owner] = set()
+        self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -67,8 +73,7 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else ""
         self.fail(Unreachable(f"the connection to {self.where} broke{why}", hint="it may work a little later"))
-        if not self.closed.done():
-            self.closed.set_result(None)
+        self._closed.set()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -100,6 +105,7 @@ class Stream(asyncio.Protocol):
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(error)
+            self.opened.exception()  # whoever waits for it is told; nobody need be waiting
         self._writable.set()
         for owner in tuple(self.owners):
             owner.on_lost(error)
@@ -107,42 +113,53 @@ class Stream(asyncio.Protocol):
             self._flush()
             self._transport.close()
 
-    async def close(self, seconds: float = 5.0) -> None:
-        """Say goodbye and wait for the answer, but not for long."""
-        if self.error is None:
-            self.connection.close()
-            self.flush_soon()
-            try:
+    async def close(self, seconds: float = GOODBYE_SECONDS) -> None:
+        """Say goodbye and wait for the answer, but not for long. Cancelled, it does not wait at all."""
+        try:
+            if self.error is None:
+                self.connection.close()
+                self.flush_soon()
                 async with asyncio.timeout(seconds):
-                    await asyncio.shield(self.closed)
-            except TimeoutError:
-                log.debug("%s did not answer our close", self.where)
-        self.fail(Unreachable(f"the connection to {self.where} is closed"))
-        if self._transport is not None:
-            self._transport.abort()
+                    await self._closed.wait()
+        except TimeoutError:
+            log.debug("%s did not answer our close", self.where)
+        finally:
+            self.fail(Unreachable(f"the connection to {self.where} is closed"))
+            if self._transport is not None:
+                self._transport.abort()
+        await self._closed.wait()
 
     # Inside.
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, (events.Delivery, events.LinkAttached, events.LinkDetached, events.CreditChanged)):
-            event.link.context.on_event(event)
+        if isinstance(event, _LINK_EVENTS):
+            _tell(event.link, event)
         elif isinstance(event, events.Disposed):
-            for delivery in event.deliveries:
-                delivery.context.disposed(event.state)
-        elif isinstance(event, events.SessionEnded):
+            self._on_disposed(event)
+        elif isinstance(event, events.WindowOpened):
             for link in event.session.links:
-                link.context.on_lost(error_of(event.error, f"talking to {self.where}"))
-        else:
-            self._on_connection_event(event)
-
-    def _on_connection_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Opened) and not self.opened.done():
-            self.opened.set_result(None)
+                _tell(link, event)
+        elif isinstance(event, events.Opened):
+            self._arm()
+            if not self.opened.done():
+                self.opened.set_result(None)
         elif isinstance(event, events.LinkAttaching):
             event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
         elif isinstance(event, events.Closed):
             doing = "talking to" if self.opened.done() else "connecting to"
-            self.fail(error_of(event.error, f"{doing} {self.where}"))
+            self.fail(gone(event.error, f"{doing} {self.where}"))
+
+    def _on_disposed(self, event: events.Disposed) -> None:
+        for delivery in event.deliveries:
+            if not event.settled:
+                if not (isinstance(delivery, events.Sent) and isinstance(event.state, _OUTCOMES)):
+                    continue
+                # A receiver that waits for us to settle first has decided all the same.
+                event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)
+            if delivery.context is not None:
+                delivery.context.disposed(event.state)
+            else:
+                delivery.settled = True  # the peer has taken it back, unasked
 
     def _flush(self) -> None:
         self._flushing = False
@@ -152,8 +169,10 @@ class Stream(asyncio.Protocol):
             self.connection.wrote(self._loop.time())
 
     def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         deadline = self.connection.deadline()
-        if deadline != float("inf"):
+        if deadline != float("inf") and self.error is None:
             self._timer = self._loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
@@ -164,40 +183,52 @@ class Stream(asyncio.Protocol):
             self._arm()
 
 
+def _tell(link: Link, event: Any) -> None:
+    # A link that the peer asked for has nobody behind it: it was refused.
+    if link.context is not None:
+        link.context.on_event(event)
+
+
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
-    """Connect, and wait until both sides have opened. Raises Unreachable; UsageError for a CA file it cannot read."""
-    loop = asyncio.get_running_loop()
+    """Connect, and wait until both sides have opened. Raises Unavailable; UsageError for a CA file it cannot read."""
     context = _tls(endpoint)
     hint = f"check that {endpoint.host}:{endpoint.port} is right, that it is up, and that no firewall is in between"
-    stream: Stream | None = None
     try:
         async with asyncio.timeout(seconds):
-            _, stream = await loop.create_connection(
-                lambda: Stream(endpoint, container_id),
-                endpoint.host,
-                endpoint.port,
-                ssl=context,
-                server_hostname=endpoint.authority.split(":", 1)[0] if context else None,
-            )
-            await stream.opened
+            return await _opened(endpoint, container_id, context)
     except TimeoutError:
-        problem = Unreachable(f"{endpoint.authority} did not answer within {seconds:g} s", hint=hint)
-        if stream is not None:
-            stream.fail(problem)
-        raise problem from None
-    except OSError as error:
+        raise Unreachable(f"{endpoint.authority} did not answer within {seconds:g} s", hint=hint) from None
+    except (OSError, UnicodeError) as error:
         raise Unreachable(f"no connection to {endpoint.authority}: {_reason(error)}", hint=hint) from error
-    except asyncio.CancelledError:
-        if stream is not None:
-            stream.fail(Unreachable(f"connecting to {endpoint.authority} was given up"))
+    except Unavailable as error:
+        error.hint = hint
+        raise
+
+
+async def _opened(endpoint: Endpoint, container_id: str, context: ssl.SSLContext | None) -> Stream:
+    _, stream = await asyncio.get_running_loop().create_connection(
+        lambda: Stream(endpoint, container_id),
+        endpoint.host,
+        endpoint.port,
+        ssl=context,
+        server_hostname=_host(endpoint) if context else None,
+    )
+    try:
+        await stream.opened
+    except BaseException:
+        await stream.close(0)
         raise
     return stream
 
 
-def _reason(error: OSError) -> str:
+def _host(endpoint: Endpoint) -> str:
+    return urlsplit(f"//{endpoint.authority}").hostname or endpoint.host
+
+
+def _reason(error: OSError | UnicodeError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message})"
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
