@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.queue import Queue
 
 T = TypeVar("T")
-NAMESPACE = "contoso"
+NAMESPACE, OTHER = "contoso", "contoso-dr"
 
 
 class Running:
@@ -35,36 +35,38 @@ class Running:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), name="emulator")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="emulator", daemon=True)
         self._names = (f"queue-{number}" for number in itertools.count())
-        self.emulator: Emulator
-
-    async def _serve(self) -> None:
-        async with Emulator([(NAMESPACE, 0)]) as self.emulator:
-            self._ready.set()
-            await self._stop.wait()
+        self.emulator = Emulator([(NAMESPACE, 0), (OTHER, 0)])
 
     def __enter__(self) -> Running:
         self._thread.start()
-        assert self._ready.wait(10)
+        self._wait(self.emulator.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._wait(self.emulator.__aexit__(None, None, None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
     def do(self, action: Callable[[], T]) -> T:
         async def on_loop() -> T:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(10)
+        return self._wait(on_loop())
 
     @property
     def namespace(self) -> Namespace:
         return self.emulator.namespaces[NAMESPACE]
+
+    @property
+    def other(self) -> Namespace:
+        """A namespace that nobody stays connected to."""
+        return self.emulator.namespaces[OTHER]
 
     @property
     def connection_string(self) -> str:

@@ -29,7 +29,6 @@ from azure.servicebus.exceptions import (
 )
 
 from sbpair.emulator.sas import AuthorizationRule, Claim, sign
-from sbpair.emulator.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.emulator.queue import Queue
@@ -423,9 +422,9 @@ def collected() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.usefixtures("collected")
 def test_an_outage_breaks_connections_and_refuses_new_ones(official: Any, running: Any) -> None:
-    queue = running.queue(lock_duration=LOCK_SECONDS * TICKS_PER_SECOND)
-    with official.sender(running.connection_string, queue.path) as sender:
-        outage = running.do(lambda: running.emulator.faults.namespace_down(running.namespace.name))
+    queue = running.do(lambda: running.other.create_queue(f"broken-{uuid.uuid4()}"))
+    with official.sender(running.other.connection_string, queue.path) as sender:
+        outage = running.do(lambda: running.emulator.faults.namespace_down(running.other.name))
         with pytest.raises(ServiceBusConnectionError):
             sender.send_messages(ServiceBusMessage("lost"))
         with pytest.raises(ServiceBusConnectionError):
