@@ -42,10 +42,11 @@ async def run(
     Raises what stops everything: AccessError, a secondary that cannot be listed, a plan that the guard refuses. A
     queue that could not be made is an Item of the report, and the others are made all the same.
     """
-    # The SDK takes half a second to load: whoever only plans need not wait for it.
+    # What is wrong with the names or with their number is told before anything is asked or made.
+    topology.guard(topology.diff(topology.desired(pair), ()))
+    # The SDK takes half a second to load, and a bad name should not wait for it.
     from sbpair.bus.atom import open_queues
 
-    topology.desired(pair)  # a name that makes no legal path is refused before anything is asked or made
     async with open_queues(pair.secondary) as queues:
         return await Provisioner(queues, pair, on_event, sleep).run(dry_run=dry_run)
 

@@ -83,7 +83,9 @@ def columns(rows: Sequence[Sequence[object]]) -> list[str]:
     """Rows as aligned text, the first of them a heading; numbers to the right."""
     texts = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    right = [all(isinstance(row[at], int) for row in rows[1:]) and len(rows) > 1 for at in range(len(widths))]
+    # A gap in a column of numbers, such as the counts of a missing queue, does not make it one of text.
+    kinds = [{type(row[at]) for row in rows[1:] if row[at] != ""} for at in range(len(widths))]
+    right = [kind == {int} for kind in kinds]
     return [
         "  ".join(
             cell.rjust(width) if to_right else cell.ljust(width)

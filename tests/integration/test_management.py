@@ -87,7 +87,8 @@ class Namespace:
     def _entry(self, name: str) -> str:
         inside = self.queues[name] + COUNTS + "<MessageCount>6</MessageCount>"
         described = f'<QueueDescription xmlns="{SERVICE_BUS}">{inside}</QueueDescription>'
-        return f'<entry xmlns="{ATOM}"><title type="text">{name}</title><content type="application/xml">{described}</content></entry>'
+        content = f'<content type="application/xml">{described}</content>'
+        return f'<entry xmlns="{ATOM}"><title type="text">{name}</title>{content}</entry>'
 
     @property
     def endpoint(self) -> Endpoint:

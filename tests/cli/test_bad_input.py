@@ -1,0 +1,251 @@
+"""Bad input: one line what, one line what to do, the right exit code, no traceback, and nothing half done."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
+SECONDARY = "SBPAIR_SECONDARY_CONNECTION_STRING"
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that is taken, so that nobody else gets it, and where nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def emulated(port: int) -> str:
+    return f"Endpoint=sb://127.0.0.1:{port};{KEYED};UseDevelopmentEmulator=true"
+
+
+def sbpair(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SBPAIR_", "XDG_"))}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
+        env={**inherited, "HOME": str(home), "NO_COLOR": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+PAIR = {
+    "SBPAIR_PRIMARY_NAMESPACE": "contoso.invalid",
+    SECONDARY: f"Endpoint=sb://contoso-dr.invalid/;{KEYED}",
+}
+LONG = "a" * 250
+
+CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
+    (
+        ["audit", "--primary", f"Endpoint=sb://contoso.servicebus.windows.net/;{KEYED}"],
+        {},
+        2,
+        "an argument looks like a connection string, which every user of this machine can read",
+        "export SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING, and change the key",
+    ),
+    (["provison"], {}, 2, "No such command 'provison'. Did you mean 'provision'?", "see sbpair --help"),
+    (
+        ["audit"],
+        {},
+        2,
+        "pair 'default' has no primary namespace",
+        "set SBPAIR_PRIMARY_CONNECTION_STRING, or [pairs.default.primary] in the configuration file",
+    ),
+    (
+        ["audit"],
+        {**PAIR, SECONDARY: "Endpoint=sb://contoso-dr/;SharedAccessKey=c2VjcmV0a2V5"},
+        2,
+        f"{SECONDARY}: the connection string cannot be read: it has no SharedAccessKeyName=",
+        (
+            "copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
+            "SharedAccessKeyName=<name>;SharedAccessKey=<key>"
+        ),
+    ),
+    (
+        ["provision", "--count", "0"],
+        PAIR,
+        2,
+        "pair 'default': backlog_queues is 0, and must be at least 1",
+        "10 is the default, and what the original used",
+    ),
+    (
+        ["provision", "--count", "5000"],
+        {**PAIR},
+        4,
+        "5000 queues would be created, and 1000 is the most at once",
+        "check the number of backlog queues: the original used 10",
+    ),
+    (
+        ["provision"],
+        {**PAIR, "SBPAIR_PRIMARY_NAME": LONG},
+        2,
+        f"the path {LONG[:40]}… has 274 characters, and Service Bus allows 260",
+        "the namespace's name must be shorter",
+    ),
+    (
+        ["provision"],
+        {**PAIR, "SBPAIR_PRIMARY_NAME": "con\x1b[31mtoso"},
+        2,
+        r"'con\x1b[31mtoso' cannot be the name of a namespace",
+        "use the first label of its host name: contoso for contoso.servicebus.windows.net",
+    ),
+    (
+        ["audit", "--primary", "contoso-dr.invalid"],
+        PAIR,
+        2,
+        "pair 'default': the primary and the secondary are the same namespace",
+        "a backlog in the namespace that it stands in for would be away together with it",
+    ),
+    (
+        ["audit", "--config", "/nowhere/config.toml"],
+        {},
+        2,
+        "--config: there is no file /nowhere/config.toml",
+        "check the path",
+    ),
+    (
+        ["audit"],
+        {**PAIR, "SBPAIR_SECONDARY_ENDPOINT": "localhost"},
+        2,
+        "SBPAIR_SECONDARY_ENDPOINT: 'localhost' is not host:port",
+        "write 127.0.0.1:5672",
+    ),
+    (
+        ["syphon"],
+        PAIR,
+        2,
+        "say one of --once and --watch",
+        "--once moves what is there now; --watch goes on until a signal",
+    ),
+    (
+        ["syphon", "--once", "--watch"],
+        PAIR,
+        2,
+        "--once and --watch exclude each other",
+        "--once moves what is there now; --watch goes on until a signal",
+    ),
+    (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
+    (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
+    (
+        ["emulator", "--namespace", "contoso"],
+        {},
+        2,
+        "--namespace 'contoso' is not NAME=PORT",
+        "write --namespace contoso=5672",
+    ),
+    (
+        ["emulator", "--host", "192.0.2.1"],
+        {},
+        2,
+        "192.0.2.1 can be reached from other machines, and everybody knows the emulator's key",
+        "leave --host out, or say --expose if everybody may read, write and delete what is in it",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "code", "what", "to_do"), CASES, ids=itertools.repeat(None, len(CASES))
+)
+def test_bad_input_is_told_in_two_lines(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, what: str, to_do: str
+) -> None:
+    done = sbpair(tmp_path, *arguments, **environ)
+    assert done.stderr.splitlines() == [f"error: {what}", f"hint: {to_do}"]
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "c2VjcmV0a2V5" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["audit", "--outptu", "json"], "see sbpair audit --help"),
+        (["audit", "--output", "xml"], "see sbpair audit --help"),
+        (["provision", "--count", "ten"], "see sbpair provision --help"),
+        (["audit", "what"], "see sbpair audit --help"),
+        (
+            ["--output", "json", "audit"],
+            "see sbpair --help; options go after the command, as in sbpair audit --output json",
+        ),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_told_in_two_lines(
+    tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    done = sbpair(tmp_path, *arguments)
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert (second, done.returncode) == (f"hint: {hint}", 2)
+
+
+def test_a_namespace_that_nobody_answers_for_is_unreachable(tmp_path: Path, closed_port: int) -> None:
+    done = sbpair(
+        tmp_path, "audit", **{**PAIR, SECONDARY: emulated(closed_port), "SBPAIR_SECONDARY_NAME": "contoso-dr"}
+    )
+    *_retries, what, to_do = done.stderr.splitlines()
+    assert what == "error: cannot list the queues: contoso-dr cannot be reached"
+    assert to_do == "hint: check the namespace's name, the network and the firewall; a retry may help"
+    assert (done.returncode, done.stdout) == (6, "")
+
+
+def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path, taken_port: int) -> None:
+    ready = tmp_path / "ready.json"
+    done = sbpair(tmp_path, "emulator", "--namespace", f"contoso={taken_port}", "--ready-file", str(ready))
+    assert done.stderr.splitlines() == [
+        f"error: port {taken_port} on 127.0.0.1 is in use",
+        "hint: stop what uses it, or choose another port; 0 is any",
+    ]
+    assert (done.returncode, done.stdout, ready.exists()) == (7, "", False)
+
+
+def test_debug_shows_the_traceback_and_the_two_lines_all_the_same(tmp_path: Path) -> None:
+    done = sbpair(tmp_path, "audit", "--debug")
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-2].startswith("error: ")
+
+
+BROKEN = """
+import sys
+from sbpair import __main__
+from sbpair.cli import app
+def broken(arguments):
+    raise ZeroDivisionError("a secret may be in here")
+app.invoke = broken
+sys.exit(__main__.run(sys.argv[1:]))
+"""
+
+
+def test_a_bug_is_one_line_that_asks_for_debug_and_exits_1() -> None:
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines() == [
+        "error: unexpected ZeroDivisionError",
+        "hint: this is a bug: run it again with --debug, and report what it shows",
+    ]
+    assert done.returncode == 1
+
+
+def test_a_reader_that_goes_away_is_no_reason_to_complain() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "sbpair", "--help"], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

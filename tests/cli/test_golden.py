@@ -1,0 +1,112 @@
+"""Every help text and every completion script, as files: a change is seen, and made on purpose.
+
+Written anew by `python tests/cli/test_golden.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+HELPS = {"sbpair": [], **{f"sbpair-{name}": [name] for name in COMMANDS}}
+COMPLETIONS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
+
+
+def sbpair(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    settings = {"COLUMNS": "100", "NO_COLOR": "1", **environ}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def help_text(name: str) -> str:
+    done = sbpair(*HELPS[name], "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def completion_script(shell: str) -> str:
+    from typer.completion import get_completion_script
+
+    script = get_completion_script(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE, shell=shell)
+    return f"{script.strip()}\n"
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_a_help_text_is_as_it_was_last_agreed(name: str) -> None:
+    assert help_text(name) == (GOLDEN / f"{name}.txt").read_text(), (
+        "if it should change: python tests/cli/test_golden.py"
+    )
+
+
+def test_there_is_no_golden_file_too_many() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == HELPS.keys()
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_a_completion_script_is_not_stale(shell: str) -> None:
+    shipped = (ROOT / "completions" / COMPLETIONS[shell]).read_text()
+    assert shipped == completion_script(shell), "stale: python tests/cli/test_golden.py"
+
+
+def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
+    for name, summary in COMMANDS.items():
+        assert load(name).help.splitlines()[0] == summary
+
+
+def test_no_arguments_mean_help() -> None:
+    assert sbpair().stdout == help_text("sbpair")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("sbpair pro", ["provision"]), ("sbpair audit --out", ["--output"]), ("sbpair syphon --w", ["--watch"])],
+)
+def test_a_shell_is_told_commands_and_options(words: str, expected: list[str]) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), COMPLETION_VARIABLE: "complete_bash"}
+    assert sbpair(**asked).stdout.split() == expected
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = (
+        "azure",
+        "aiohttp",
+        "asyncio",
+        "rich",
+        "pyspark",
+        "sbpair.emulator",
+        "sbpair.bus",
+        "sbpair.amqp",
+        "logging",
+    )
+    program = (
+        "import sys; from sbpair.__main__ import run; run(['--help']);"
+        f"print('loaded:', [name for name in sys.modules if name.startswith({heavy!r})])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def regenerate() -> None:
+    """Write every golden file and every completion script."""
+    for name in HELPS:
+        (GOLDEN / f"{name}.txt").write_text(help_text(name))
+    for shell, file in COMPLETIONS.items():
+        (ROOT / "completions" / file).write_text(completion_script(shell))
+
+
+if __name__ == "__main__":
+    regenerate()

@@ -1,0 +1,103 @@
+"""Commands that run for a while, in processes of their own: what they print, and what signals do to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+EMULATOR = ["emulator", "--namespace", "contoso=0", "--namespace", "contoso-dr=0"]
+
+
+def started(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SBPAIR_")}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
+        env={**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def emulator(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running emulator and the first line that it printed, which it does once every port accepts."""
+    with started(*EMULATOR, *arguments) as process:
+        assert process.stdout
+        try:
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
+
+
+def finished(*arguments: str, **environ: str) -> tuple[int, str]:
+    with started(*arguments, **environ) as process:
+        output, _errors = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def exports(process: subprocess.Popen[str]) -> dict[str, str]:
+    """The variables of the lines that somebody would paste into a shell."""
+    assert process.stdout
+    found: dict[str, str] = {}
+    while len(found) < 4:
+        line = process.stdout.readline()
+        assert line
+        if line.startswith("export "):
+            name, _equals, value = line.strip().removeprefix("export ").partition("=")
+            found[name] = value.strip("'")
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_emulator_cleanly(number: signal.Signals) -> None:
+    with emulator() as (process, _first):
+        process.send_signal(number)
+        _output, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert said.splitlines()[-1] == "stopped"
+    assert "Traceback" not in said
+
+
+def test_the_emulator_prints_on_one_line_what_the_ready_file_holds(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    with emulator("--output", "json", "--ready-file", str(ready)) as (_process, line):
+        printed = json.loads(line)
+        assert printed.pop("schema") == "sbpair/emulator/1"
+        assert printed == json.loads(ready.read_text())
+        assert [each["name"] for each in printed["namespaces"]] == ["contoso", "contoso-dr"]
+
+
+def test_what_the_emulator_prints_makes_the_other_commands_use_it() -> None:
+    with emulator() as (process, _first):
+        environ = exports(process)
+        code, output = finished("provision", "--count", "2", "--dry-run", "--output", "json", **environ)
+        would_create = [each["name"] for each in json.loads(output)["would_create"]]
+        assert (code, would_create) == (0, ["contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"])
+
+        code, output = finished("provision", "--count", "2", "--output", "json", **environ)
+        document = json.loads(output)
+        assert (code, document["schema"], document["dry_run"]) == (0, "sbpair/provision/1", False)
+        assert [each["index"] for each in document["created"]] == [0, 1]
+        assert document["existing"] == document["drifted"] == document["failed"] == document["would_create"] == []
+
+        code, output = finished("audit", "--count", "1", "--output", "json", **environ)
+        document = json.loads(output)
+        assert (code, document["schema"]) == (3, "sbpair/audit/1")
+        assert [each["name"] for each in document["extra"]] == ["contoso/x-servicebus-transfer/1"]
+        assert document["ok"][0]["counts"] == {"active": 0, "dead_letter": 0, "scheduled": 0, "total": 0}
+
+        code, output = finished("audit", "--count", "1", "--output", "jsonl", **environ)
+        assert [json.loads(line)["outcome"] for line in output.splitlines()] == ["ok", "extra"]
+
+        code, output = finished("syphon", "--once", "--count", "1", "--output", "json", **environ)
+        receipt = json.loads(output)
+        assert (code, receipt["schema"], receipt["received"], receipt["balanced"]) == (0, "sbpair/syphon/1", 0, True)

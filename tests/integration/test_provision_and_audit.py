@@ -1,0 +1,146 @@
+"""Provisioning and auditing a pair on the emulator: what a user sees, from an empty namespace to a sound one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from sbpair import audit, errors, provision
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Difference, Endpoint, Pair, SasKey, SasToken, endpoint_from_connection_string
+from sbpair.report import Outcome
+
+FIRST = "contoso/x-servicebus-transfer/0"
+TICKS_A_SECOND = 10_000_000
+
+
+def pair_on(emulator: Emulator, count: int = 3, **secondary: object) -> Pair:
+    primary, other = (endpoint(emulator, name) for name in ("contoso", "contoso-dr"))
+    return Pair("orders", primary, replace(other, **secondary), backlog_queues=count)  # type: ignore[arg-type]
+
+
+def endpoint(emulator: Emulator, name: str) -> Endpoint:
+    return endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
+
+
+def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            await scenario(emulator)
+
+    asyncio.run(main())
+
+
+async def no_wait(_seconds: float) -> None:
+    """Time passes at once."""
+
+
+def names(report: provision.QueueReport, outcome: Outcome) -> list[str]:
+    return [item.name.rsplit("/", 1)[1] for item in report.of(outcome)]
+
+
+def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        report = await provision.run(pair_on(emulator, 12))
+        assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
+        found = emulator.namespaces["contoso-dr"].queue(FIRST).description
+        assert found == QueueDescription(
+            lock_duration=60 * TICKS_A_SECOND,
+            max_size_in_megabytes=5120,
+            default_message_time_to_live=2**63 - 1,
+            dead_lettering_on_message_expiration=True,
+            max_delivery_count=2**31 - 1,
+            enable_batched_operations=True,
+            auto_delete_on_idle=2**63 - 1,
+        )
+        again = await provision.run(pair_on(emulator, 12))
+        assert len(again.of(Outcome.EXISTING)) == 12
+        assert audit.exit_code_of(await audit.run(pair_on(emulator, 12))) == 0
+        assert emulator.namespaces["contoso"].queues() == []
+
+    run(scenario)
+
+
+def test_two_that_provision_at_the_same_time_do_not_hinder_each_other() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        pair = pair_on(emulator, 10)
+        reports = await asyncio.gather(*(provision.run(pair, sleep=no_wait) for _ in range(3)))
+        assert all(provision.exit_code_of(report, strict=True) == 0 for report in reports)
+        assert sum(len(report.of(Outcome.CREATED)) for report in reports) == 10
+
+    run(scenario)
+
+
+def test_drift_is_told_and_never_changed() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        namespace = emulator.namespaces["contoso-dr"]
+        namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
+        before = namespace.queue(FIRST).description
+        [drifted] = (await provision.run(pair_on(emulator))).of(Outcome.DRIFTED)
+        assert drifted.detail
+        assert Difference("MaxDeliveryCount", 2147483647, 10) in drifted.detail.differences
+        assert Difference("MaxSizeInMegabytes", 5120, 1024) in drifted.detail.differences
+        assert namespace.queue(FIRST).description == before
+
+    run(scenario)
+
+
+def test_a_partitioned_queue_is_told_as_such_and_is_no_drift() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await provision.run(pair_on(emulator, 1))
+        namespace = emulator.namespaces["contoso-dr"]
+        right = namespace.queue(FIRST).description
+        namespace.delete_queue(FIRST)
+        namespace.create_queue(FIRST, replace(right, enable_partitioning=True))
+        [item] = await audit.run(pair_on(emulator, 1))
+        assert item.outcome is Outcome.OK
+        assert item.detail
+        assert item.detail.partitioned
+
+    run(scenario)
+
+
+def test_a_wrong_key_is_not_accepted() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        wrong = pair_on(emulator, credential=SasKey("RootManageSharedAccessKey", "wrong"))
+        with pytest.raises(errors.NotAuthenticated):
+            await provision.run(wrong, sleep=no_wait)
+
+    run(scenario)
+
+
+def test_an_expired_token_is_not_accepted() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        token = "SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=x&se=1&skn=RootManageSharedAccessKey"
+        with pytest.raises(errors.NotAuthenticated):
+            await audit.run(pair_on(emulator, credential=SasToken(token)), sleep=no_wait)
+
+    run(scenario)
+
+
+def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        namespace = emulator.namespaces["contoso-dr"]
+        namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({Claim.LISTEN})),)
+        with pytest.raises(errors.NotAuthorized) as caught:
+            await provision.run(pair_on(emulator, credential=SasKey("listen", "key")), sleep=no_wait)
+        assert "Manage" in caught.value.hint
+        assert namespace.queues() == []
+
+    run(scenario)
+
+
+def test_a_namespace_that_is_down_is_unavailable_and_up_again_it_is_provisioned() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        outage = emulator.faults.namespace_down("contoso-dr")
+        with pytest.raises(errors.Unavailable):
+            await provision.run(pair_on(emulator), sleep=no_wait)
+        emulator.faults.end(outage)
+        assert names(await provision.run(pair_on(emulator)), Outcome.CREATED) == ["0", "1", "2"]
+
+    run(scenario)

@@ -1,0 +1,168 @@
+"""Who may import whom: downwards only, never sideways, no cycles, and foreign packages behind their doors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import sbpair
+
+ROOT = Path(sbpair.__file__).parent
+
+# Top first. A part may import what lies below its own level, and nothing of that level but itself.
+LEVELS: list[set[str]] = [
+    {"cli"},
+    {"drill", "doctor", "export"},
+    {"provision", "audit", "syphon", "sender", "replay", "emulator"},
+    {"move"},
+    {"wire", "bus", "topology", "cost"},
+    {"backlog"},
+    {"amqp"},
+    {"model", "report"},
+    {"errors"},
+]
+LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
+
+# These stand beside the levels, and say themselves whom they know.
+SPECIAL = {
+    "config": {"model", "errors"},
+    "__main__": {"cli", "model", "errors"},
+    "__init__": {"config", "model", "errors"},
+    "aio": {"sender", "model", "errors"},
+    # It must not share this project's opinions on backlogs, or one bug would hide in both.
+    "emulator": {"amqp", "errors"},
+}
+USERS_OF_CONFIG = {"cli", "__init__"}
+
+DOORS = {
+    "azure": {"bus", "sender"},
+    "aiohttp": {"bus", "emulator"},
+    "pyspark": {"replay"},
+    "pyarrow": {"replay"},
+    "pandas": {"replay"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "click": set(),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module, as `a.b`; `typing_only` where it is not made when the program runs."""
+
+    importer: str
+    imported: str
+    line: int
+    typing_only: bool
+
+    @property
+    def where(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def module_name(path: Path) -> str:
+    parts = ["sbpair", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def part_of(module: str) -> str:
+    """`bus` for `sbpair.bus.atom`; `__init__` for the package itself."""
+    return ([*module.split("."), "__init__"])[1]
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    yield from _walk(module, ast.parse(MODULES[module].read_text()), typing_only=False)
+
+
+def _walk(module: str, node: ast.AST, *, typing_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(module, alias.name, child.lineno, typing_only)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{module}:{child.lineno} imports relatively"
+            for alias in child.names:
+                submodule = f"{child.module}.{alias.name}"
+                yield Import(
+                    module, submodule if submodule in MODULES else str(child.module), child.lineno, typing_only
+                )
+        yield from _walk(module, child, typing_only=typing_only or guarded)
+
+
+ALL = [each for module in MODULES for each in imports_of(module)]
+OWN = [each for each in ALL if each.imported.split(".")[0] == "sbpair"]
+
+
+def allowed(importer: str, imported: str) -> bool:
+    """Whether one part may import another."""
+    if importer == imported or imported == "__init__":
+        return True
+    if imported == "config":
+        return importer in USERS_OF_CONFIG
+    if importer in SPECIAL:
+        return imported in SPECIAL[importer]
+    return imported in LEVEL and LEVEL[importer] < LEVEL[imported]
+
+
+def test_every_part_has_its_place() -> None:
+    assert {part_of(module) for module in MODULES} <= LEVEL.keys() | SPECIAL.keys()
+
+
+def test_imports_go_downwards_only() -> None:
+    assert [each.where for each in OWN if not allowed(part_of(each.importer), part_of(each.imported))] == []
+
+
+def test_there_is_no_cycle_of_modules() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for each in OWN:
+        # A package is imported before its modules, which is no dependence of the one on the other.
+        if (
+            not each.typing_only
+            and each.imported != each.importer
+            and not each.importer.startswith(f"{each.imported}.")
+        ):
+            graph[each.importer].add(each.imported)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_a_foreign_package_is_imported_behind_its_door_alone(package: str) -> None:
+    found = [each for each in ALL if each.imported.split(".")[0] == package]
+    assert [each.where for each in found if part_of(each.importer) not in DOORS[package]] == []
+
+
+def test_modules_are_imported_by_name_in_two_places_only() -> None:
+    users = {each.importer for each in ALL if each.imported.split(".")[0] == "importlib"}
+    assert users <= {"sbpair", "sbpair.cli.app"}
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "may"),
+    [
+        ("cli", "errors", True),
+        ("syphon", "move", True),
+        ("syphon", "provision", False),
+        ("wire", "bus", False),
+        ("model", "report", False),
+        ("amqp", "backlog", False),
+        ("emulator", "model", False),
+        ("emulator", "amqp", True),
+        ("drill", "emulator", True),
+        ("syphon", "config", False),
+        ("cli", "config", True),
+    ],
+)
+def test_the_rule_itself(importer: str, imported: str, may: bool) -> None:
+    assert allowed(importer, imported) is may
