@@ -12,11 +12,7 @@ MEANINGS = {1: "bug", 2: "usage", 3: "partial", 4: "unsafe", 5: "access", 6: "un
 
 def classes() -> dict[str, type[errors.SbpairError]]:
     found = vars(errors).values()
-    return {
-        each.__name__: each
-        for each in found
-        if isinstance(each, type) and issubclass(each, errors.SbpairError)
-    }
+    return {each.__name__: each for each in found if isinstance(each, type) and issubclass(each, errors.SbpairError)}
 
 
 def test_the_docstring_names_every_class_with_its_exit_code() -> None:

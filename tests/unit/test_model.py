@@ -107,9 +107,7 @@ def test_secrets_are_in_no_repr() -> None:
     assert SECRET not in repr(SasToken(SECRET))
 
 
-@pytest.mark.parametrize(
-    "text", [CONTOSO, "SharedAccessKey=x", "endpoint=SB://x", "SharedAccessSignature sr="]
-)
+@pytest.mark.parametrize("text", [CONTOSO, "SharedAccessKey=x", "endpoint=SB://x", "SharedAccessSignature sr="])
 def test_what_must_not_be_an_argument_is_recognised(text: str) -> None:
     assert looks_like_connection_string(text)
 

@@ -8,9 +8,7 @@ from sbpair.report import Item, Outcome, Report, exit_code
 
 
 def report(*outcomes: tuple[Outcome, int]) -> Report[None]:
-    return Report(
-        tuple(Item(str(at), outcome, exit_code=code) for at, (outcome, code) in enumerate(outcomes))
-    )
+    return Report(tuple(Item(str(at), outcome, exit_code=code) for at, (outcome, code) in enumerate(outcomes)))
 
 
 OK, CREATED, DRIFTED = (Outcome.OK, 0), (Outcome.CREATED, 0), (Outcome.DRIFTED, 0)

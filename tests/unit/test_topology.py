@@ -89,10 +89,7 @@ def test_a_partitioned_queue_of_standard_is_no_drift() -> None:
 
 
 def test_a_partitioned_queue_of_premium_is_not_divided() -> None:
-    assert (
-        topology.normalised(state(0, max_size_in_megabytes=20480, partitioned=True)).max_size_in_megabytes
-        == 20480
-    )
+    assert topology.normalised(state(0, max_size_in_megabytes=20480, partitioned=True)).max_size_in_megabytes == 20480
 
 
 def test_a_partitioned_queue_of_another_size_is_drift_in_the_size_that_was_asked_for() -> None:
