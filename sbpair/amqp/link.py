@@ -80,7 +80,9 @@ class Link(Endpoint):
         if self.can_close:
             self.step(Step.WE_CLOSE)
             self.session.put(Detach(self.handle, True, error))
-        self.session.forget(self)
+            self.session.forget(self)
+        elif self.state is State.UNMAPPED:
+            self.cut()
 
     def cut(self) -> bool:
         """The session is gone, and the link with it; answers whether that is news."""

@@ -732,3 +732,19 @@ def test_every_flow_on_a_sender_is_reported(pair: Any) -> None:
     theirs.grant(2)
     pair.pump()
     assert [event.link for event in pair.client.of(CreditChanged)] == [link, link]
+
+
+def test_closing_a_link_again_does_not_touch_the_one_that_has_its_handle_now(pair: Any) -> None:
+    link, theirs = pair.sender()
+    link.close()
+    pair.pump()
+    again, receiving = pair.sender(link.session)
+    assert again.handle == link.handle
+    link.close()
+    theirs.close()
+    receiving.grant(1)
+    pair.pump()
+    send(again, b"x")
+    pair.pump()
+    assert pair.server.payloads() == [b"x"]
+    assert link.session.links == (again,)
