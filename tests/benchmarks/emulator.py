@@ -1,0 +1,138 @@
+"""What a message costs the emulator, in and out again, in its own CPU seconds; and what holding one costs.
+
+Run it by hand: python -m tests.benchmarks.emulator [--messages N] [--held N …] [--output json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from sbpair.amqp.codec import encode
+from sbpair.amqp.message import BATCH_FORMAT, DATA, Properties, Sections, data_body, section
+from sbpair.bus.atom import open_queues
+from sbpair.model import QueueSpec, endpoint_from_connection_string
+from sbpair.wire.client import Wire, connect
+from sbpair.wire.links import ACCEPTED, Receiver, Sender
+from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb
+
+SCHEMA = "sbpair/benchmark/1"
+BATCH = 100
+FLIGHT = 8
+"""How many sends are on their way at the same time."""
+
+IDLE_SECONDS = 10.0
+
+
+def message(number: int) -> bytes:
+    """An encoded message of 1 KB."""
+    properties = Properties(message_id=f"benchmark-{number:09d}").encode()
+    return Sections(properties=properties, body=data_body(b"x" * (1024 - len(properties) - 8))).join()
+
+
+def batches(count: int) -> list[bytes]:
+    one = section(DATA, encode(message(0)))
+    return [one * BATCH] * (count // BATCH)
+
+
+async def send(sender: Sender, payloads: list[bytes], message_format: int) -> None:
+    for start in range(0, len(payloads), FLIGHT):
+        chunk = payloads[start : start + FLIGHT]
+        await asyncio.gather(*(sender.send(payload, message_format=message_format) for payload in chunk))
+
+
+async def receive(receiver: Receiver, count: int, *, singly: bool) -> None:
+    left = count
+    receiver.grant(10 * BATCH)
+    while left:
+        deliveries = await receiver.take(5 * BATCH, seconds=IDLE_SECONDS)
+        if not deliveries:
+            raise RuntimeError(f"{left} messages did not come")
+        left -= len(deliveries)
+        if left:
+            receiver.grant(min(left, 10 * BATCH))
+        if singly:
+            await asyncio.gather(*(receiver.settle([delivery], ACCEPTED) for delivery in deliveries))
+        else:
+            await receiver.settle(deliveries, ACCEPTED)
+
+
+async def in_and_out(wire: Wire, pid: int, queue: str, count: int, *, singly: bool) -> dict[str, float]:
+    """CPU seconds of the emulator per 1 000 messages, in and out."""
+    sender, receiver = await wire.sender(queue), await wire.receiver(queue)
+    payloads = [message(0)] * count if singly else batches(count)
+    started, before = time.perf_counter(), cpu_seconds(pid)
+    for start in range(0, len(payloads), 1_000 if singly else 10):
+        chunk = payloads[start : start + (1_000 if singly else 10)]
+        await send(sender, chunk, 0 if singly else BATCH_FORMAT)
+        await receive(receiver, len(chunk) * (1 if singly else BATCH), singly=singly)
+    spent, seconds = cpu_seconds(pid) - before, time.perf_counter() - started
+    sender.close()
+    receiver.close()
+    return {"cpu_s_per_1k": round(1000 * spent / count, 5), "msg_per_s": round(count / seconds)}
+
+
+async def held(wire: Wire, pid: int, queue: str, count: int, already: int) -> dict[str, float]:
+    """Fill a queue up to `count`, and move some through it meanwhile."""
+    sender = await wire.sender(queue)
+    memory = resident_mb(pid)
+    await send(sender, batches(count - already), BATCH_FORMAT)
+    grown = resident_mb(pid) - memory
+    sender.close()
+    figures = await in_and_out(wire, pid, queue, 20_000, singly=False)
+    return {**figures, "memory_per_byte": round(grown * 1e6 / ((count - already) * len(message(0))), 3)}
+
+
+async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list[int]) -> dict[str, Any]:
+    endpoint = endpoint_from_connection_string(namespaces["bench"]["connection_string"])
+    async with open_queues(endpoint) as control, connect(endpoint) as wire:
+        for queue in ("plain", "held"):
+            await control.create(QueueSpec(queue, max_size_in_megabytes=5120, default_message_time_to_live="P7D"))
+        await in_and_out(wire, pid, "plain", 5_000, singly=False)
+        figures: dict[str, Any] = {
+            "batches": await in_and_out(wire, pid, "plain", count, singly=False),
+            "singly": await in_and_out(wire, pid, "plain", count // 4, singly=True),
+            "held": {},
+        }
+        already = 0
+        for level in sorted(levels):
+            figures["held"][str(level)] = await held(wire, pid, "held", level, already)
+            already = level
+        return figures
+
+
+def ready_seconds() -> dict[str, float]:
+    """From start to ready, and what of it are the imports."""
+    imports = "import sbpair.cli.emulator, sbpair.emulator.server, sbpair.emulator.amqp_door, sbpair.emulator.atom"
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", imports], check=True)
+    imported = time.perf_counter() - started
+    started = time.perf_counter()
+    with emulator("bench"):
+        whole = time.perf_counter() - started
+    return {"imports_s": round(imported, 3), "ready_s": round(whole, 3), "beyond_imports_s": round(whole - imported, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--held", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    with emulator("bench") as (pid, namespaces):
+        figures = asyncio.run(measure(pid, namespaces, options.messages, options.held))
+    result = {"schema": SCHEMA, "messages": options.messages, "emulator": {**figures, "start": ready_seconds()}}
+    if options.output == "json":
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        return
+    for name, figure in result["emulator"].items():
+        sys.stdout.write(f"{name}: {figure}\n")
+
+
+if __name__ == "__main__":
+    main()
