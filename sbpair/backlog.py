@@ -161,7 +161,7 @@ def _alias_value(name: str, value: Value) -> str | int:
         if not isinstance(value, Timestamp):
             raise AliasError(f"{name} is {_kind(value)} and not a timestamp")
         return int(value)
-    if not isinstance(value, str) or isinstance(value, Symbol):
+    if type_of(value) is not str:
         raise AliasError(f"{name} is {_kind(value)} and not a string")
     if name == PATH and not value.strip("/ "):
         raise AliasError(f"{name} is empty")
@@ -179,5 +179,8 @@ def _ticks(value: Value) -> int:
 def _kind(value: Value) -> str:
     if isinstance(value, Described):
         return f"described as {str(value.descriptor)[:40]!r}"
-    name = {"NoneType": "null", "bytes": "binary", "float": "double", "bool": "boolean"}.get(type_of(value).__name__)
-    return f"of type {name or type_of(value).__name__.lower()}"
+    name = type_of(value).__name__
+    return f"of type {_AMQP_NAMES.get(name, name.lower())}"
+
+
+_AMQP_NAMES = {"NoneType": "null", "bytes": "binary", "float": "double", "bool": "boolean", "str": "string"}

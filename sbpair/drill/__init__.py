@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,7 +20,7 @@ from sbpair.bus.atom import open_queues
 from sbpair.drill.compare import differences
 from sbpair.drill.corpus import DESTINATIONS, SCHEDULE_MS, Original, originals
 from sbpair.drill.service import advance_clock, emulated_pair
-from sbpair.errors import UsageError
+from sbpair.errors import ProtocolError, UsageError
 from sbpair.model import QueueSpec
 from sbpair.move.events import SyphonEvent
 from sbpair.wire.client import connect
@@ -143,12 +144,19 @@ async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> lis
     return back
 
 
+def _id_of(payload: bytes) -> str:
+    """"" for what has none, and for what cannot be read: nobody sent that."""
+    with suppress(ProtocolError):
+        return text_of(Sections.split(payload).read_properties().message_id) or ""
+    return ""
+
+
 def _result(sent: list[Original], back: list[tuple[str, bytes]], receipt: Receipt, seconds: float) -> Result:
     known = {each.message_id: each for each in sent}
     seen: Counter[str] = Counter()
     alterations: dict[str, str] = {}
     for destination, payload in back:
-        message_id = text_of(Sections.split(payload).read_properties().message_id) or ""
+        message_id = _id_of(payload)
         seen[message_id] += 1
         original = known.get(message_id)
         wrong = ["nobody sent it"] if original is None else differences(original, payload)

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 TICKS_PER_MS = 10_000
 HEADER_TTL_MOST_MS = 0xFFFFFFFF
 
-_ABSENT = {None, False}
+# What a receiver may find on any message; the schedule has a check of its own.
+_SERVICE_ANNOTATIONS = (
+    "x-opt-sequence-number",
+    "x-opt-enqueued-time",
+    "x-opt-enqueue-sequence-number",
+    "x-opt-locked-until",
+    "x-opt-message-state",
+    "x-opt-scheduled-enqueue-time",
+)
 
 
 def differences(original: Original, payload: bytes) -> list[str]:
@@ -65,7 +73,7 @@ def _header(original: Original, got: Sections) -> list[str]:
     wanted = None if ttl is None else min(ttl, HEADER_TTL_MOST_MS)
     if has.ttl != wanted and not (wanted is None and has.ttl == HEADER_TTL_MOST_MS):
         lines.append(f"the time to live is {has.ttl} ms and not {wanted}")
-    if has.delivery_count not in _ABSENT:
+    if has.delivery_count:
         lines.append(f"the delivery count is {has.delivery_count}")
     return lines
 
@@ -73,6 +81,7 @@ def _header(original: Original, got: Sections) -> list[str]:
 def _annotations(original: Original, got: Sections) -> list[str]:
     had, has = original.sections.read_message_annotations(), got.read_message_annotations()
     lines = [f"the annotation {key} is another" for key in had if not types.same(had[key], has.get(key))]
+    lines += [f"the annotation {key} is nobody's" for key in has if key not in had and key not in _SERVICE_ANNOTATIONS]
     schedule = has.get("x-opt-scheduled-enqueue-time")
     if schedule != original.scheduled_at:
         lines.append(f"the schedule is {schedule} and not {original.scheduled_at}")

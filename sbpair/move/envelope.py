@@ -107,7 +107,7 @@ def _read(what: str, read: Callable[[], T], flaws: list[str]) -> T | None:
     except AliasError as error:
         flaws.append(str(error))
     except ProtocolError as error:
-        flaws.append(f"its {what} are corrupt: {error.message}")
+        flaws.append(f"its {what} cannot be read: {error.message}")
     return None
 
 

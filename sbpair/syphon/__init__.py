@@ -60,7 +60,7 @@ async def run(
 
     With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
     Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold`
-    messages are held for destinations that take nothing for now. Raises only what is wrong before anything was received,
+    messages are held for destinations that take nothing for now. Raises only what is wrong before anything is received,
     such as EntityMissing where there is no backlog queue at all.
     """
     started = time.monotonic()

@@ -1,0 +1,222 @@
+"""The drill's comparison finds every alteration: each thing that a move keeps is altered, and must be reported."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Header,
+    Sections,
+    data_body,
+    section,
+)
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, ULong
+from sbpair.drill import _result
+from sbpair.drill.compare import differences
+from sbpair.drill.corpus import Original, every_type, originals
+from sbpair.move.envelope import facts_of, restored
+from sbpair.move.receipt import Receipt
+from sbpair.move.route import Send, route
+
+NOW = 1_767_225_600_000
+SERVICE = [
+    (Symbol("x-opt-sequence-number"), Long(1)),
+    (Symbol("x-opt-enqueued-time"), Timestamp(NOW)),
+    (Symbol("x-opt-locked-until"), Timestamp(NOW)),
+]
+
+
+def arrived(original: Original) -> Sections:
+    """The message as it comes out of the primary after a move."""
+    sections, facts = facts_of("q", original.in_backlog())
+    decision = route(facts)
+    assert isinstance(decision, Send)
+    after = Sections.split(restored(sections, decision, NOW))
+    annotations = Map([*after.read_message_annotations().pairs, *SERVICE])
+    after.message_annotations = section(MESSAGE_ANNOTATIONS, codec.encode(annotations))
+    return after
+
+
+def full() -> Original:
+    """One message that has everything that there is."""
+    (original,) = [each for each in originals(60, now_ms=NOW) if each.number == 0]
+    return replace(
+        original,
+        sections=Sections(
+            header=Header(durable=True, priority=7).encode(),
+            message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(Map([(Symbol("x-opt-mine"), Int(5))]))),
+            properties=original.sections.properties,
+            application_properties=section(APPLICATION_PROPERTIES, codec.encode(Map(every_type(3)))),
+            body=data_body(b"body"),
+            footer=section(FOOTER, codec.encode(Map([(Symbol("f"), True)]))),
+        ),
+        ttl_ticks=600_000_000,
+        scheduled_at=NOW + 5,
+    )
+
+
+def test_messages_that_came_back_whole_do_not_differ():
+    for original in originals(300, now_ms=NOW, seed=5):
+        assert differences(original, arrived(original).join()) == []
+    assert differences(full(), arrived(full()).join()) == []
+
+
+def flipped(raw: bytes, at: int) -> bytes:
+    return raw[:at] + bytes((raw[at] ^ 1,)) + raw[at + 1 :]
+
+
+@pytest.mark.parametrize("name", ["body", "footer", "properties", "application_properties"])
+def test_every_single_bit_of_what_is_kept_to_the_byte_is_looked_at(name):
+    original, whole = full(), arrived(full())
+    raw = getattr(whole, name)
+    for at in range(len(raw)):
+        altered = copy.copy(whole)
+        setattr(altered, name, flipped(raw, at))
+        assert differences(original, altered.join()), f"byte {at} of {name}"
+
+
+@pytest.mark.parametrize("name", ["header", "properties", "application_properties", "body", "footer"])
+def test_a_section_that_is_gone_is_reported(name):
+    altered = arrived(full())
+    setattr(altered, name, b"")
+    assert differences(full(), altered.join())
+
+
+def header_of(**changed: object) -> bytes:
+    return Header(**{"durable": True, "priority": 7, "ttl": 60_000, **changed}).encode()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        header_of(durable=None),
+        header_of(durable=False),
+        header_of(priority=6),
+        header_of(priority=None),
+        header_of(ttl=None),
+        header_of(ttl=59_999),
+        header_of(ttl=0xFFFFFFFF),
+        header_of(delivery_count=1),
+    ],
+)
+def test_each_altered_field_of_the_header_is_reported(header):
+    altered = arrived(full())
+    altered.header = header
+    assert len(differences(full(), altered.join())) == 1
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [],
+        [("x-opt-mine", Int(6)), ("x-opt-scheduled-enqueue-time", Timestamp(NOW + 5))],
+        [("x-opt-mine", Long(5)), ("x-opt-scheduled-enqueue-time", Timestamp(NOW + 5))],
+        [("x-opt-mine", Int(5)), ("x-opt-scheduled-enqueue-time", Timestamp(NOW + 6))],
+        [("x-opt-mine", Int(5))],
+        [("x-opt-mine", Int(5)), ("x-opt-scheduled-enqueue-time", Timestamp(NOW + 5)), ("x-opt-more", Int(1))],
+    ],
+)
+def test_each_altered_annotation_is_reported(pairs):
+    altered = arrived(full())
+    encoded = codec.encode(Map([*((Symbol(name), value) for name, value in pairs), *SERVICE]))
+    altered.message_annotations = section(MESSAGE_ANNOTATIONS, encoded)
+    assert differences(full(), altered.join())
+
+
+def test_a_schedule_that_nobody_asked_for_is_reported():
+    original = replace(full(), scheduled_at=None)
+    assert differences(original, arrived(full()).join()) == [f"the schedule is {NOW + 5} and not None"]
+
+
+def test_an_alias_that_was_left_behind_is_reported():
+    original = full()
+    altered = arrived(original)
+    altered.application_properties = Sections.split(original.in_backlog()).application_properties
+    assert differences(original, altered.join())
+
+
+@pytest.mark.parametrize("index", range(13))
+def test_each_altered_property_of_a_message_that_lives_long_is_reported(index):
+    original = replace(full(), ttl_ticks=100 * 24 * 3600 * 10_000_000)
+    whole = arrived(original)
+    assert differences(original, whole.join()) == []
+    values = codec.decode_all(whole.properties).value
+    other = {
+        1: b"other",
+        6: Symbol("other"),
+        7: Symbol("other"),
+        8: Timestamp(NOW),
+        9: Timestamp(0),
+        11: UInt(77),
+    }
+    values[index] = other.get(index, "other")
+    altered = copy.copy(whole)
+    altered.properties = section(PROPERTIES, codec.encode(values))
+    assert len(differences(original, altered.join())) == 1
+
+
+def test_an_id_of_another_type_is_another_id():
+    original = replace(full(), ttl_ticks=100 * 24 * 3600 * 10_000_000)
+    whole = arrived(original)
+    values = codec.decode_all(whole.properties).value
+    values[0] = Symbol(values[0])
+    whole.properties = section(PROPERTIES, codec.encode(values))
+    assert differences(original, whole.join()) == ["the property message_id is another"]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x53\x75\xa0\xff", b"no message"])
+def test_what_is_no_message_is_reported(payload):
+    assert differences(full(), payload)
+
+
+def drilled(back):
+    return _result(list(originals(4, now_ms=NOW)), back, Receipt(), 0.0)
+
+
+def whole_back() -> list[tuple[str, bytes]]:
+    return [(each.destination, arrived(each).join()) for each in originals(4, now_ms=NOW)]
+
+
+def test_a_drill_where_all_came_back_passes():
+    result = drilled(whole_back())
+    assert (result.sent, result.received, result.lost, result.duplicated, result.altered) == (4, 4, 0, 0, 0)
+    assert result.exit_code == 0
+
+
+def test_a_drill_tells_lost_duplicated_and_altered_apart():
+    first, second, third, _ = whole_back()
+    elsewhere = ("billing" if third[0] != "billing" else "orders", third[1])
+    result = drilled([first, first, second, elsewhere])
+    assert (result.lost, result.duplicated, result.altered) == (1, 1, 1)
+    assert result.exit_code == 3
+    assert "and not to" in result.alterations[0][1]
+    assert len(result.lost_ids) == 1
+
+
+def test_a_message_that_nobody_sent_is_an_alteration():
+    (stranger,) = originals(1, now_ms=NOW, seed=99)
+    result = drilled([*whole_back(), (stranger.destination, arrived(stranger).join())])
+    assert result.altered == 1
+    assert result.exit_code == 3
+
+
+def test_a_message_that_cannot_be_read_fails_the_drill():
+    result = drilled([*whole_back()[:3], ("orders", b"\x00\x53")])
+    assert result.exit_code == 3
+
+
+def test_the_corpus_is_the_same_for_the_same_seed_and_has_every_kind():
+    first = originals(200, now_ms=NOW, seed=3)
+    assert [each.in_backlog() for each in first] == [each.in_backlog() for each in originals(200, now_ms=NOW, seed=3)]
+    assert any(each.session_id and each.ttl_ticks and each.scheduled_at for each in first)
+    assert any((each.ttl_ticks or 0) // 10_000 > 0xFFFFFFFF for each in first)
+    assert {code for each in first for code, _ in each.sections.read_body()} == {0x75, 0x76, 0x77}
+    assert ULong(0) in [value for _, value in every_type(0)]

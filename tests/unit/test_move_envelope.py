@@ -1,0 +1,334 @@
+"""What a move keeps of a message, to the byte; and that no bytes at all can break the one who moves them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    Header,
+    Properties,
+    Sections,
+    data_body,
+    section,
+)
+from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, same
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.errors import ProtocolError
+from sbpair.move.envelope import SERVICE_ANNOTATIONS, facts_of, is_deferred, locked_until, restored
+from sbpair.move.route import DeadLetter, Send, route
+
+NOW = 1_767_225_600_000
+MOST = 0xFFFFFFFF
+MINUTE_TICKS = 600_000_000
+
+TEXT = st.text(max_size=12)
+VALUES = (
+    st.none()
+    | st.booleans()
+    | TEXT
+    | st.binary(max_size=20)
+    | st.integers(0, 2**60).map(Long)
+    | st.lists(TEXT, max_size=2)
+)
+NAMES = st.text("abcdefgh", min_size=1, max_size=8)
+OWN = st.lists(st.tuples(NAMES | st.integers(0, 9).map(Int), VALUES), max_size=6)
+ANNOTATIONS = st.lists(st.tuples(st.builds(lambda name: Symbol(f"x-opt-{name}"), NAMES), VALUES), max_size=4)
+BODIES = (
+    st.lists(st.binary(max_size=30).map(lambda data: section(DATA, codec.encode(data))), min_size=1, max_size=3)
+    | st.lists(
+        st.lists(VALUES, max_size=3).map(lambda each: section(SEQUENCE, codec.encode(each))), min_size=1, max_size=2
+    )
+    | VALUES.map(lambda value: [section(VALUE, codec.encode(value))])
+).map(b"".join)
+HEADERS = st.none() | st.builds(
+    Header,
+    durable=st.none() | st.booleans(),
+    priority=st.none() | st.integers(0, 9),
+    first_acquirer=st.none() | st.booleans(),
+    delivery_count=st.none() | st.integers(0, 5),
+)
+PROPERTY_LISTS = st.lists(st.none() | TEXT, max_size=8).map(
+    lambda texts: [*texts[:1], None, *texts[2:6]]  # the second is binary, the seventh on are symbols and times
+)
+ALIASES = st.builds(
+    Aliases,
+    path=st.text("abc/", min_size=1, max_size=9).filter(lambda text: text.strip("/")),
+    session_id=st.none() | TEXT,
+    ttl_ticks=st.none() | st.integers(1, 2**63 - 1),
+    scheduled_at=st.none() | st.integers(0, 2**60),
+)
+SERVICE = [
+    (Symbol("x-opt-sequence-number"), Long(42)),
+    (Symbol("x-opt-enqueued-time"), Timestamp(NOW - 5)),
+    (Symbol("x-opt-enqueue-sequence-number"), Long(0)),
+    (Symbol("x-opt-locked-until"), Timestamp(NOW + 60_000)),
+    (Symbol("x-opt-message-state"), Int(0)),
+]
+
+
+def wide(encoded: bytes) -> bytes:
+    if encoded[0] == 0x45:
+        return b"\xd0" + (4).to_bytes(4) + bytes(4)
+    if encoded[0] >= 0xD0:
+        return encoded
+    body = encoded[3:]
+    return bytes((encoded[0] + 0x10,)) + (len(body) + 4).to_bytes(4) + encoded[2].to_bytes(4) + body
+
+
+def part(code: int, name: str, value: object, style: str) -> bytes:
+    """A section as peers may write it: the usual way, with wide sizes, with a descriptor that is a symbol."""
+    encoded = codec.encode(value)
+    if style == "symbolic":
+        return b"\x00" + codec.encode(Symbol(name)) + encoded
+    return section(code, wide(encoded) if style == "wide" else encoded)
+
+
+def backlog_copy(own, annotations, header, properties, body, footer, aliases, style="usual") -> Sections:
+    """A message as the service gives it out of a backlog queue."""
+    return Sections(
+        header=header.encode() if header else b"",
+        delivery_annotations=section(DELIVERY_ANNOTATIONS, codec.encode(Map([(Symbol("x-opt-lock-token"), b"t")]))),
+        message_annotations=part(
+            MESSAGE_ANNOTATIONS, "amqp:message-annotations:map", Map([*annotations, *SERVICE]), style
+        ),
+        properties=part(PROPERTIES, "amqp:properties:list", properties, style) if properties is not None else b"",
+        application_properties=part(
+            APPLICATION_PROPERTIES,
+            "amqp:application-properties:map",
+            Map([*own, *write_aliases(aliases).items()]),
+            style,
+        ),
+        body=body,
+        footer=footer,
+    )
+
+
+def plain(aliases: Aliases, **sections: bytes) -> bytes:
+    return Sections(
+        **{
+            "application_properties": section(APPLICATION_PROPERTIES, codec.encode(write_aliases(aliases))),
+            "body": data_body(b"body"),
+            **sections,
+        }
+    ).join()
+
+
+def moved(payload: bytes) -> Sections:
+    sections, facts = facts_of("q", payload)
+    decision = route(facts)
+    assert isinstance(decision, Send), facts.flaw
+    return Sections.split(restored(sections, decision, NOW))
+
+
+def flaw_of(payload: bytes) -> str:
+    _, facts = facts_of("q", payload)
+    decision = route(facts)
+    assert isinstance(decision, DeadLetter)
+    assert decision.description == facts.flaw
+    return facts.flaw
+
+
+@settings(deadline=None)
+@given(
+    own=OWN,
+    annotations=ANNOTATIONS,
+    header=HEADERS,
+    properties=st.none() | PROPERTY_LISTS,
+    body=BODIES,
+    footer=st.just(b"") | OWN.map(lambda pairs: section(FOOTER, codec.encode(Map(pairs)))),
+    aliases=ALIASES,
+    style=st.sampled_from(["usual", "wide", "symbolic"]),
+)
+def test_a_move_keeps_what_it_promises(own, annotations, header, properties, body, footer, aliases, style):
+    before = backlog_copy(own, annotations, header, properties, body, footer, aliases, style)
+    after = moved(before.join())
+
+    assert after.body == before.body
+    assert after.footer == before.footer
+    assert after.delivery_annotations == b""
+
+    # Application properties: less the aliases, and the encoded pairs of the rest as they were.
+    if own:
+        assert codec.encode(Map(own))[-1:] == after.application_properties[-1:]
+        pairs = b"".join(codec.encode(key) + codec.encode(value) for key, value in own)
+        assert after.application_properties.endswith(pairs)
+        assert same(after.read_application_properties(), Map(own))
+    else:
+        assert after.application_properties == b""
+
+    # Annotations: the service's own are gone, a schedule is there, the rest as it was.
+    kept = [(key, value) for key, value in annotations if key not in SERVICE_ANNOTATIONS]
+    schedule = Symbol("x-opt-scheduled-enqueue-time")
+    wanted = kept if aliases.scheduled_at is None else [*kept, (schedule, Timestamp(aliases.scheduled_at))]
+    assert same(after.read_message_annotations(), Map(wanted))
+
+    # Header: durable and priority stay, the counters are reset.
+    was, now = before.read_header(), after.read_header()
+    assert (now.durable, now.priority, now.first_acquirer, now.delivery_count) == (
+        was.durable,
+        was.priority,
+        None,
+        None,
+    )
+
+    ttl_ms = None if aliases.ttl_ticks is None else -(-aliases.ttl_ticks // 10_000)
+    assert now.ttl == (None if ttl_ms is None else min(ttl_ms, MOST))
+
+    # Properties: to the byte, but for what was asked for.
+    if aliases.session_id is None and (ttl_ms is None or ttl_ms <= MOST):
+        assert after.properties == before.properties
+    had, has = before.read_properties(), after.read_properties()
+    changed = set()
+    if aliases.session_id is not None:
+        assert has.group_id == aliases.session_id
+        changed.add("group_id")
+    if ttl_ms is not None and ttl_ms > MOST:
+        assert has.creation_time == NOW
+        assert has.absolute_expiry_time == min(NOW + ttl_ms, 2**63 - 1)
+        changed |= {"creation_time", "absolute_expiry_time"}
+    for name, _, _ in Properties.TYPES:
+        assert name in changed or same(getattr(had, name), getattr(has, name))
+
+
+def test_the_longest_time_to_live_that_fits_the_header_stays_in_the_header():
+    after = moved(plain(Aliases("q", ttl_ticks=MOST * 10_000)))
+    assert after.read_header().ttl == MOST
+    assert after.properties == b""
+
+
+def test_a_time_to_live_of_more_than_49_days_is_written_as_two_times():
+    hundred_days_ms = 100 * 24 * 3_600_000
+    after = moved(plain(Aliases("q", ttl_ticks=hundred_days_ms * 10_000)))
+    properties = after.read_properties()
+    assert after.read_header().ttl == MOST
+    assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + hundred_days_ms)
+
+
+def test_part_of_a_millisecond_to_live_is_one_and_not_none():
+    assert moved(plain(Aliases("q", ttl_ticks=1))).read_header().ttl == 1
+
+
+def test_an_expiry_that_was_written_out_is_renewed_together_with_the_time_to_live():
+    stale = Properties(absolute_expiry_time=NOW - 1, creation_time=NOW - 2).encode()
+    properties = moved(plain(Aliases("q", ttl_ticks=MINUTE_TICKS), properties=stale)).read_properties()
+    assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + 60_000)
+
+
+def test_without_a_time_to_live_nothing_expires():
+    assert moved(plain(Aliases("q"), header=Header(ttl=MOST, delivery_count=3).encode())).header == b""
+
+
+def test_a_time_to_live_that_is_no_alias_is_somebodys_wish():
+    assert moved(plain(Aliases("q"), header=Header(ttl=5_000).encode())).read_header().ttl == 5_000
+
+
+def test_a_schedule_replaces_an_older_one():
+    old = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(Symbol("x-opt-scheduled-enqueue-time"), Timestamp(1))])))
+    after = moved(plain(Aliases("q", scheduled_at=7), message_annotations=old))
+    assert same(after.read_message_annotations(), Map([(Symbol("x-opt-scheduled-enqueue-time"), Timestamp(7))]))
+
+
+def test_a_value_that_is_broken_and_not_an_alias_travels_as_it_came():
+    broken = b"\xa1\x01k" + b"\xa1\x02\xff\xfe"  # a string that is no UTF-8
+    alias = codec.encode("x-ms-path") + codec.encode("orders")
+    raw = bytes((0x00, 0x53, 0x74, 0xC1, len(broken + alias) + 1, 4)) + broken + alias
+    after = moved(plain(Aliases("x"), application_properties=raw))
+    assert after.application_properties == bytes((0x00, 0x53, 0x74, 0xC1, len(broken) + 1, 2)) + broken
+
+
+def test_the_facts_say_what_is_known_of_a_message():
+    aliases = Aliases("orders", "s", 600_000_000, 5)
+    properties = ["id-1", None, None, None, None, None, Symbol("text/plain")]
+    payload = backlog_copy([], [], None, properties, data_body(b"x"), b"", aliases).join()
+    sections, facts = facts_of("q", payload)
+    assert (facts.queue, facts.sequence_number, facts.enqueued_at, facts.message_id) == ("q", 42, NOW - 5, "id-1")
+    assert (facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at) == ("orders", "s", 600_000_000, 5)
+    assert (facts.size, facts.content_type, facts.flaw) == (len(payload), "text/plain", "")
+    assert locked_until(sections) == NOW + 60_000
+    assert not is_deferred(sections)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"header": section(0x70, codec.encode(["no", UByte(1)]))}, "its header cannot be read"),
+        ({"header": b"\x00\x53\x70\xc0\x00"}, "its header cannot be read"),
+        ({"properties": section(PROPERTIES, codec.encode([None, "no binary"]))}, "its properties cannot be read"),
+        ({"properties": section(PROPERTIES, codec.encode([None] * 14))}, "its properties cannot be read"),
+        ({"properties": b"\x00\x53\x73\xc0\x03\x02\x40"}, None),
+        ({"message_annotations": b"\x00\x53\x72\xc1\x02\x02\x40"}, "its message annotations cannot be read"),
+        ({"application_properties": b"\x00\x53\x74\xc1\x00"}, "its application properties cannot be read"),
+        ({"application_properties": b"\x00\x53\x74\xc1\x02\x01\x40"}, "its application properties cannot be read"),
+    ],
+)
+def test_a_corrupt_section_is_a_flaw_that_says_which(broken, said):
+    payload = plain(Aliases("orders"), **broken)
+    if said is None:
+        with pytest.raises(ProtocolError):
+            facts_of("q", payload)
+    else:
+        assert said in flaw_of(payload)
+
+
+def test_every_flaw_is_told():
+    payload = plain(
+        Aliases("orders"),
+        header=section(0x70, codec.encode(["no"])),
+        application_properties=section(APPLICATION_PROPERTIES, codec.encode({"other": "x"})),
+    )
+    flaw = flaw_of(payload)
+    assert "header" in flaw
+    assert "no x-ms-path" in flaw
+
+
+def test_a_message_id_of_half_a_character_can_be_printed():
+    payload = plain(Aliases("orders"), properties=section(PROPERTIES, codec.encode([Char("\ud800")])))
+    _, facts = facts_of("q", payload)
+    assert facts.message_id == "?"
+
+
+@settings(max_examples=300, deadline=None)
+@given(own=OWN, annotations=ANNOTATIONS, header=HEADERS, properties=PROPERTY_LISTS, aliases=ALIASES, data=st.data())
+def test_damage_is_a_flaw_or_a_protocol_error_and_what_has_no_flaw_can_be_restored(
+    own, annotations, header, properties, aliases, data
+):
+    whole = backlog_copy(own, annotations, header, properties, data_body(b"x"), b"", aliases).join()
+    raw = bytearray(whole)
+    for _ in range(data.draw(st.integers(0, 5))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    payload = bytes(raw[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))])
+    with contextlib.suppress(ProtocolError):
+        sections, facts = facts_of("q", payload)
+        locked_until(sections)
+        is_deferred(sections)
+        decision = route(facts)
+        assert isinstance(decision, Send) == (not facts.flaw)
+        if isinstance(decision, Send):
+            Sections.split(restored(sections, decision, NOW))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_flaw_or_a_protocol_error(payload):
+    with contextlib.suppress(ProtocolError):
+        _, facts = facts_of("q", payload)
+        assert facts.flaw or facts.path
+
+
+def test_numbers_of_another_width_are_numbers_all_the_same():
+    annotations = Map([(Symbol("x-opt-sequence-number"), ULong(7)), (Symbol("x-opt-enqueued-time"), UInt(9))])
+    payload = plain(Aliases("q"), message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(annotations)))
+    _, facts = facts_of("q", payload)
+    assert (facts.sequence_number, facts.enqueued_at) == (7, 9)

@@ -1,0 +1,187 @@
+"""The pure parts of a move: where a message goes, what a receipt adds up to, what a journal remembers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sbpair.move.journal import Journal
+from sbpair.move.receipt import BUCKETS, LISTED_MOST, Named, Tally
+from sbpair.move.route import INVALID, REFUSED, DeadLetter, Facts, Hold, Send, key_of, refused, route
+
+# Route
+
+
+def facts(**changed) -> Facts:
+    return Facts(
+        **{"queue": "q", "sequence_number": 1, "enqueued_at": 2, "message_id": "m", "path": "orders", **changed}
+    )
+
+
+def test_a_message_with_a_path_is_sent_there_with_what_its_aliases_say():
+    sent = route(facts(session_id="s", ttl_ticks=600_000_000, scheduled_at=5))
+    assert sent == Send("orders", "s", 60_000, 5)
+    assert route(facts()) == Send("orders", None, None, None)
+
+
+@given(st.integers(1, 2**63 - 1))
+def test_a_time_to_live_is_rounded_up_to_a_millisecond(ticks):
+    sent = route(facts(ttl_ticks=ticks))
+    assert isinstance(sent, Send)
+    assert sent.ttl_ms is not None
+    assert sent.ttl_ms * 10_000 - 10_000 < ticks <= sent.ttl_ms * 10_000
+
+
+def test_a_message_without_a_path_is_dead_lettered_with_its_flaw():
+    assert route(facts(path=None, flaw="it is bad")) == DeadLetter(INVALID, "it is bad")
+    assert route(facts(path=None)) == DeadLetter(INVALID, "the message has no destination")
+
+
+def test_a_message_for_a_destination_that_rests_is_held_unless_it_could_go_nowhere():
+    assert route(facts(), resting="it is full") == Hold("it is full")
+    assert isinstance(route(facts(path=None), resting="it is full"), DeadLetter)
+
+
+def test_a_refusal_names_the_destination_and_the_error():
+    assert refused("orders", "too large") == DeadLetter(REFUSED, "'orders' refused the message: too large")
+
+
+def test_all_five_parts_tell_one_message_from_another():
+    base = key_of("ns", facts())
+    others = [
+        key_of("other", facts()),
+        key_of("ns", facts(queue="other")),
+        key_of("ns", facts(sequence_number=9)),
+        key_of("ns", facts(enqueued_at=9)),
+        key_of("ns", facts(message_id="other")),
+    ]
+    assert len({base, *others}) == 6
+    assert key_of("ns", facts(queue="Q")) == base
+
+
+# Receipt
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["q/0", "q/1"]), st.sampled_from(BUCKETS)), max_size=60),
+    st.integers(0, 3),
+)
+def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missing):
+    tally = Tally()
+    for queue, bucket in ends:
+        tally.received(queue, 1, repeats=0)
+        if bucket == "sent":
+            tally.sent(queue, "orders", 10)
+        elif bucket in ("dead_lettered", "expired"):
+            tally.dead_lettered(Named(queue, 1, None, None, "why"), bucket=bucket)
+        else:
+            tally.ended(queue, bucket)
+    tally.received("q/0", missing, repeats=0)
+    receipt = tally.receipt()
+    assert receipt.balanced == (missing == 0)
+    assert receipt.received == len(ends) + missing
+    for bucket in BUCKETS:
+        assert getattr(receipt, bucket) == sum(each == bucket for _, each in ends)
+        assert getattr(receipt, bucket) == sum(queue[bucket] for queue in receipt.queues.values())
+    assert sum(receipt.destinations.values()) == receipt.sent
+    assert receipt.bytes_sent == 10 * receipt.sent
+    assert len(receipt.dead_letters) == receipt.dead_lettered + receipt.expired
+    if missing:
+        assert receipt.exit_code == 1
+
+
+def ended(*buckets: str, repeats: int = 0) -> Tally:
+    tally = Tally()
+    tally.received("q", len(buckets), repeats=repeats)
+    for bucket in buckets:
+        tally.ended("q", bucket)
+    return tally
+
+
+@pytest.mark.parametrize(
+    ("tally", "code"),
+    [
+        (ended(), 0),
+        (ended("sent", "sent"), 0),
+        (ended("sent", "dead_lettered"), 3),
+        (ended("sent", "expired"), 3),
+        (ended("sent", "released"), 3),
+        (ended("in_doubt"), 3),
+        (ended("released", "sent", repeats=1), 0),
+        (ended("in_doubt", "sent", repeats=1), 0),
+        (ended("sent", "already_sent", repeats=1), 0),
+        (ended("released", "released", repeats=1), 3),
+    ],
+)
+def test_the_exit_code_says_whether_anything_is_left_to_look_at(tally, code):
+    assert tally.receipt().exit_code == code
+
+
+def test_a_bucket_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="no bucket"):
+        ended("lost")
+
+
+def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
+    tally = Tally()
+    for number in range(LISTED_MOST + 5):
+        tally.received("q", 1, repeats=0)
+        tally.dead_lettered(Named("q", number, None, None, "why"))
+        tally.doubtful(Named("q", number, None, None, "why"))
+    receipt = tally.receipt()
+    assert receipt.dead_lettered == LISTED_MOST + 5
+    assert len(receipt.dead_letters) == len(receipt.doubtful) == LISTED_MOST
+
+
+# Journal
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """The journal against what it stands for: what the primary has, and what may come again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal = Journal(most=1_000)
+        self.accepted: set[object] = set()
+        self.returned: set[object] = set()
+
+    keys = st.integers(0, 5).map(lambda number: ("ns", "q", number, 0, None))
+
+    @rule(key=keys)
+    def accept(self, key) -> None:
+        self.journal.accepted(key)
+        self.accepted.add(key)
+        self.returned.discard(key)
+
+    @rule(key=keys)
+    def give_back(self, key) -> None:
+        self.journal.returned(key)
+        self.returned.add(key)
+
+    @rule(key=keys)
+    def complete(self, key) -> None:
+        self.journal.completed(key)
+        self.accepted.discard(key)
+        self.returned.discard(key)
+
+    @invariant()
+    def says_the_same(self) -> None:
+        for number in range(6):
+            key = ("ns", "q", number, 0, None)
+            assert self.journal.was_accepted(key) == (key in self.accepted)
+            assert self.journal.seen(key) == (key in self.accepted | self.returned)
+        assert set(self.journal.unconfirmed()) == self.accepted
+
+
+TestJournal = JournalMachine.TestCase
+
+
+def test_a_journal_does_not_grow_with_what_others_have_taken():
+    journal = Journal(most=3)
+    for number in range(10):
+        journal.returned(("ns", "q", number, 0, None))
+        journal.accepted(("ns", "other", number, 0, None))
+    assert [number for number in range(10) if journal.seen(("ns", "q", number, 0, None))] == [7, 8, 9]
+    assert [key[2] for key in journal.unconfirmed()] == [7, 8, 9]

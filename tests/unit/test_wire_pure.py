@@ -1,0 +1,175 @@
+"""What a peer's errors mean, what tokens look like, and that neither lets a secret out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+import pytest
+from azure.servicebus._base_handler import _generate_sas_token
+
+from sbpair import errors
+from sbpair.amqp.performatives import Error
+from sbpair.errors import UsageError
+from sbpair.model import Identity, SasKey, SasToken
+from sbpair.wire.conditions import error_of, gone, status_error
+from sbpair.wire.links import ranges
+from sbpair.wire.tokens import JWT_TYPE, SAS_TYPE, sign, source_for
+
+KEY = SasKey("Root Manage+Key", "c2VjcmV0/w==+&;")
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    ("condition", "text", "kind"),
+    [
+        ("amqp:not-found", "no such entity", errors.EntityMissing),
+        ("amqp:unauthorized-access", "'Send' claim(s) are required", errors.NotAuthorized),
+        ("amqp:unauthorized-access", "InvalidSignature", errors.NotAuthenticated),
+        ("amqp:unauthorized-access", None, errors.NotAuthenticated),
+        ("com.microsoft:message-lock-lost", "too late", errors.MessageLockLost),
+        ("com.microsoft:server-busy", "slow down", errors.Throttled),
+        ("com.microsoft:timeout", "", errors.TimedOut),
+        ("amqp:resource-limit-exceeded", "full", errors.QuotaExceeded),
+        ("amqp:internal-error", "oops", errors.Unreachable),
+        ("amqp:link:detach-forced", "idle", errors.Unreachable),
+        ("com.microsoft:entity-disabled", "", errors.Unreachable),
+        ("amqp:link:message-size-exceeded", "big", errors.ServiceRefused),
+        ("amqp:not-allowed", "no", errors.ServiceRefused),
+        ("something:new", "?", errors.ServiceRefused),
+    ],
+)
+def test_a_condition_becomes_an_error_of_this_project(condition, text, kind):
+    error = error_of(Error(condition, text), "sending to 'orders'")
+    assert type(error) is kind
+    assert error.message.startswith("sending to 'orders': ")
+    assert condition in error.message
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, errors.NotAuthenticated),
+        (404, errors.EntityMissing),
+        (408, errors.TimedOut),
+        (429, errors.Throttled),
+        (500, errors.Unreachable),
+        (503, errors.Unreachable),
+        (400, errors.ServiceRefused),
+    ],
+)
+def test_a_status_becomes_an_error_of_this_project(status, kind):
+    assert type(status_error(status, "why", "asking")) is kind
+
+
+def test_a_403_is_a_missing_claim_where_the_service_says_so():
+    assert type(status_error(403, "'Manage' claim(s) are required", "asking 'x'")) is errors.NotAuthorized
+    assert type(status_error(403, "bad token", "asking 'claims'")) is errors.NotAuthenticated
+
+
+def test_an_error_condition_says_more_than_a_status():
+    assert type(status_error(410, "gone", "asking", "com.microsoft:message-lock-lost")) is errors.MessageLockLost
+
+
+@pytest.mark.parametrize(
+    "condition", ["amqp:not-found", "amqp:decode-error", "amqp:resource-limit-exceeded", "amqp:not-allowed", None]
+)
+def test_what_ended_a_connection_is_never_a_messages_fault(condition):
+    error = gone(Error(condition, "text") if condition else None, "talking to contoso")
+    assert isinstance(error, errors.Unreachable)
+    assert error.retriable
+
+
+def test_lost_rights_and_time_outs_stay_what_they_are_when_a_connection_ends():
+    assert isinstance(gone(Error("amqp:unauthorized-access", "expired"), "x"), errors.AccessError)
+    assert isinstance(gone(Error("com.microsoft:server-busy", ""), "x"), errors.Throttled)
+
+
+def test_a_peers_text_is_one_line_without_secrets():
+    text = "bad\ntoken SharedAccessSignature sr=x&sig=s3cr3t%3d&se=1;SharedAccessKey=t0ps3cret rest " + "x" * 900
+    error = error_of(Error("amqp:not-allowed", text), "sending")
+    assert "s3cr3t" not in error.message
+    assert "t0ps3cret" not in error.message
+    assert "\n" not in error.message
+    assert len(error.message) < 700
+
+
+# Tokens
+
+
+def test_a_signature_is_the_one_that_the_official_client_makes(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1_767_225_600.0)
+    uri = "sb://contoso.servicebus.windows.net/billing/invoices with space"
+    theirs = _generate_sas_token(uri, "RootManageSharedAccessKey", KEY.key).token
+    ours = sign(uri, SasKey("RootManageSharedAccessKey", KEY.key), 1_767_229_200)
+    if isinstance(theirs, bytes):
+        theirs = theirs.decode()
+    assert ours == theirs
+
+
+def test_a_key_signs_a_token_of_an_hour_for_each_audience():
+    async def both():
+        source = source_for(KEY, None)
+        return await source.token("sb://contoso/a", 1000.9), await source.token("sb://contoso/b", 1000.9)
+
+    first, second = asyncio.run(both())
+    assert (first.kind, first.expires_at) == (SAS_TYPE, 4600)
+    assert first.value != second.value
+    assert "se=4600" in first.value
+
+
+def test_a_ready_made_signature_serves_until_it_runs_out():
+    made = sign("sb://contoso", KEY, 1234)
+    token = asyncio.run(source_for(SasToken(made), None).token("sb://contoso/a", 5))
+    assert (token.value, token.kind, token.expires_at) == (made, SAS_TYPE, 1234)
+
+
+def test_a_signature_that_is_cut_short_is_a_usage_error_that_does_not_repeat_it():
+    with pytest.raises(UsageError) as caught:
+        source_for(SasToken("SharedAccessSignature sr=x&sig=s3cr3t"), None)
+    assert "s3cr3t" not in f"{caught.value!r}{caught.value.hint}"
+
+
+def test_an_identity_needs_somebody_who_has_its_tokens():
+    with pytest.raises(UsageError):
+        source_for(Identity(), None)
+
+    async def get(scope: str) -> tuple[str, float]:
+        return f"token for {scope}", 99.0
+
+    token = asyncio.run(source_for(Identity(), get).token("sb://contoso/a", 5))
+    assert (token.value, token.kind, token.expires_at) == (
+        "token for https://servicebus.azure.net/.default",
+        JWT_TYPE,
+        99.0,
+    )
+
+
+def test_no_secret_is_in_any_repr():
+    made = sign("sb://contoso", KEY, 1234)
+    signature = re.findall(r"sig=([^&]+)", made)[0]
+    token = asyncio.run(source_for(KEY, None).token("sb://contoso/a", 5))
+    shown = repr((KEY, SasToken(made), token)) + str((KEY, SasToken(made), token))
+    for secret in (KEY.key, made, signature, token.value):
+        assert secret not in shown
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([], []),
+        ([4], [(4, 4)]),
+        ([1, 2, 3], [(1, 3)]),
+        ([1, 2, 4, 5, 9], [(1, 2), (4, 5), (9, 9)]),
+        ([3, 2, 1], [(3, 3), (2, 2), (1, 1)]),
+        ([0xFFFFFFFF, 0], [(0xFFFFFFFF, 0xFFFFFFFF), (0, 0)]),
+    ],
+)
+def test_nothing_that_was_not_asked_for_falls_into_a_range(ids, found):
+    assert ranges(ids) == found
