@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sbpair.amqp.events import Delivery, Sent
     from sbpair.amqp.session import Session
+    from sbpair.emulator.fault_points import FaultPoints
     from sbpair.emulator.message import Message
     from sbpair.emulator.namespace import Target
     from sbpair.emulator.subqueue import SubQueue
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
 CREDIT: Final = 1_000
 """How many messages a client may send before it is given credit again, which happens at half of it."""
 
+SLICE_FIRST: Final = 8
 SLICE_MOST: Final = 250
 SLICE_BYTES: Final = 262_144
-"""What is taken out of a queue in one go, before others have their turn and the peer's slowness can show."""
+"""What is taken out of a queue in one go, before others have their turn and the peer's slowness can show.
+
+How many messages that is follows from the size of the last ones.
+"""
 
 REQUEST_BYTES: Final = 1_048_576
 OVERSIZE_FACTOR: Final = 4
@@ -90,8 +95,9 @@ class Intake:
 
     claims: tuple[Claim, ...] = (Claim.SEND,)
 
-    def __init__(self, link: Receiver, target: Target, path: str) -> None:
+    def __init__(self, link: Receiver, target: Target, path: str, points: FaultPoints) -> None:
         self.path = path
+        self._points = points
         self._link = link
         self._queue = target.queue
         self._with_id = target.queue.description.requires_duplicate_detection
@@ -105,6 +111,8 @@ class Intake:
         try:
             messages = envelope.take_in(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
+                if self._points.meter is not None:
+                    self._points.meter.spend(len(messages), self.path)
                 self._queue.send(messages)
         except Refusal as refusal:
             self._reject(delivery, error_of(refusal))
@@ -117,6 +125,8 @@ class Intake:
     def settle(self) -> None:
         """Tell what has been taken since the last time, in as few words as possible."""
         session = self._link.session
+        if self._points.swallows:
+            self._taken = self._points.acknowledged(self.path, self._taken)
         for first, last in runs(self._taken):
             session.dispose(first, last, Accepted(), receiver=True, settled=True)
         self._taken.clear()
@@ -137,12 +147,13 @@ class Outlet:
 
     claims: tuple[Claim, ...] = (Claim.LISTEN,)
 
-    def __init__(self, door: Door, link: Sender, target: Target, path: str) -> None:
+    def __init__(self, door: Door, link: Sender, target: Target, path: str, points: FaultPoints) -> None:
         self.path = path
+        self._points = points
         self._door = door
         self._link = link
         self._queue = target.messages
-        self._slice = SLICE_MOST
+        self._slice = SLICE_FIRST
         self._for_good = link.remote.snd_settle_mode == _SETTLED
         link.accept(max_message_size=target.queue.message_limit_bytes)
 
@@ -184,9 +195,13 @@ class Outlet:
         link = self._link
         if self._door.blocked or not link.is_open:
             return 0
-        return max(0, min(link.credit, link.session.room, self._slice))
+        wanted = max(0, min(link.credit, link.session.room, self._slice))
+        # One that may take nothing does not stand in line: it is resumed when it may.
+        return wanted if self._points.meter is None else self._points.meter.allowed(wanted, self.path)
 
     def _send(self, messages: list[Message]) -> None:
+        if self._points.meter is not None:
+            self._points.meter.took(len(messages), self.path)
         size = self._send_for_good(messages) if self._for_good else self._send_locked(messages)
         if size:
             self._slice = max(1, min(SLICE_MOST, SLICE_BYTES * len(messages) // size))

@@ -1,0 +1,165 @@
+"""A peer of the emulator's AMQP door that can be made to say anything, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from sbpair.amqp.connection import Connection
+from sbpair.amqp.events import (
+    Closed,
+    CreditChanged,
+    Delivery,
+    Disposed,
+    LinkAttached,
+    LinkDetached,
+    Opened,
+    SessionBegun,
+)
+from sbpair.amqp.message import Properties, Sections, encode_map, value_body
+from sbpair.amqp.performatives import Accepted, Source, Target
+from sbpair.amqp.sasl import SaslClient
+from sbpair.amqp.types import Map
+from sbpair.emulator.namespace import ROOT_RULE
+from sbpair.emulator.server import Emulator
+
+E = TypeVar("E")
+SECONDS = 10
+
+
+class Peer:
+    """A client of few words: it does what it is told and keeps every event it gets."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sasl: SaslClient) -> None:
+        self.connection = Connection(sasl, container_id="peer", hostname="127.0.0.1")
+        self.events: list[Any] = []
+        self.eof = False
+        self._reader = reader
+        self.writer = writer
+
+    async def flush(self) -> None:
+        self.writer.write(self.connection.take())
+        await self.writer.drain()
+
+    async def read(self) -> None:
+        """Take in one piece of what the emulator says."""
+        data = await self._reader.read(1 << 20)
+        self.eof = not data
+        self.events += self.connection.receive(data, 0.0)
+        await self.flush()
+
+    async def wait(self, kind: type[E], *, of: Any = None) -> E:
+        """The next event of a kind, taken off; `of` is the link that it is about."""
+        await self.flush()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                for event in self.events:
+                    if type(event) is kind and (of is None or event.link is of):
+                        self.events.remove(event)
+                        return event
+                assert not self.eof, f"the connection ended before {kind.__name__}; there was {self.events}"
+                await self.read()
+
+    async def wait_closed(self) -> Closed | None:
+        """Read to the end of the connection; what was said about it, if anything."""
+        async with asyncio.timeout(SECONDS):
+            while not self.eof:
+                await self.read()
+        return next((event for event in self.events if isinstance(event, Closed)), None)
+
+    async def begin(self) -> Any:
+        session = self.connection.begin()
+        await self.wait(SessionBegun)
+        return session
+
+    async def attach_sender(self, address: str, *, session: Any = None) -> Any:
+        link = (session or await self.begin()).sender(f"to-{address}")
+        link.open(source=Source("peer"), target=Target(address))
+        await self.wait(LinkAttached, of=link)
+        return link
+
+    async def attach_receiver(self, address: str, *, session: Any = None, **terms: Any) -> Any:
+        link = (session or await self.begin()).receiver(f"from-{address}")
+        link.open(source=Source(address), target=Target("peer"), **terms)
+        await self.wait(LinkAttached, of=link)
+        return link
+
+    async def send(self, link: Any, *payloads: bytes, message_format: int = 0) -> list[Disposed]:
+        """Send, and wait until everything is settled."""
+        while link.credit < len(payloads):
+            await self.wait(CreditChanged, of=link)
+        ids = {link.send(payload, payload[:1], message_format=message_format) for payload in payloads}
+        answers = []
+        while ids:
+            answer = await self.wait(Disposed)
+            ids -= {delivery.id for delivery in answer.deliveries}
+            answers.append(answer)
+        return answers
+
+    async def take(self, link: Any, count: int) -> list[Delivery]:
+        link.grant(count)
+        return [await self.wait(Delivery, of=link) for _ in range(count)]
+
+    async def settle(self, delivery: Delivery, state: Any = None, *, last: Delivery | None = None) -> Disposed:
+        session = delivery.link.session
+        last_id = (last or delivery).id
+        session.dispose(delivery.id, last_id, state or Accepted(), receiver=True, settled=False)
+        return await self.wait(Disposed)
+
+    async def ask(self, node: str, operation: str, body: Any, **properties: Any) -> Map:
+        """Ask a node; the application properties of its reply, with the body under "body"."""
+        session = await self.begin()
+        requests = await self.attach_sender(node, session=session)
+        replies = await self.attach_receiver(node, session=session)
+        replies.grant(1)
+        request = Sections(
+            properties=Properties(message_id="ask-1").encode(),
+            application_properties=encode_map(0x74, Map([("operation", operation), *properties.items()])),
+            body=value_body(body),
+        )
+        await self.send(requests, request.join())
+        reply = Sections.split((await self.wait(Delivery, of=replies)).payload)
+        assert reply.read_properties().correlation_id == "ask-1"
+        return Map([*reply.read_application_properties().pairs, ("body", reply.read_body()[0][1])])
+
+    async def refusal_of(self, attaching: Awaitable[Any]) -> Any:
+        """The error with which a link is refused."""
+        await attaching
+        return (await self.wait(LinkDetached)).error
+
+
+class Stage:
+    """An emulator with one namespace and one queue, and the way in."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
+        self.namespace = emulator.namespaces["contoso"]
+        self.queue = self.namespace.create_queue("orders")
+
+    @asynccontextmanager
+    async def connect(self, *, signed_in: bool = True) -> AsyncIterator[Peer]:
+        """A peer that holds the key of the namespace, or one that has no rights yet."""
+        host, _, port = self.namespace.authority.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        sasl = SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key) if signed_in else SaslClient()
+        peer = Peer(reader, writer, sasl)
+        try:
+            await peer.wait(Opened)
+            yield peer
+        finally:
+            writer.transport.abort()
+
+
+@pytest.fixture
+def play() -> Callable[[Callable[[Stage], Awaitable[None]]], None]:
+    """Runs a scene: a coroutine function that gets the stage."""
+
+    async def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
+        async with Emulator([("contoso", 0)]) as emulator:
+            await scene(Stage(emulator))
+
+    return lambda scene: asyncio.run(run(scene))
