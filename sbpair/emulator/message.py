@@ -94,6 +94,16 @@ class Message:
             return SCHEDULED
         return DEFERRED if self.deferred else ACTIVE
 
+    def published(self) -> Message:
+        """The same message for a subscription, which numbers and times it anew. The sections are shared, not copied."""
+        return Message(
+            self.sections,
+            self.size,
+            message_id=self.message_id,
+            ttl_ms=self.ttl_ms,
+            session_id=self.session_id,
+        )
+
     def for_dead_letters(self, dead_letter: DeadLetter) -> Message:
         """The same message for the dead-letter queue, where nothing expires. It keeps number, time and count."""
         twin = Message(
