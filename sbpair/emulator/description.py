@@ -6,17 +6,15 @@ Pure data and decisions. Element names and their order are the service's own (Da
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.errors import ArgumentInvalid
 from sbpair.emulator.sas import AuthorizationRule, Claim
 from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MEGABYTE: Final = 1024 * 1024
 PARTITIONS: Final = 16
@@ -67,8 +65,9 @@ class QueueDescription:
 
 
 Kind = Literal["duration", "int", "bool", "text"]
+Settable = Mapping[str, tuple[str, Kind]]
 
-SETTABLE: Final[dict[str, tuple[str, Kind]]] = {
+SETTABLE: Final[Settable] = {
     "LockDuration": ("lock_duration", "duration"),
     "MaxSizeInMegabytes": ("max_size_in_megabytes", "int"),
     "RequiresDuplicateDetection": ("requires_duplicate_detection", "bool"),
@@ -125,19 +124,24 @@ UNORDERED: Final = frozenset({"ForwardTo", "UserMetadata", "ForwardDeadLetteredM
 IMMUTABLE: Final = ("RequiresDuplicateDetection", "RequiresSession", "EnablePartitioning")
 
 
-def check_order(names: list[str]) -> None:
+def check_order(
+    names: list[str],
+    elements: tuple[str, ...] = ELEMENTS,
+    unordered: frozenset[str] = UNORDERED,
+    entity: str = "QueueDescription",
+) -> None:
     """ArgumentInvalid where an element is unknown, comes twice, or not in the service's order."""
     last = -1
     for name in names:
-        if name not in ELEMENTS:
-            raise ArgumentInvalid(f"The element '{name}' is not one of QueueDescription.")
+        if name not in elements:
+            raise ArgumentInvalid(f"The element '{name}' is not one of {entity}.")
         if names.count(name) > 1:
             raise ArgumentInvalid(f"The element '{name}' is given more than once.")
-        if name in UNORDERED:
+        if name in unordered:
             continue
-        if ELEMENTS.index(name) < last:
-            raise ArgumentInvalid(f"The element '{name}' of QueueDescription is not in its place in the order.")
-        last = ELEMENTS.index(name)
+        if elements.index(name) < last:
+            raise ArgumentInvalid(f"The element '{name}' of {entity} is not in its place in the order.")
+        last = elements.index(name)
 
 
 def from_elements(
@@ -160,8 +164,8 @@ def from_elements(
     return description
 
 
-def read_value(name: str, text: str) -> int | bool | str | None:
-    kind = SETTABLE[name][1]
+def read_value(name: str, text: str, settable: Settable = SETTABLE) -> int | bool | str | None:
+    kind = settable[name][1]
     text = text.strip() if kind != "text" else text
     try:
         if kind == "duration":
@@ -189,9 +193,9 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def show_value(description: QueueDescription, name: str) -> str | None:
+def show_value(description: QueueDescription, name: str, settable: Settable = SETTABLE) -> str | None:
     """The text of one settable element, as the service gives it back; None where it is not set."""
-    field, kind = SETTABLE[name]
+    field, kind = settable[name]
     value = getattr(description, field)
     if name == "MaxSizeInMegabytes":
         value = description.total_size_in_megabytes
@@ -235,11 +239,16 @@ def _limit(holds: bool, name: str, allowed: str) -> None:
         raise ArgumentInvalid(f"The value of {name} is not allowed: it must be {allowed}.")
 
 
-def check_update(existing: QueueDescription, wanted: QueueDescription) -> None:
-    for name in IMMUTABLE:
+def check_update(
+    existing: QueueDescription,
+    wanted: QueueDescription,
+    immutable: tuple[str, ...] = IMMUTABLE,
+    entity: str = "Queue",
+) -> None:
+    for name in immutable:
         field = SETTABLE[name][0]
         if getattr(existing, field) != getattr(wanted, field):
-            raise ArgumentInvalid(f"The value for the {name} property of an existing Queue cannot be changed.")
+            raise ArgumentInvalid(f"The value for the {name} property of an existing {entity} cannot be changed.")
 
 
 def check_path(path: str) -> None:

@@ -57,9 +57,12 @@ class Queue:
         self._watchers: dict[Watcher, None] = {}
         lock_ms = description.lock_ms
         self.dead_letters = SubQueue(clock, agenda, lock_ms=lock_ms, call_soon=call_soon)
-        self.messages = SubQueue(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        self.messages = self._make_messages(clock, agenda, lock_ms, call_soon)
         self.created_at_ms = clock.now_ms()
         self.update(description)
+
+    def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+        return SubQueue(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
 
     def update(self, description: QueueDescription) -> None:
         """Takes on a description that has been validated. Messages already in keep their deadlines."""
