@@ -14,6 +14,8 @@ from sbpair.emulator.errors import EntityExists, EntityNotFound, QuotaExceeded
 from sbpair.emulator.queue import Queue
 from sbpair.emulator.sas import AuthorizationRule, Grant, covers, parse, scope_of, verify
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
+from sbpair.emulator.topic import SEGMENT, Subscription, Topic
+from sbpair.emulator.topic_description import TopicDescription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +32,7 @@ MANAGEMENT: Final = "$management"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an address means: a queue, which of its sub-queues, and whether its management node is asked."""
+    """What an address means: a queue (or topic, or subscription), which sub-queue, and whether its management node."""
 
     queue: Queue
     messages: SubQueue
@@ -65,6 +67,7 @@ class Namespace:
         self.on_outage: set[Callable[[], None]] = set()
         self._call_soon = call_soon
         self._queues: dict[str, Queue] = {}
+        self._topics: dict[str, Topic] = {}
         self._outages = 0
 
     @property
@@ -83,16 +86,26 @@ class Namespace:
 
     def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
         """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
+        path = self._new_path(path)
+        queue = Queue(path, description or QueueDescription(), self.clock, self.agenda, self._call_soon)
+        self._queues[path.lower()] = queue
+        return queue
+
+    def create_topic(self, path: str, description: TopicDescription | None = None) -> Topic:
+        """Raises as `create_queue` does: queues and topics share their names."""
+        path = self._new_path(path)
+        topic = Topic(path, description or TopicDescription(), self.clock, self.agenda, self._call_soon)
+        self._topics[path.lower()] = topic
+        return topic
+
+    def _new_path(self, path: str) -> str:
         path = path.strip("/")
         check_path(path)
-        key = path.lower()
-        if key in self._queues:
+        if path.lower() in self._queues or path.lower() in self._topics:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
-        if len(self._queues) >= ENTITY_LIMIT:
+        if len(self._queues) + len(self._topics) >= ENTITY_LIMIT:
             raise QuotaExceeded(f"Namespace '{self.name}' already has {ENTITY_LIMIT} entities.")
-        queue = Queue(path, description or QueueDescription(), self.clock, self.agenda, self._call_soon)
-        self._queues[key] = queue
-        return queue
+        return path
 
     def find_queue(self, path: str) -> Queue | None:
         return self._queues.get(path.strip("/").lower())
@@ -101,8 +114,41 @@ class Namespace:
         """EntityNotFound where there is none."""
         queue = self.find_queue(path)
         if queue is None:
-            raise EntityNotFound(f"The messaging entity '{path.strip('/')}' could not be found.")
+            raise missing(path)
         return queue
+
+    def find_topic(self, path: str) -> Topic | None:
+        return self._topics.get(path.strip("/").lower())
+
+    def topic(self, path: str) -> Topic:
+        """EntityNotFound where there is none."""
+        topic = self.find_topic(path)
+        if topic is None:
+            raise missing(path)
+        return topic
+
+    def topics(self) -> list[Topic]:
+        """All of them, in order of their paths."""
+        return [topic for _, topic in sorted(self._topics.items())]
+
+    def delete_topic(self, path: str) -> None:
+        """And its subscriptions."""
+        topic = self.topic(path)
+        del self._topics[topic.path.lower()]
+        topic.close()
+
+    def entity(self, path: str) -> Queue:
+        """The queue, topic or subscription of this path; EntityNotFound where there is none."""
+        found = self.find_queue(path) or self.find_topic(path) or self._find_subscription(path)
+        if found is None:
+            raise missing(path)
+        return found
+
+    def _find_subscription(self, path: str) -> Subscription | None:
+        head, _, name = path.strip("/").rpartition("/")
+        head, _, segment = head.rpartition("/")
+        topic = self.find_topic(head) if segment.lower() == SEGMENT.lower() else None
+        return None if topic is None else topic.find_subscription(name)
 
     def queues(self) -> list[Queue]:
         """All of them, in order of their paths."""
@@ -114,11 +160,16 @@ class Namespace:
         queue.close()
 
     def resolve(self, address: str) -> Target:
-        """`queue`, `queue/$deadletterqueue`, and either with `/$management`; bare or as `amqps://host:port/…`."""
+        """`queue`, `queue/$deadletterqueue`, and either with `/$management`; bare or as `amqps://host:port/…`.
+
+        `topic` and `topic/subscriptions/name` too; a topic has no dead letters.
+        """
         path = scope_of(address)
         path, management = _without(path, MANAGEMENT)
         path, dead = _without(path, DEAD_LETTERS)
-        queue = self.queue(path)
+        queue = self.entity(path)
+        if dead and isinstance(queue, Topic):
+            raise missing(f"{path}/{DEAD_LETTERS}")
         return Target(queue, queue.dead_letters if dead else queue.messages, management)
 
     # Access
@@ -132,7 +183,7 @@ class Namespace:
     def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
         """An entity's own keys sign for it and what is below it, not for the namespace."""
         for end in _ends(scope):
-            queue = self._queues.get(scope[:end])
+            queue = self._queues.get(scope[:end]) or self._topics.get(scope[:end])
             if queue is not None and covers(queue.path.lower(), scope):
                 return queue.description.authorization_rules
         return ()
@@ -154,6 +205,10 @@ class Namespace:
         if not self._outages:
             raise ValueError(f"namespace '{self.name}' is not down")
         self._outages -= 1
+
+
+def missing(path: str) -> EntityNotFound:
+    return EntityNotFound(f"The messaging entity '{path.strip('/')[:300]}' could not be found.")
 
 
 def _without(path: str, part: str) -> tuple[str, bool]:
