@@ -1,0 +1,1055 @@
+"""The wire client against the emulator, and against peers that do what no good peer does. Real sockets throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import shutil
+import ssl
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.amqp import events
+from sbpair.amqp.connection import Connection
+from sbpair.amqp.link import Link, Receiver, Sender, terminus_address
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
+from sbpair.amqp.performatives import Accepted, Error, Rejected, Released
+from sbpair.amqp.sasl import SaslServer
+from sbpair.amqp.types import Int
+from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Endpoint, SasKey, SasToken, endpoint_from_connection_string
+from sbpair.wire import client, stream
+from sbpair.wire.client import Wire, connect, lock_token
+from sbpair.wire.links import ABANDONED, ACCEPTED, RELEASED, dead_letter
+from sbpair.wire.tokens import sign
+
+QUEUE = "orders"
+TEST_SECONDS = 10.0
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test, and see that it leaves no task and no unheard error behind."""
+
+    @functools.wraps(test)
+    def wrapper(*arguments: Any, **keywords: Any) -> None:
+        unheard: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+            async with asyncio.timeout(TEST_SECONDS):
+                await test(*arguments, **keywords)
+            for _ in range(20):  # the listening side has tasks of its own, for a moment
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(main())
+        gc.collect()
+        assert not unheard
+
+    return wrapper
+
+
+@asynccontextmanager
+async def emulated() -> AsyncIterator[tuple[Emulator, Endpoint]]:
+    async with Emulator([("contoso", 0)]) as emulator:
+        emulator.namespaces["contoso"].create_queue(QUEUE)
+        yield emulator, endpoint_of(emulator)
+
+
+def endpoint_of(emulator: Emulator) -> Endpoint:
+    return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
+
+
+def with_credential(endpoint: Endpoint, credential: Any) -> Endpoint:
+    return Endpoint(endpoint.name, endpoint.authority, endpoint.host, endpoint.port, endpoint.tls, credential)
+
+
+def message(number: int = 0, size: int = 10) -> bytes:
+    return Sections(
+        properties=Properties(message_id=f"m{number}").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, {"number": Int(number)}),
+        body=data_body(bytes([number % 256]) * size),
+    ).join()
+
+
+def ids(deliveries: list[events.Delivery]) -> list[str]:
+    return [Sections.split(each.payload).read_properties().message_id for each in deliveries]
+
+
+async def take(receiver: Any, count: int) -> list[events.Delivery]:
+    taken: list[events.Delivery] = []
+    while len(taken) < count:
+        taken += await receiver.take(count - len(taken), seconds=TEST_SECONDS)
+    return taken
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  the emulator has no event for it, and a turn of the loop is no sleep
+        await asyncio.sleep(0)
+
+
+# A peer that does what a test tells it.
+
+
+class Peer(asyncio.Protocol):
+    """A server whose every answer can be replaced: `script` is told each event first, and answers True to keep it."""
+
+    def __init__(self, script: Callable[[Peer, Any], bool | None], terms: dict[str, Any]) -> None:
+        self.script = script
+        self.tokens: list[str] = []
+        self.said: list[Any] = []
+        self.heard = asyncio.Event()
+        self.transport: Any = None
+        self.connection = Connection(SaslServer(), container_id="peer", now=asyncio.get_running_loop().time(), **terms)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for event in self.connection.receive(data, asyncio.get_running_loop().time()):
+            self.said.append(event)
+            if not self.script(self, event):
+                self.usual(event)
+        self.heard.set()
+        self.flush()
+
+    def flush(self) -> None:
+        self.transport.write(self.connection.take())
+
+    def usual(self, event: Any) -> None:
+        if isinstance(event, events.LinkAttaching):
+            event.link.accept()
+            if isinstance(event.link, Receiver):
+                event.link.grant(100)
+        elif isinstance(event, events.Delivery):
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            if terminus_address(event.link.remote.target) == "$cbs":
+                self.reply(event)
+        elif isinstance(event, events.Closed):
+            self.flush()
+            self.transport.close()
+
+    def reply(self, request: events.Delivery, status: int = 202) -> None:
+        asked = Sections.split(request.payload)
+        name = asked.read_application_properties().get("name")
+        self.tokens.append(name)
+        answer = Sections(
+            properties=Properties(correlation_id=asked.read_properties().message_id).encode(),
+            application_properties=encode_map(APPLICATION_PROPERTIES, {"status-code": Int(status)}),
+            body=value_body(None),
+        )
+        self.links("$cbs", Sender)[0].send(answer.join(), b"reply", settled=True)
+
+    def links(self, address: str, kind: type[Link]) -> list[Any]:
+        return [
+            link
+            for session in self.connection.sessions
+            for link in session.links
+            if isinstance(link, kind)
+            and terminus_address(link.remote.source if kind is Sender else link.remote.target) == address
+        ]
+
+
+@asynccontextmanager
+async def scripted(
+    script: Callable[[Peer, Any], bool | None] = lambda _peer, _event: None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    **terms: Any,
+) -> AsyncIterator[tuple[list[Peer], Endpoint]]:
+    peers: list[Peer] = []
+
+    def make() -> Peer:
+        peers.append(Peer(script, terms))
+        return peers[-1]
+
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    host = "localhost" if tls else "127.0.0.1"
+    try:
+        yield peers, Endpoint("contoso", f"{host}:{port}", "127.0.0.1", port, tls is not None, SasKey("k", "key"))
+    finally:
+        for peer in peers:
+            if peer.transport is not None:
+                peer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+
+# Connecting
+
+
+@sync
+async def test_a_message_goes_out_and_comes_back_to_the_byte() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
+        sent = message(7, size=200_000)
+        await sender.send(sent)
+        receiver.grant(1)
+        (delivery,) = await take(receiver, 1)
+        before, after = Sections.split(sent), Sections.split(delivery.payload)
+        assert after.body == before.body
+        assert after.properties == before.properties
+        assert after.application_properties == before.application_properties
+        await receiver.settle([delivery], ACCEPTED)
+
+
+@sync
+async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
+    async with emulated() as (_, endpoint):
+        wrong = with_credential(endpoint, SasKey("RootManageSharedAccessKey", "wr0ng-s3cret"))
+        with pytest.raises(errors.NotAuthenticated) as caught:
+            async with connect(wrong) as wire:
+                await wire.sender(QUEUE)
+        assert "wr0ng" not in f"{caught.value!r}{caught.value.hint}"
+        assert caught.value.exit_code == 5
+
+
+@sync
+async def test_a_ready_made_signature_that_has_run_out_is_an_authentication_error() -> None:
+    async with emulated() as (_, endpoint):
+        assert isinstance(endpoint.credential, SasKey)
+        old = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 1_000_000_000)
+        async with connect(with_credential(endpoint, SasToken(old))) as wire:
+            with pytest.raises(errors.NotAuthenticated):
+                await wire.receiver(QUEUE)
+
+
+@sync
+async def test_a_ready_made_signature_that_is_good_serves() -> None:
+    async with emulated() as (_, endpoint):
+        assert isinstance(endpoint.credential, SasKey)
+        good = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 4_000_000_000)
+        async with connect(with_credential(endpoint, SasToken(good))) as wire:
+            await (await wire.sender(QUEUE)).send(message())
+
+
+@sync
+async def test_a_key_without_the_claim_is_an_authorization_error_and_the_connection_goes_on() -> None:
+    async with emulated() as (emulator, endpoint):
+        namespace = emulator.namespaces["contoso"]
+        namespace.keys = (*namespace.keys, AuthorizationRule("listen", "key", "key2", frozenset({Claim.LISTEN})))
+        async with connect(with_credential(endpoint, SasKey("listen", "key"))) as wire:
+            with pytest.raises(errors.NotAuthorized):
+                await wire.sender(QUEUE)
+            assert wire.error is None
+            await wire.receiver(QUEUE)
+
+
+@sync
+async def test_an_entity_that_does_not_exist_is_missing_and_the_connection_goes_on() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        for attempt in (wire.sender, wire.receiver):
+            with pytest.raises(errors.EntityMissing):
+                await attempt("nowhere")
+        await (await wire.sender(QUEUE)).send(message())
+
+
+@sync
+async def test_a_port_where_nobody_listens_is_unreachable() -> None:
+    async with emulated() as (emulator, endpoint):
+        del emulator
+    with pytest.raises(errors.Unreachable) as caught:
+        async with connect(endpoint):
+            pass
+    assert endpoint.authority in caught.value.message
+    assert str(endpoint.port) in caught.value.hint
+
+
+@sync
+async def test_a_name_that_is_no_host_is_unreachable() -> None:
+    bad = Endpoint("x", "x" * 70 + ".invalid", "x" * 70 + ".invalid", 5671, False, SasKey("k", "key"))
+    with pytest.raises(errors.Unreachable):
+        await stream.open_stream(bad, "c")
+
+
+@asynccontextmanager
+async def speaking(words: bytes, *, hang_up: bool = False) -> AsyncIterator[Endpoint]:
+    """A peer that says these bytes and nothing more."""
+
+    class Speaker(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            speakers.append(transport)
+            transport.write(words)
+            if hang_up:
+                transport.close()
+
+    speakers: list[Any] = []
+    server = await asyncio.get_running_loop().create_server(Speaker, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield Endpoint("contoso", f"127.0.0.1:{port}", "127.0.0.1", port, False, SasKey("k", "key"))
+    finally:
+        for transport in speakers:
+            transport.abort()
+        server.close()
+        await server.wait_closed()
+
+
+@sync
+async def test_a_peer_that_says_nothing_is_not_waited_for_for_ever() -> None:
+    async with speaking(b"") as endpoint:
+        with pytest.raises(errors.Unreachable, match=r"did not answer within 0\.05 s"):
+            await stream.open_stream(endpoint, "c", seconds=0.05)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"AMQP\x00\x00\x09\x01",
+        b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00",
+    ],
+)
+@sync
+async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) -> None:
+    async with speaking(words) as endpoint:
+        with pytest.raises(errors.Unreachable) as caught:
+            await stream.open_stream(endpoint, "c")
+        assert "check that" in caught.value.hint
+
+
+@sync
+async def test_a_peer_that_hangs_up_at_once_is_unreachable() -> None:
+    async with speaking(b"", hang_up=True) as endpoint:
+        with pytest.raises(errors.Unreachable):
+            await stream.open_stream(endpoint, "c")
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    where = tmp_path_factory.mktemp("tls")
+    key, cert = where / "key.pem", where / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", key, "-out", cert),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return key, cert
+
+
+def server_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate[1], certificate[0])
+    return context
+
+
+@sync
+async def test_tls_serves_where_the_certificate_is_trusted(certificate: tuple[Path, Path]) -> None:
+    async with scripted(tls=server_context(certificate)) as (_, endpoint):
+        trusting = Endpoint(
+            endpoint.name,
+            endpoint.authority,
+            endpoint.host,
+            endpoint.port,
+            True,
+            endpoint.credential,
+            str(certificate[1]),
+        )
+        async with connect(trusting) as wire:
+            await (await wire.sender(QUEUE)).send(message(1, size=150_000))
+
+
+@sync
+async def test_a_certificate_that_nobody_vouches_for_is_unreachable(certificate: tuple[Path, Path]) -> None:
+    async with scripted(tls=server_context(certificate)) as (_, endpoint):
+        with pytest.raises(errors.Unreachable, match="its certificate is not trusted"):
+            async with connect(endpoint):
+                pass
+
+
+@sync
+async def test_a_ca_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
+    endpoint = Endpoint("c", "localhost", "localhost", 1, True, SasKey("k", "key"), str(tmp_path / "missing.pem"))
+    with pytest.raises(errors.UsageError, match="CA file"):
+        async with connect(endpoint):
+            pass
+
+
+# Receiving and settling
+
+
+@pytest.mark.parametrize(
+    ("outcome", "active", "dead", "count"),
+    [
+        (ACCEPTED, 0, 0, None),
+        (RELEASED, 1, 0, 0),
+        (ABANDONED, 1, 0, 1),
+        (dead_letter("why", "because"), 0, 1, None),
+    ],
+)
+@sync
+async def test_each_outcome_does_what_it_says(outcome: Any, active: int, dead: int, count: int | None) -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        await (await wire.sender(QUEUE)).send(message())
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(1)
+        deliveries = await take(receiver, 1)
+        await receiver.settle(deliveries, outcome)
+        assert (queue.counts().active, queue.counts().dead_letter) == (active, dead)
+        assert queue.messages.locked_count == 0
+        if count is not None:
+            receiver.grant(1)
+            (again,) = await take(receiver, 1)
+            assert (Sections.split(again.payload).read_header().delivery_count or 0) == count
+
+
+@sync
+async def test_a_dead_letter_is_found_with_its_reason() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        await (await wire.sender(QUEUE)).send(message(3))
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(1)
+        await receiver.settle(await take(receiver, 1), dead_letter("NoPath", "it has no destination"))
+        graveyard = await wire.receiver(f"{QUEUE}/$deadletterqueue")
+        graveyard.grant(1)
+        (dead,) = await take(graveyard, 1)
+        told = Sections.split(dead.payload).read_application_properties()
+        assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("NoPath", "it has no destination")
+
+
+@sync
+async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        await (await wire.sender(QUEUE)).send(message())
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(1)
+        deliveries = await take(receiver, 1)
+        emulator.advance(61_000)
+        with pytest.raises(errors.MessageLockLost):
+            await receiver.settle(deliveries, ACCEPTED)
+
+
+@sync
+async def test_a_renewed_lock_outlives_its_first_minute() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        await (await wire.sender(QUEUE)).send(message())
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(1)
+        deliveries = await take(receiver, 1)
+        emulator.advance(50_000)
+        (until_ms,) = await wire.renew_locks(QUEUE, [lock_token(deliveries[0].tag)])
+        assert until_ms >= emulator.clock.now_ms() + 59_000
+        emulator.advance(50_000)
+        await receiver.settle(deliveries, ACCEPTED)
+        with pytest.raises(errors.MessageLockLost):
+            await wire.renew_locks(QUEUE, [uuid.uuid4()])
+
+
+@sync
+async def test_peeking_shows_messages_and_locks_none() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        assert await wire.peek(QUEUE, 0, 10) == []
+        sender = await wire.sender(QUEUE)
+        for number in range(3):
+            await sender.send(message(number))
+        found = [Sections.split(each).read_properties().message_id for each in await wire.peek(QUEUE, 2, 10)]
+        assert found == ["m1", "m2"]
+        assert emulator.namespaces["contoso"].queue(QUEUE).messages.locked_count == 0
+
+
+@sync
+async def test_requests_may_overlap() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        for number in range(30):
+            await sender.send(message(number))
+        found = await asyncio.gather(*(wire.peek(QUEUE, number + 1, 1) for number in range(30)))
+        assert [Sections.split(each).read_properties().message_id for (each,) in found] == [f"m{n}" for n in range(30)]
+
+
+@sync
+async def test_no_more_is_taken_in_than_was_granted() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
+        for number in range(20):
+            await sender.send(message(number))
+        assert queue.messages.locked_count == 0
+        receiver.grant(5)
+        await until(lambda: receiver.credit == 0)
+        assert len(await receiver.take(3, seconds=1)) == 3
+        receiver.grant(5)
+        await wire.peek(QUEUE, 0, 1)  # whatever was asked for before is answered
+        await until(lambda: receiver.credit == 0)
+        assert queue.messages.locked_count == 8
+        assert len(await receiver.take(100, seconds=1)) == 5
+
+
+@sync
+async def test_stopping_gives_back_what_came_and_nobody_took() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
+        for number in range(5):
+            await sender.send(message(number))
+        receiver.grant(100)
+        (first,) = await receiver.take(1, seconds=1)
+        left = await receiver.stop()
+        assert queue.messages.locked_count == 1 + len(left)
+        await receiver.settle(left, RELEASED)
+        await sender.send(message(6))
+        await receiver.settle([first], ACCEPTED)
+        assert (queue.messages.locked_count, queue.counts().active) == (0, 5)
+
+
+@sync
+async def test_an_interrupted_take_answers_at_once_and_the_next_one_waits_again() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
+        receiver.grant(1)
+        taking = asyncio.create_task(receiver.take(1, seconds=TEST_SECONDS))
+        await asyncio.sleep(0)
+        receiver.interrupt()
+        assert await taking == []
+        await sender.send(message(1))
+        assert ids(await receiver.take(1, seconds=TEST_SECONDS)) == ["m1"]
+
+
+@sync
+async def test_a_take_that_waits_long_enough_answers_with_nothing() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(1)
+        assert await receiver.take(1, seconds=0.01) == []
+
+
+@sync
+async def test_a_closed_receiver_releases_what_it_held() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        await (await wire.sender(QUEUE)).send(message())
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(1)
+        deliveries = await take(receiver, 1)
+        receiver.close()
+        with pytest.raises(errors.Unreachable):
+            await receiver.settle(deliveries, ACCEPTED)
+        await until(lambda: queue.messages.locked_count == 0)
+
+
+# Peers that misbehave
+
+
+@sync
+async def test_a_peer_that_hangs_up_in_the_middle_of_a_send_leaves_doubt() -> None:
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery) and terminus_address(event.link.remote.target) == QUEUE:
+            peer.transport.abort()
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.InDoubt, match="no answer came"):
+            await sender.send(message())
+        with pytest.raises(errors.Unreachable):
+            await sender.send(message())
+        with pytest.raises(errors.Unreachable):
+            await wire.sender("other")
+        with pytest.raises(errors.Unreachable):
+            await wire.receiver("other")
+
+
+def on_message(act: Callable[[Peer, events.Delivery], None]) -> Callable[[Peer, Any], bool]:
+    def script(peer: Peer, event: Any) -> bool:
+        ours = isinstance(event, events.Delivery) and terminus_address(event.link.remote.target) == QUEUE
+        if ours:
+            act(peer, event)
+        return ours
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("state", "settled", "kind"),
+    [
+        (Rejected(Error("amqp:not-allowed", "no")), True, errors.ServiceRefused),
+        (Rejected(Error("com.microsoft:server-busy", "slow")), True, errors.Throttled),
+        (Rejected(Error("amqp:resource-limit-exceeded", "full")), True, errors.QuotaExceeded),
+        (Rejected(Error("com.microsoft:timeout", "late")), True, errors.InDoubt),
+        (Rejected(), True, errors.ServiceRefused),
+        (Released(), True, errors.Unreachable),
+        (None, True, errors.InDoubt),
+        (Released(), False, errors.Unreachable),
+    ],
+)
+@sync
+async def test_each_answer_to_a_send_means_what_it_says(state: Any, settled: bool, kind: type[Exception]) -> None:
+    def act(_peer: Peer, event: events.Delivery) -> None:
+        event.link.session.dispose(event.id, event.id, state, receiver=True, settled=settled)
+
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.SbpairError) as caught:
+            await sender.send(message())
+        assert type(caught.value) is kind
+        assert sender.error is None
+
+
+@sync
+async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> None:
+    def act(_peer: Peer, event: events.Delivery) -> None:
+        event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=False)
+
+    async with scripted(on_message(act)) as (peers, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        await sender.send(message(1))
+        await sender.send(message(2))
+        await until(lambda: sum(isinstance(each, events.Disposed) for each in peers[0].said) == 2)
+
+
+@sync
+async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
+    async with scripted(on_message(lambda _peer, _event: None)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.InDoubt, match=r"within 0\.02 s"):
+            await sender.send(message(), seconds=0.02)
+
+
+@sync
+async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
+    def script(_peer: Peer, event: Any) -> bool:
+        stingy = isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+        if stingy:
+            event.link.accept()
+        return stingy
+
+    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.TimedOut):
+            await sender.send(message(), seconds=0.02)
+        sending = asyncio.create_task(sender.send(message(), seconds=TEST_SECONDS))
+        await asyncio.sleep(0)
+        peers[0].links(QUEUE, Receiver)[0].grant(1)
+        peers[0].flush()
+        await sending
+
+
+@sync
+async def test_a_link_that_is_detached_fails_what_waits_on_it_and_not_the_connection() -> None:
+    def act(_peer: Peer, event: events.Delivery) -> None:
+        event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired"))
+
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.InDoubt, match="IdleTimerExpired"):
+            await sender.send(message())
+        assert isinstance(sender.error, errors.Unreachable)
+        await (await wire.sender("other")).send(message())
+
+
+@sync
+async def test_a_message_that_is_refused_by_letting_go_of_the_link_is_refused() -> None:
+    def act(_peer: Peer, event: events.Delivery) -> None:
+        event.link.close(Error("amqp:link:message-size-exceeded", "too big"))
+
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.ServiceRefused, match="too big"):
+            await sender.send(message())
+        # The next message is another one, and was not refused.
+        with pytest.raises(errors.Unreachable):
+            await sender.send(message())
+
+
+@sync
+async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.ServiceRefused) as caught:
+            await sender.send(message(1, size=sender.max_message_size))
+        assert caught.value.condition == "amqp:link:message-size-exceeded"
+        await sender.send(message(2))
+
+
+@sync
+async def test_a_session_that_the_peer_ends_fails_its_links_and_not_the_connection() -> None:
+    def act(_peer: Peer, event: events.Delivery) -> None:
+        event.link.session.end(Error("amqp:internal-error", "moved"))
+
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.InDoubt, match="moved"):
+            await sender.send(message())
+        await (await wire.sender("other")).send(message())
+        assert wire.error is None
+
+
+@sync
+async def test_a_peer_that_breaks_the_protocol_ends_the_connection_as_unreachable() -> None:
+    def act(peer: Peer, _event: events.Delivery) -> None:
+        peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3)
+
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.InDoubt):
+            await sender.send(message())
+        assert isinstance(wire.error, errors.Unreachable)
+
+
+@sync
+async def test_a_link_that_is_never_answered_is_given_up() -> None:
+    def script(_peer: Peer, event: Any) -> bool:
+        return isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        await wire.sender("other")
+        assert wire._sending is not None
+        sender = client.Sender(wire._stream, wire._sending, QUEUE)
+        with pytest.raises(errors.TimedOut):
+            await sender.open(source=None, target=None, seconds=0.02)
+        assert sender not in wire._stream.owners
+
+
+@sync
+async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock() -> None:
+    async with scripted() as (peers, endpoint), connect(endpoint) as wire:
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(2)
+        await until(lambda: bool(peers[0].links(QUEUE, Sender)) and peers[0].links(QUEUE, Sender)[0].credit == 2)
+        link = peers[0].links(QUEUE, Sender)[0]
+        numbers = [link.send(message(number), uuid.uuid4().bytes_le) for number in range(2)]
+        link.session.dispose(numbers[0], numbers[0], Released(), receiver=False, settled=True)
+        peers[0].flush()
+        first, second = await take(receiver, 2)
+        await until(lambda: first.settled)
+        with pytest.raises(errors.MessageLockLost):
+            await receiver.settle([first], ACCEPTED)
+        with pytest.raises(errors.InDoubt):
+            await receiver.settle([second], ACCEPTED, seconds=0.02)
+
+
+@sync
+async def test_only_the_last_word_on_each_delivery_counts() -> None:
+    def script(_peer: Peer, event: Any) -> bool:
+        return isinstance(event, events.Disposed)
+
+    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
+        receiver = await wire.receiver(QUEUE)
+        receiver.grant(2)
+        await until(lambda: bool(peers[0].links(QUEUE, Sender)) and peers[0].links(QUEUE, Sender)[0].credit == 2)
+        link = peers[0].links(QUEUE, Sender)[0]
+        first, second = (link.send(message(number), uuid.uuid4().bytes_le) for number in range(2))
+        peers[0].flush()
+        settling = asyncio.create_task(receiver.settle(await take(receiver, 2), ACCEPTED))
+        await until(lambda: isinstance(peers[0].said[-1], events.Disposed))
+        for settled in (False, True):
+            link.session.dispose(first, first, Accepted(), receiver=False, settled=settled)
+            peers[0].flush()
+        await wire.sender("other")  # all that was said has been heard
+        assert not settling.done()
+        link.session.dispose(second, second, Accepted(), receiver=False, settled=True)
+        peers[0].flush()
+        await settling
+
+
+@sync
+async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            peer.links("$cbs", Sender)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(errors.Unreachable, match="no reply"):
+            await wire.sender(QUEUE)
+
+
+@sync
+async def test_a_late_answer_to_a_request_is_not_kept() -> None:
+    requests: list[events.Delivery] = []
+
+    def script(_peer: Peer, event: Any) -> bool:
+        late = isinstance(event, events.Delivery) and not requests
+        if late:
+            requests.append(event)
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+        return late
+
+    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
+        node = await wire._node("$cbs")
+        with pytest.raises(errors.TimedOut):
+            await node.call({"operation": "put-token"}, "t", seconds=0.02)
+        peers[0].reply(requests[0])
+        answer = await node.call({"operation": "put-token"}, "t")
+        assert answer.status == 202
+        assert not node._receiver._expected
+
+
+@sync
+async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            peer.transport.abort()
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(errors.Unavailable):
+            await wire.sender(QUEUE)
+
+
+@sync
+async def test_a_peer_may_not_offer_links() -> None:
+    def act(peer: Peer, event: events.Delivery) -> None:
+        event.link.session.sender("uninvited").open(source=None, target=None)
+        peer.usual(event)
+
+    async with scripted(on_message(act)) as (peers, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        await sender.send(message())
+        await sender.send(message())
+        refused = [each for each in peers[0].said if isinstance(each, events.LinkDetached)]
+        assert refused
+        assert wire.error is None
+
+
+@sync
+async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
+    async with scripted(idle_seconds=0.1) as (peers, endpoint), connect(endpoint) as wire:
+        await wire.sender(QUEUE)
+        for _ in range(3):
+            peers[0].heard.clear()
+            await peers[0].heard.wait()
+        assert wire.error is None
+
+
+@sync
+async def test_a_peer_that_does_not_say_goodbye_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(_peer: Peer, event: Any) -> bool:
+        return isinstance(event, events.Closed)
+
+    async with scripted(script) as (peers, endpoint):
+        opened = await stream.open_stream(endpoint, "c")
+        monkeypatch.setattr(peers[0], "flush", lambda: None)
+        await opened.close(0.02)
+        assert isinstance(opened.error, errors.Unreachable)
+
+
+# Claims
+
+
+class Now:
+    """A clock that a test sets."""
+
+    def __init__(self, seconds: float = 1_700_000_000.0) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@sync
+async def test_a_claim_is_renewed_when_a_third_of_its_life_is_left() -> None:
+    now = Now()
+    async with scripted() as (peers, endpoint), connect(endpoint, now=now) as wire:
+        await wire.sender("a")
+        await wire.sender("a")
+        assert peers[0].tokens == [f"sb://{endpoint.authority}/a"]
+        now.seconds += 2_399
+        await wire.sender("b")
+        assert len(peers[0].tokens) == 2
+        now.seconds += 2
+        wire._claimed.set()
+        await until(lambda: len(peers[0].tokens) == 3)
+        assert peers[0].tokens[2] == f"sb://{endpoint.authority}/a"
+
+
+@sync
+async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives() -> None:
+    now = Now()
+    answers = [202, 503, 202]
+
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            peer.reply(event, answers.pop(0))
+            return True
+        return False
+
+    async with scripted(script) as (peers, endpoint), connect(endpoint, now=now) as wire:
+        await wire.sender("a")
+        now.seconds += 2_401
+        wire._claimed.set()
+        await until(lambda: len(peers[0].tokens) == 2)
+        await until(lambda: not wire._opening.locked())
+        assert wire.error is None
+        now.seconds += client.RENEW_AGAIN_SECONDS
+        wire._claimed.set()
+        await until(lambda: len(peers[0].tokens) == 3)
+        assert wire.error is None
+
+
+@sync
+async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_with_the_reason() -> None:
+    now = Now()
+    answers = [202, 401]
+
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            peer.reply(event, answers.pop(0))
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint, now=now) as wire:
+        receiver = await wire.receiver("a")
+        now.seconds += 2_401
+        wire._claimed.set()
+        with pytest.raises(errors.NotAuthenticated):
+            await receiver.take(1, seconds=TEST_SECONDS)
+        assert isinstance(wire.error, errors.NotAuthenticated)
+
+
+@sync
+async def test_a_slow_claim_keeps_nobody_waiting_who_has_one() -> None:
+    slow: list[events.Delivery] = []
+
+    def script(_peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            name = Sections.split(event.payload).read_application_properties().get("name") or ""
+            if name.endswith("/slow"):
+                slow.append(event)
+                event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+                return True
+        return False
+
+    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
+        await wire.sender("quick")
+        waiting = asyncio.create_task(wire.sender("slow"))
+        await until(lambda: bool(slow))
+        await (await wire.sender("quick")).send(message())
+        peers[0].reply(slow[0])
+        peers[0].flush()
+        await waiting
+
+
+# Cancellation
+
+
+async def story(endpoint: Endpoint) -> None:
+    async with connect(endpoint) as wire:
+        sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
+        await sender.send(message(1, size=100_000))
+        receiver.grant(1)
+        deliveries = await take(receiver, 1)
+        await wire.renew_locks(QUEUE, [lock_token(each.tag) for each in deliveries])
+        await receiver.settle(deliveries, ACCEPTED)
+
+
+@sync
+async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> None:
+    async with emulated() as (emulator, endpoint):
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        before = asyncio.all_tasks()
+        turns, finished = 0, False
+        while not finished:
+            task = asyncio.create_task(story(endpoint))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            finished = task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if not finished:
+                assert task.cancelled()
+            # The listening side has tasks of its own, for a moment.
+            await until(lambda: asyncio.all_tasks() == before)
+            await until(lambda: queue.messages.locked_count == 0 and not queue._watchers)
+            turns += 1
+        assert turns > 10
+        assert not task.cancelled()
+
+
+@sync
+async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
+    async with scripted(lambda _peer, event: isinstance(event, events.Closed)) as (_, endpoint):
+        entered = asyncio.Event()
+
+        async def hold() -> None:
+            async with connect(endpoint) as wire:
+                await wire.sender(QUEUE)
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(hold())
+        await entered.wait()
+        task.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+
+@sync
+async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
+    kept: list[events.Delivery] = []
+
+    def act(_peer: Peer, event: events.Delivery) -> None:
+        kept.append(event)
+        if len(kept) == 2:
+            for each in kept:
+                event.link.session.dispose(each.id, each.id, Accepted(), receiver=True, settled=True)
+
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        first = asyncio.create_task(sender.send(message(1)))
+        await until(lambda: len(kept) == 1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await sender.send(message(2))
+        assert sender.idle
+
+
+# An outage
+
+
+@sync
+async def test_a_namespace_that_goes_down_is_unreachable_and_can_be_reached_again() -> None:
+    async with emulated() as (emulator, endpoint):
+        async with connect(endpoint) as wire:
+            receiver = await wire.receiver(QUEUE)
+            outage = emulator.faults.namespace_down("contoso")
+            with pytest.raises(errors.Unreachable):
+                await receiver.take(1, seconds=TEST_SECONDS)
+            with pytest.raises(errors.Unreachable):
+                async with connect(endpoint):
+                    pass
+        emulator.faults.end(outage)
+        async with connect(endpoint) as wire:
+            await (await wire.sender(QUEUE)).send(message())
+
+
+def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
+    token = uuid.uuid4()
+    assert lock_token(token.bytes_le) == token
+    with pytest.raises(errors.ProtocolError):
+        lock_token(b"short")
+
+
+def test_the_public_face_of_the_client_is_small() -> None:
+    public = {name for name in dir(Wire) if not name.startswith("_")}
+    assert public == {
+        *("close", "endpoint", "error", "keep_signed_in", "peek", "receiver", "renew_locks", "request", "sender"),
+    }
