@@ -33,6 +33,7 @@ from sbpair.emulator import cbs, management
 from sbpair.emulator.amqp_links import End, Intake, Outlet, Replies, Requests, address_of, error_of, refuse
 from sbpair.emulator.cbs import Claims
 from sbpair.emulator.errors import NotAllowed, QuotaExceeded, Refusal, Unavailable
+from sbpair.emulator.fault_points import belongs
 from sbpair.emulator.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request
 from sbpair.emulator.sas import Claim, scope_of
 
@@ -64,9 +65,12 @@ class AmqpDoor(asyncio.Protocol):
     def __init__(self, namespace: Namespace, *, accept_any_token: bool = False) -> None:
         self.blocked = False
         self._namespace = namespace
+        self._points = namespace.points
         self._claims = Claims(namespace, self._on_expired, accept_any_token=accept_any_token)
         self._entities: set[Queue] = set()
         self._again: dict[Outlet, None] = {}
+        self._holding: dict[Requests, None] = {}
+        self._unwritten = 0
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._gone = False
@@ -82,6 +86,7 @@ class AmqpDoor(asyncio.Protocol):
         self._connection = Connection(sasl, container_id=self._namespace.name, now=now)
         self._deadline = self._loop.call_later(HANDSHAKE_SECONDS, self._too_slow)
         self._namespace.on_outage.add(self._on_outage)
+        self._points.admit(self, self._transport)
         self._set_timer()
         if self._namespace.down:
             self._on_outage()
@@ -110,15 +115,33 @@ class AmqpDoor(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.blocked = False
-        self._transport.resume_reading()
+        holding, self._holding = self._holding, {}
+        for requests in holding:
+            requests.resume()
         for session in self._connection.sessions:
             self._pull(session)
-        self.flush_soon()
+        self._flush()
+        if not self._holding:
+            self._transport.resume_reading()
+
+    def sent(self, size: int) -> None:
+        self._unwritten += size
+        if self._unwritten >= OUTPUT_HIGH:
+            self._flush()
+
+    def hold(self, requests: Requests) -> None:
+        self._holding[requests] = None
+        self._transport.pause_reading()
 
     def _flush(self) -> None:
         self._flush_due = False
+        self._unwritten = 0
         out = self._connection.take()
-        if not out or self._transport.is_closing():
+        if self._transport.is_closing():
+            # Whatever else there is to say, nobody hears it.
+            self.blocked = True
+            return
+        if not out:
             return
         self._connection.wrote(self._loop.time())
         self._transport.write(out)
@@ -196,7 +219,7 @@ class AmqpDoor(asyncio.Protocol):
 
     def _pull(self, session: Session) -> None:
         for link in session.links:
-            if type(link.context) is Outlet:
+            if not link.IS_RECEIVER and link.context is not None:
                 link.context.pull()
 
     def _on_disposed(self, event: Disposed) -> None:
@@ -238,22 +261,29 @@ class AmqpDoor(asyncio.Protocol):
         # Rights first: who has none does not learn what there is.
         self._claims.require(_ANY, path)
         target = self._namespace.resolve(path)
+        self._points.check(path)
         self._watch(target.queue)
         make = self._management_end if target.management else self._message_end
         return make(link, path, target)
 
     def _cbs_end(self, link: Link) -> End:
         if isinstance(link, Receiver):
-            return Requests(link, cbs.NODE, "", (), self._claims.put_token, CBS_KEYS)
+            return Requests(self, link, cbs.NODE, "", (), self._claims.put_token, CBS_KEYS)
         return Replies(cast("Sender", link), cbs.NODE, "", ())
 
     def _management_end(self, link: Link, path: str, target: Target) -> End:
         if isinstance(link, Receiver):
             answer = partial(self._manage, target, path)
-            return Requests(link, path, path, _ANY, answer, MANAGEMENT_KEYS)
+            return Requests(self, link, path, path, _ANY, answer, MANAGEMENT_KEYS)
         return Replies(cast("Sender", link), path, path, _ANY)
 
     def _manage(self, target: Target, path: str, request: Request) -> Reply:
+        meter = self._points.meter
+        if meter is not None:
+            try:
+                meter.spend(1, path)
+            except Refusal as refusal:
+                return Reply.refusing(refusal)
         return management.answer(request, target, lambda claim: self._claims.require((claim,), path))
 
     def _message_end(self, link: Link, path: str, target: Target) -> End:
@@ -262,12 +292,12 @@ class AmqpDoor(asyncio.Protocol):
             if target.is_dead_letters:
                 raise NotAllowed("Nothing can be sent to a dead-letter queue.")
             target.queue.check_send()
-            return Intake(link, target, path)
+            return Intake(link, target, path, self._points)
         self._claims.require(Outlet.claims, path)
         target.queue.check_receive()
         if _asks_for_session(link):
             raise NotAllowed("A session filter was given, and the entity has no sessions.")
-        return Outlet(self, cast("Sender", link), target, path)
+        return Outlet(self, cast("Sender", link), target, path, self._points)
 
     def _watch(self, queue: Queue) -> None:
         if queue not in self._entities:
@@ -309,6 +339,39 @@ class AmqpDoor(asyncio.Protocol):
         for link in session.links:
             self._let_go(link, held.get(link, []), released=released)
 
+    # Faults
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    @property
+    def unread(self) -> bytes:
+        return self._connection.unread
+
+    def reach(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def _entity_links(self) -> list[Link]:
+        links = [link for session in self._connection.sessions for link in session.links]
+        return [link for link in links if link.context is not None and link.context.path]
+
+    def serves(self, entity: str) -> bool:
+        return not entity or any(belongs(link.context.path, entity) for link in self._entity_links())
+
+    def detach(self, entity: str, condition: str, text: str) -> None:
+        for link in self._entity_links():
+            if belongs(link.context.path, entity):
+                link.close(Error(condition, text, Map()))
+                # What was given out stays under lock, and can be settled by way of the management node.
+                self._let_go(link, [], released=False)
+        self.flush_soon()
+
+    def resume(self) -> None:
+        for session in self._connection.sessions:
+            self._pull(session)
+        self.flush_soon()
+
     # The end
 
     def _on_outage(self) -> None:
@@ -334,6 +397,7 @@ class AmqpDoor(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._namespace.on_outage.discard(self._on_outage)
+        self._points.part(self)
         for queue in self._entities:
             queue.unwatch(self._on_entity_gone)
         for session in self._connection.sessions:

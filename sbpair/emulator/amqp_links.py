@@ -43,7 +43,9 @@ REQUEST_BYTES: Final = 1_048_576
 OVERSIZE_FACTOR: Final = 4
 """A message up to so many times the limit is read and refused by itself; a larger one costs its link."""
 
-REPLIES_WAITING_MOST: Final = 100
+REPLIES_BYTES: Final = 4_194_304
+"""What may wait for the credit, or the window, of a client that asks and does not take the answers."""
+
 
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _SETTLED = 1
@@ -59,8 +61,14 @@ class Door(Protocol):
     def flush_soon(self) -> None:
         """There is output: write it once this turn is over."""
 
+    def sent(self, size: int) -> None:
+        """So many bytes of messages wait to be written: if they are many, they are, and `blocked` tells the rest."""
+
     def again_soon(self, outlet: Outlet) -> None:
         """Let `outlet` pull once more, after others had their turn."""
+
+    def hold(self, requests: Requests) -> None:
+        """Read nothing more before `requests` has answered what it holds: `resume` it when the peer reads again."""
 
 
 class End(Protocol):
@@ -205,6 +213,7 @@ class Outlet:
         size = self._send_for_good(messages) if self._for_good else self._send_locked(messages)
         if size:
             self._slice = max(1, min(SLICE_MOST, SLICE_BYTES * len(messages) // size))
+            self._door.sent(size)
 
     def _send_locked(self, messages: list[Message]) -> int:
         send, give_out, size = self._link.send, envelope.give_out, 0
@@ -295,10 +304,19 @@ class Requests:
     """Where a client's requests to a node arrive. Each is answered at once, on the link that waits for replies."""
 
     def __init__(
-        self, link: Receiver, node: str, path: str, claims: tuple[Claim, ...], answer: Answer, keys: ReplyKeys
+        self,
+        door: Door,
+        link: Receiver,
+        node: str,
+        path: str,
+        claims: tuple[Claim, ...],
+        answer: Answer,
+        keys: ReplyKeys,
     ) -> None:
         self.path = path
         self.claims = claims
+        self._door = door
+        self._held: deque[Delivery] = deque()
         self._link = link
         self._node = node
         self._answer = answer
@@ -307,6 +325,17 @@ class Requests:
         link.grant(CREDIT)
 
     def take(self, delivery: Delivery) -> None:
+        self._held.append(delivery)
+        self.resume()
+
+    def resume(self) -> None:
+        """Answer what was asked, while the peer reads the answers."""
+        while self._held and not self._door.blocked:
+            self._reply_to(self._held.popleft())
+        if self._held:
+            self._door.hold(self)
+
+    def _reply_to(self, delivery: Delivery) -> None:
         session = self._link.session
         try:
             request = read_request(delivery.payload)
@@ -319,7 +348,9 @@ class Requests:
         replies = self._replies_to(request)
         reply = self._answer(request)
         if replies is not None:
-            replies.send(write_reply(request, reply, self._keys))
+            payload = write_reply(request, reply, self._keys)
+            replies.send(payload)
+            self._door.sent(len(payload))
 
     def _replies_to(self, request: Request) -> Replies | None:
         """By where the request wants its reply; by the node itself where that says nothing."""
@@ -333,8 +364,8 @@ class Requests:
         if self._link.credit <= CREDIT // 2 and self._link.is_open:
             self._link.grant(CREDIT)
 
-    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
-        """Nothing of a request outlives its answer."""
+    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:  # noqa: ARG002  # one signature for all ends
+        self._held.clear()
 
 
 def _all_replies(session: Session) -> list[Replies]:
@@ -352,25 +383,30 @@ class Replies:
         self.address = terminus_address(link.remote.target)
         self._link = link
         self._waiting: deque[bytes] = deque()
-        self._tag = 0
+        self._size = self._tag = 0
         # Nobody settles a reply: it is sent settled.
         link.accept(snd_settle_mode=_SETTLED)
 
     def send(self, payload: bytes) -> None:
-        if len(self._waiting) >= REPLIES_WAITING_MOST:
+        self._waiting.append(payload)
+        self._size += len(payload)
+        self.pull()
+        if self._size > REPLIES_BYTES:
             self._waiting.clear()
             self._link.close(Error("amqp:resource-limit-exceeded", "Too many replies wait for credit.", Map()))
-            return
-        self._waiting.append(payload)
-        self.on_flow()
+
+    def pull(self) -> None:
+        link, session = self._link, self._link.session
+        while self._waiting and link.credit and session.room > 0 and link.is_open:
+            payload = self._waiting.popleft()
+            self._size -= len(payload)
+            self._tag += 1
+            link.send(payload, self._tag.to_bytes(4), settled=True)
 
     def on_flow(self) -> None:
-        link = self._link
-        while self._waiting and link.credit and link.is_open:
-            self._tag += 1
-            link.send(self._waiting.popleft(), self._tag.to_bytes(4), settled=True)
-        if link.draining:
-            link.drained()
+        self.pull()
+        if self._link.draining:
+            self._link.drained()
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:  # noqa: ARG002  # one signature for all ends
         self._waiting.clear()
