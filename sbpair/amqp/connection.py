@@ -171,6 +171,11 @@ class Connection(Endpoint):
     def over(self) -> bool:
         return self._over
 
+    @property
+    def unread(self) -> bytes:
+        """What has come of a frame that is not whole yet."""
+        return self._buffer.unread
+
     def put(self, channel: int, body: bytes) -> None:
         # What its owner still says of a delivery that came just before the peer's close is for nobody.
         if self._said_goodbye:

@@ -50,6 +50,11 @@ class FrameBuffer:
         self._missing = 0
         return bool(self._data)
 
+    @property
+    def unread(self) -> bytes:
+        """What has come of a frame that is not whole yet."""
+        return b"".join((self._data, *self._late))
+
     def protocol_header(self) -> bytes | None:
         """The eight bytes of a protocol header, taken off, or None while they are not all there."""
         if self._data[:4] != b"AMQP"[: len(self._data)]:

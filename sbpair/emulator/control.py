@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sbpair.emulator.clock import Clock
-    from sbpair.emulator.faults import Fault
+    from sbpair.emulator.fault_kinds import Fault
     from sbpair.emulator.namespace import Namespace
     from sbpair.emulator.queue import Queue
 

@@ -13,6 +13,7 @@
     ├── MessageLockLost         com.microsoft:message-lock-lost          410  41000
     ├── MessageTooLarge         amqp:link:message-size-exceeded          413  41300
     ├── Unavailable             amqp:connection:forced                   503  50300   the namespace is down
+    ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
     ├── ServerBusy              com.microsoft:server-busy                503  50009
     └── TimedOut                com.microsoft:timeout                    504  50400
 
@@ -92,6 +93,11 @@ class MessageTooLarge(Refusal):
 
 class Unavailable(Refusal):
     condition = "amqp:connection:forced"
+    status, sub_code = 503, 50300
+
+
+class EntityUnavailable(Refusal):
+    condition = "amqp:link:detach-forced"
     status, sub_code = 503, 50300
 
 

@@ -6,7 +6,7 @@ A peer that says nothing, says it too slowly, or says something else loses its o
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,8 @@ class FirstBytes(asyncio.Protocol):
             return
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        protocol.data_received(self._seen)
+        # A fault may have put itself in front of the door.
+        cast("asyncio.Protocol", transport.get_protocol()).data_received(self._seen)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
         self._end_limit()

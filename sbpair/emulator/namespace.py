@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.description import QueueDescription, check_path
 from sbpair.emulator.errors import EntityExists, EntityNotFound, QuotaExceeded
+from sbpair.emulator.fault_points import FaultPoints
 from sbpair.emulator.queue import Queue
 from sbpair.emulator.sas import AuthorizationRule, Grant, covers, parse, scope_of, verify
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
@@ -65,6 +66,7 @@ class Namespace:
         self.created_at_ms = clock.now_ms()
         self.authority = name
         self.on_outage: set[Callable[[], None]] = set()
+        self.points = FaultPoints()
         self._call_soon = call_soon
         self._queues: dict[str, Queue] = {}
         self._topics: dict[str, Topic] = {}

@@ -150,7 +150,7 @@ class Emulator:
         self.clock = clock or SystemClock()
         self.agenda = Agenda()
         self.namespaces: dict[str, Namespace] = {}
-        self.faults = Faults(self.namespaces)
+        self.faults = Faults(self.namespaces, self.advance)
         self._timer: Timer | None = None
         self._stack = AsyncExitStack()
         check_wanted(self._wanted)
@@ -277,6 +277,8 @@ def http_door(namespace: Namespace, control: ControlDoor) -> web.Server:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=503)
+        if namespace.points.latency_seconds:
+            await asyncio.sleep(namespace.points.latency_seconds)
         return await atom.handle(request)
 
     return web.Server(handle, access_log=None)

@@ -306,6 +306,11 @@ class SubQueue:
         if message.expires_at_ms != NEVER:
             self._expiries.leave()
 
+    def expire_locks(self) -> None:
+        """As if every lock had run out at this moment."""
+        for message in self._locks.expired(NEVER):
+            self._delivery_failed(message)
+
     # Time
 
     def _now(self) -> int:

@@ -10,7 +10,8 @@ async with Emulator([("contoso", 0)]) as emulator:
 from __future__ import annotations
 
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.faults import Fault, Faults
+from sbpair.emulator.fault_kinds import Fault
+from sbpair.emulator.faults import Faults
 from sbpair.emulator.server import Emulator
 
 __all__ = ["Emulator", "Fault", "Faults", "ManualClock"]

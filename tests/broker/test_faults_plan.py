@@ -1,0 +1,196 @@
+"""Faults as data: which fields each takes, how frames are counted, and that a seed always means the same faults."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sbpair.emulator.errors import EntityUnavailable, ServerBusy
+from sbpair.emulator.fault_kinds import KINDS, Fault
+from sbpair.emulator.fault_line import FrameCounter
+from sbpair.emulator.fault_points import belongs
+from sbpair.emulator.fault_schedule import Schedule, plan
+from sbpair.emulator.faults import BadField, Faults, FaultUnknown
+from sbpair.emulator.message import Message
+
+
+@pytest.fixture
+def faults(namespace, clock) -> Faults:
+    def advance(ms: int) -> None:
+        clock.advance(ms)
+        namespace.agenda.advance(clock.now_ms())
+
+    return Faults({"contoso": namespace}, advance)
+
+
+def frame(size: int) -> bytes:
+    return size.to_bytes(4) + bytes(size - 4)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 1000])
+def test_frames_are_counted_however_they_arrive(piece) -> None:
+    stream = b"AMQP\x03\x01\x00\x00" + frame(40) + frame(8) + b"AMQP\x00\x01\x00\x00" + frame(9) + frame(300)
+    counter = FrameCounter()
+    found = [
+        start + end for start in range(0, len(stream), piece) for end in counter.ends(stream[start : start + piece])
+    ]
+    assert found == [48, 73, 373]
+
+
+def test_a_counter_goes_on_within_a_frame() -> None:
+    stream = frame(40) + frame(50)
+    assert FrameCounter(stream[:13]).ends(stream[13:]) == [27, 77]
+
+
+@pytest.mark.parametrize(
+    ("path", "entity", "whether"),
+    [
+        ("orders", "", True),
+        ("orders", "orders", True),
+        ("orders/$management", "orders", True),
+        ("orders/$deadletterqueue/$management", "orders", True),
+        ("orders/subscriptions/all", "orders", True),
+        ("orders/x", "orders", False),
+        ("orders", "orders/x", False),
+        ("orders2", "orders", False),
+    ],
+)
+def test_what_belongs_to_an_entity(path, entity, whether) -> None:
+    assert belongs(path, entity) is whether
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (Fault("meteor", "contoso"), "kind"),
+        (Fault("drop", "fabrikam"), "namespace"),
+        (Fault("entity-down", "contoso"), "entity"),
+        (Fault("entity-down", "contoso", "nothing"), "entity"),
+        (Fault("detach", "contoso", "orders/x"), "entity"),
+        (Fault("latency", "contoso"), "ms"),
+        (Fault("clock", "contoso"), "ms"),
+        (Fault("schedule", "contoso"), "seed"),
+        (Fault("namespace-down", "contoso", "orders"), "entity"),
+        (Fault("namespace-down", "contoso", ms=1), "ms"),
+        (Fault("throttle", "contoso", after_frames=1), "after_frames"),
+        (Fault("drop", "contoso", partition=1), "partition"),
+    ],
+)
+def test_a_bad_fault_is_refused_with_where_it_is_bad(faults, fault, where) -> None:
+    with pytest.raises(BadField) as refused:
+        faults.begin(fault)
+    assert refused.value.where == where
+    assert faults.active() == {}
+
+
+def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
+    for name, kind in KINDS.items():
+        wanted = {field: "orders" if field == "entity" else 1 for field in (*kind.needs, *kind.takes)}
+        if "partition" in wanted:
+            continue
+        with faults.during(name, "contoso", **wanted) as identity:
+            assert list(faults.active()) == [identity]
+    assert faults.active() == {}
+    points = namespace.points
+    assert (points.meter, points.swallows, points.latency_seconds, points.lines) == (None, [], 0.0, {})
+    assert not namespace.down
+    points.check(queue.path)
+
+
+def test_an_unknown_fault_cannot_be_ended(faults) -> None:
+    with pytest.raises(FaultUnknown):
+        faults.end("fault-1")
+
+
+def test_an_entity_that_is_down_can_be_told_from_its_neighbours(faults, namespace, make_queue) -> None:
+    make_queue("orders")
+    make_queue("orders/x")
+    with faults.during("entity-down", "contoso", entity="Orders"):
+        namespace.points.check("orders/x")
+        with pytest.raises(EntityUnavailable):
+            namespace.points.check("orders/$management")
+    namespace.points.check("orders/$management")
+
+
+def test_a_throttle_refuses_as_often_as_it_was_told(faults, namespace, queue) -> None:
+    with faults.during("throttle", "contoso", count=2):
+        for _ in range(2):
+            with pytest.raises(ServerBusy, match="50009"):
+                namespace.points.meter.spend(1, queue.path)
+        namespace.points.meter.spend(1, queue.path)
+    with faults.during("throttle", "contoso", entity="orders"):
+        assert namespace.points.meter.allowed(10, "orders") == 0
+        assert namespace.points.meter.allowed(10, "elsewhere") == 10
+
+
+def test_locks_run_out_when_they_are_told_to(faults, queue, put) -> None:
+    put(3)
+    first, _ = queue.messages.receive(2)
+    faults.expire_locks("contoso", "orders")
+    assert queue.messages.locked_count == 0
+    assert [message.delivery_count for message in queue.messages.receive(3)] == [1, 1, 0]
+    assert first.delivery_count == 1
+
+
+def test_the_clock_jumps_and_what_is_due_happens(faults, queue, clock) -> None:
+    queue.send([Message(b"", 1, scheduled_at_ms=clock.now_ms() + 5_000)])
+    faults.jump("contoso", 5_000)
+    assert len(queue.messages.receive(1)) == 1
+
+
+def test_a_seed_always_means_the_same_faults() -> None:
+    asked = Fault("schedule", "contoso", "orders", seed=7, count=50, ms=10_000)
+    steps = plan(asked)
+    random.seed(1)
+    assert plan(asked) == steps
+    assert plan(Fault("schedule", "contoso", "orders", seed=8, count=50, ms=10_000)) != steps
+    assert [step.at_ms for step in steps] == sorted(step.at_ms for step in steps)
+    assert all(0 <= step.at_ms < 10_000 and 1 <= step.lasts_ms <= 1_000 for step in steps)
+    assert {step.fault.kind for step in steps} >= {"drop", "namespace-down", "entity-down", "throttle"}
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_schedule_runs_on_the_emulators_clock_and_leaves_nothing_behind(faults, namespace, clock) -> None:
+    seen = []
+    for seed in (1, 1):
+        began: list[tuple[int, str]] = []
+        start = clock.now_ms()
+        identity = faults.schedule("contoso", seed, count=20, ms=2_000)
+        for _ in range(2_300):
+            before = set(faults.active())
+            faults.jump("contoso", 1)
+            began += [
+                (clock.now_ms() - start, fault.kind)
+                for known, fault in faults.active().items()
+                if known not in before and fault.kind != "clock"
+            ]
+        assert {fault.kind for known, fault in faults.active().items() if known != identity} <= {"clock"}
+        faults.end_all()
+        seen.append(began)
+    assert seen[0] == seen[1] == [(max(1, step.at_ms), step.fault.kind) for step in plan_of(1)]
+    assert not namespace.down
+
+
+def plan_of(seed: int):
+    return plan(Fault("schedule", "contoso", seed=seed, count=20, ms=2_000))
+
+
+def test_a_schedule_that_is_ended_takes_its_faults_with_it(faults, namespace) -> None:
+    identity = faults.schedule("contoso", 3, count=200, ms=1_000)
+    faults.jump("contoso", 500)
+    assert len(faults.active()) > 2
+    faults.end(identity)
+    assert {fault.kind for fault in faults.active().values()} == {"clock"}
+    faults.end_all()
+    assert not namespace.down
+
+
+def test_a_schedule_outlives_the_entity_that_it_is_for(faults, namespace, queue) -> None:
+    steps = plan(Fault("schedule", "contoso", "orders", seed=2, count=30, ms=100))
+    schedule = Schedule(steps, namespace, faults.begin, faults.end)
+    schedule.start()
+    namespace.delete_queue(queue.path)
+    faults.jump("contoso", 1_000)
+    schedule.stop()

@@ -1,0 +1,218 @@
+"""Faults of connections and links, seen by the wire client in the emulator's own loop: every moment is an event."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import ClientSession
+
+from sbpair.emulator.testing import Emulator
+from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
+from sbpair.model import endpoint_from_connection_string
+from sbpair.wire.client import Wire, connect
+
+if TYPE_CHECKING:
+    from sbpair.emulator.queue import Queue
+
+SECONDS = 10.0
+MESSAGE = bytes.fromhex("005375a0026869")
+
+
+class Scene:
+    """An emulator with a queue, in this loop, and a way to connect to it."""
+
+    def __init__(self, emulator: Emulator, queue: Queue) -> None:
+        self.emulator = emulator
+        self.faults = emulator.faults
+        self.queue = queue
+
+    @asynccontextmanager
+    async def wire(self) -> AsyncIterator[Wire]:
+        endpoint = endpoint_from_connection_string(self.emulator.namespaces["contoso"].connection_string)
+        async with connect(endpoint) as wire:
+            yield wire
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
+            await scenario(Scene(emulator, emulator.namespaces["contoso"].create_queue("orders")))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["drop", "reset"])
+@pytest.mark.parametrize("frames", [0, 1, 2])
+def test_a_connection_breaks_at_the_frame_that_was_named(kind, frames) -> None:
+    async def scenario(scene: Scene) -> None:
+        async with scene.wire() as wire:
+            sender = await scene_sender(wire)
+            getattr(scene.faults, kind)("contoso", frames)
+            for _ in range(frames):
+                await sender.send(MESSAGE, seconds=SECONDS)
+            with pytest.raises((InDoubt, Unreachable)):
+                await sender.send(MESSAGE, seconds=SECONDS)
+            assert wire.error is not None
+        assert scene.queue.counts().active == frames
+
+    play(scenario)
+
+
+async def scene_sender(wire: Wire):
+    sender = await wire.sender("orders")
+    await sender.ready()
+    return sender
+
+
+def test_as_many_connections_break_as_were_named() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.faults.reset("contoso", 3, count=1)
+        with pytest.raises(Unavailable):
+            async with scene.wire() as wire:
+                await scene_sender(wire)
+        async with scene.wire() as wire:
+            await (await scene_sender(wire)).send(MESSAGE)
+
+    play(scenario)
+
+
+def test_a_connection_without_the_entity_is_left_alone() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.emulator.namespaces["contoso"].create_queue("invoices")
+        async with scene.wire() as wire, scene.wire() as other:
+            orders, invoices = await wire.sender("orders"), await other.sender("invoices")
+            with scene.faults.during("reset", "contoso", entity="orders"):
+                await invoices.send(MESSAGE)
+                with pytest.raises(Unavailable):
+                    await orders.send(MESSAGE)
+
+    play(scenario)
+
+
+def test_a_stalled_connection_goes_on_where_it_was() -> None:
+    async def scenario(scene: Scene) -> None:
+        async with scene.wire() as wire, scene.wire() as other:
+            sender, unharmed = await scene_sender(wire), await scene_sender(other)
+            stall = scene.faults.stall("contoso", 1, count=1)
+            await sender.send(MESSAGE)
+            sending = [asyncio.create_task(sender.send(MESSAGE), name=f"send-{number}") for number in range(2)]
+            await asyncio.sleep(0)
+            for _ in range(3):
+                await unharmed.send(MESSAGE)
+            assert not any(task.done() for task in sending)
+            assert scene.queue.counts().active == 4
+            scene.faults.end(stall)
+            await asyncio.gather(*sending)
+        assert scene.queue.counts().active == 6
+
+    play(scenario)
+
+
+def test_answers_come_later_and_in_their_order() -> None:
+    async def scenario(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        async with scene.wire() as wire:
+            sender = await scene_sender(wire)
+            with scene.faults.during("latency", "contoso", ms=100):
+                started = loop.time()
+                await asyncio.gather(*(sender.send(MESSAGE) for _ in range(5)))
+                assert loop.time() - started >= 0.1
+                async with scene.wire() as another:
+                    await another.receiver("orders")
+            await sender.send(MESSAGE)
+        assert scene.emulator.namespaces["contoso"].points.lines == {}
+
+    play(scenario)
+
+
+def test_an_accepted_send_is_never_acknowledged() -> None:
+    async def scenario(scene: Scene) -> None:
+        async with scene.wire() as wire:
+            sender = await scene_sender(wire)
+            with scene.faults.during("swallow-acks", "contoso", entity="orders", count=1):
+                with pytest.raises(InDoubt):
+                    await sender.send(MESSAGE, seconds=0.05)
+                await sender.send(MESSAGE)
+        assert scene.queue.counts().active == 2
+
+    play(scenario)
+
+
+def test_links_end_and_can_be_had_again() -> None:
+    async def scenario(scene: Scene) -> None:
+        async with scene.wire() as wire:
+            sender, receiver = await scene_sender(wire), await wire.receiver("orders")
+            await sender.send(MESSAGE)
+            receiver.grant(1)
+            (delivery,) = await receiver.take(1, seconds=SECONDS)
+            scene.faults.detach("contoso", "orders")
+            with pytest.raises(Unavailable, match="force detached"):
+                await sender.send(MESSAGE)
+            assert wire.error is None
+            await (await scene_sender(wire)).send(MESSAGE)
+            assert scene.queue.messages.locked_count == 1
+            assert delivery is not None
+
+    play(scenario)
+
+
+def test_an_entity_that_is_down_takes_nobody_in() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.emulator.namespaces["contoso"].create_queue("orders/other")
+        async with scene.wire() as wire:
+            sender, other = await scene_sender(wire), await wire.sender("orders/other")
+            down = scene.faults.entity_down("contoso", "orders")
+            with pytest.raises(Unavailable):
+                await sender.send(MESSAGE)
+            with pytest.raises(Unreachable, match="not available"):
+                await wire.sender("orders")
+            with pytest.raises(Unreachable):
+                await wire.receiver("orders/$deadletterqueue")
+            with pytest.raises(EntityMissing):
+                await wire.sender("nowhere")
+            await other.send(MESSAGE)
+            scene.faults.end(down)
+            await (await scene_sender(wire)).send(MESSAGE)
+
+    play(scenario)
+
+
+def test_a_throttled_namespace_is_busy_and_keeps_what_it_has() -> None:
+    async def scenario(scene: Scene) -> None:
+        async with scene.wire() as wire:
+            sender, receiver = await scene_sender(wire), await wire.receiver("orders")
+            await sender.send(MESSAGE)
+            throttle = scene.faults.throttle("contoso")
+            with pytest.raises(Throttled, match="50009"):
+                await sender.send(MESSAGE)
+            with pytest.raises(Throttled):
+                await wire.peek("orders", 0, 1)
+            receiver.grant(1)
+            with pytest.raises(Throttled):
+                await wire.peek("orders", 0, 1)
+            assert scene.queue.messages.locked_count == 0
+            scene.faults.end(throttle)
+            assert len(await receiver.take(1, seconds=SECONDS)) == 1
+
+    play(scenario)
+
+
+def test_the_control_door_puts_faults_on_and_takes_them_off() -> None:
+    async def scenario(scene: Scene) -> None:
+        url = f"http://{scene.emulator.namespaces['contoso'].authority}/$control/faults"
+        asked = {"kind": "entity-down", "namespace": "contoso", "entity": "orders"}
+        async with ClientSession() as session, scene.wire() as wire:
+            async with session.post(url, data=json.dumps(asked)) as answer:
+                identity = (await answer.json())["id"]
+            with pytest.raises(Unreachable):
+                await wire.sender("orders")
+            async with session.delete(f"{url}/{identity}") as answer:
+                assert answer.status == 200
+            await wire.sender("orders")
+
+    play(scenario)
