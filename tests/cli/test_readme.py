@@ -1,0 +1,53 @@
+"""README against the tool: what it names is there, and what is there it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sbpair.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+GOLDEN = ROOT / "tests" / "cli" / "golden"
+
+
+def commands_in_code() -> list[list[str]]:
+    """Every line of a code block that begins with the tool's name, as words without its comment."""
+    blocks = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line.split("#")[0].split()[1:] for line in lines if line.startswith("sbpair ")]
+
+
+def test_every_command_is_in_the_table_of_commands() -> None:
+    assert set(re.findall(r"^\| `sbpair (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", commands_in_code(), ids=" ".join)
+def test_every_example_names_a_command_and_options_that_exist(words: list[str]) -> None:
+    command, *rest = words
+    text = (GOLDEN / f"sbpair-{command}.txt").read_text()
+    assert all(option in text for option in rest if option.startswith("--"))
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    from sbpair import errors
+
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
+    classes = [
+        each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.SbpairError)
+    ]
+    assert {each.exit_code for each in classes} | {0, 130} <= documented
+
+
+def test_both_lines_that_set_everything_up_are_marked_for_those_who_run_them() -> None:
+    lines = re.findall(r"<!-- (\w+) -->\n```sh\n(.*?)\n```", README)
+    assert [name for name, _ in lines] == ["drill", "tests"]
+    assert lines[0][1].endswith("sbpair drill")
+    assert "[dev,spark]" in lines[1][1]
+
+
+def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,50 @@
+"""What the tests of the Spark part need of a machine, and the reason that is shown where it is not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def java() -> str | None:
+    """The Java that Spark would start, or None."""
+    home = os.environ.get("JAVA_HOME")
+    candidate = Path(home, "bin", "java") if home else None
+    if candidate is not None and candidate.exists():
+        return str(candidate)
+    return shutil.which("java")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if java() is not None:
+        return
+    missing = pytest.mark.skip(reason="no Java on this machine: install Java 17, 21 or 25 to run the Spark tests")
+    for item in items:
+        if item.get_closest_marker("java") is not None:
+            item.add_marker(missing)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Spark of two local cores."""
+    from pyspark.sql import SparkSession
+
+    # Workers would take whatever python3 is first on the PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("sbpair tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
