@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sbpair.amqp import frames
-from sbpair.amqp.endpoint import Endpoint, State, Step
+from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
 from sbpair.amqp.events import Closed, Event, Opened
 from sbpair.amqp.performatives import (
     Attach,
@@ -180,7 +180,7 @@ class Connection(Endpoint):
         # What its owner still says of a delivery that came just before the peer's close is for nobody.
         if self._said_goodbye:
             return
-        if self.state is State.OPEN and len(body) + 8 > self.remote_max_frame_size:
+        if self.state is OPEN and len(body) + 8 > self.remote_max_frame_size:
             text = f"A frame of {len(body) + 8} bytes is more than the peer's {self.remote_max_frame_size}."
             self.fail(Error("amqp:frame-size-too-small", text))
             return
@@ -271,7 +271,7 @@ class Connection(Endpoint):
                 continue
             if buffer.startswith(_TRANSFER, start):
                 session = remote.get(channel)
-                if session is not None and session.state is State.OPEN:
+                if session is not None and session.state is OPEN:
                     delivery = session.on_transfer(buffer, start, end)
                     if delivery is not None:
                         add(delivery)

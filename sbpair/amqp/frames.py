@@ -70,13 +70,14 @@ class FrameBuffer:
         The buffer may be left between any two frames: what has been given out is taken off.
         """
         data, position = self._data, 0
+        length, most, unpack = len(data), self.max_frame_size, _HEAD.unpack_from
         try:
-            while len(data) - position >= HEADER_SIZE:
-                size, offset, found, channel = _HEAD.unpack_from(data, position)
+            while length - position >= HEADER_SIZE:
+                size, offset, found, channel = unpack(data, position)
                 start, end = position + 4 * offset, position + size
-                if size > self.max_frame_size or offset < 2 or start > end:
+                if size > most or offset < 2 or start > end:
                     raise ProtocolError(
-                        f"a frame claims {size} bytes; {self.max_frame_size} are agreed on",
+                        f"a frame claims {size} bytes; {most} are agreed on",
                         condition="amqp:connection:framing-error",
                     )
                 if found != kind:
@@ -84,8 +85,8 @@ class FrameBuffer:
                         f"a frame of type {found} came where one of type {kind} belongs",
                         condition="amqp:connection:framing-error",
                     )
-                if end > len(data):
-                    self._missing = end - len(data)
+                if end > length:
+                    self._missing = end - length
                     return
                 position = end
                 yield channel, data, start, end

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import transfer
-from sbpair.amqp.endpoint import Endpoint, State, Step
+from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
 from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded, WindowOpened
 from sbpair.amqp.link import SERIAL, SERIAL_HALF, Link, Receiver, Sender
 from sbpair.amqp.performatives import Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
@@ -201,7 +201,7 @@ class Session(Endpoint):
             raise ProtocolError(
                 "a transfer on a handle that is not attached", condition="amqp:session:unattached-handle"
             )
-        return link.on_transfer(fields, buffer, end) if link.state is State.OPEN else None
+        return link.on_transfer(fields, buffer, end) if link.state is OPEN else None
 
     def on_disposition(self, disposition: Disposition) -> Disposed | None:
         known: dict[int, Any] = self.sent if disposition.role else self.received

@@ -47,39 +47,35 @@ _TAILS = _usual_tails()
 
 def read(buffer: bytes, start: int, end: int) -> Fields:
     """The fields of the transfer that stands at `start`. Raises ProtocolError."""
+    # Every message comes through here: nothing is called that need not be, and what is wrong is found out at the end.
     try:
-        quick = _read_usual(buffer, start, end)
-    except (IndexError, struct.error):
-        quick = None
-    return quick or _read_any(buffer, start, end)
-
-
-def _read_usual(buffer: bytes, start: int, end: int) -> Fields | None:
-    """None where it is unusual. Nothing is called that need not be: each message comes through here."""
-    stop = start + 5 + buffer[start + 4]
-    if buffer[start + 3] != 0xC0 or stop > end:
-        return None
-    handle, position = _uint(buffer, start + 6)
-    delivery_id: int | None
-    if buffer[position] == 0x70:
-        delivery_id = _U32.unpack_from(buffer, position + 1)[0]
-        position += 5
-    else:
-        delivery_id, position = _uint(buffer, position)
-    if buffer[position] != 0xA0:
-        return None
-    position += 2
-    tag = buffer[position : position + buffer[position - 1]]
-    position += len(tag)
-    message_format: int | None = 0
-    if buffer[position] == 0x43:
-        position += 1
-    else:
-        message_format, position = _uint(buffer, position)
-    tail = _TAILS.get(buffer[position:stop])
-    if tail is None or handle is None or buffer[start + 5] != 4 + tail[0]:
-        return None
-    return handle, delivery_id, tag, message_format or 0, tail[1], tail[2], False, stop
+        stop = start + 5 + buffer[start + 4]
+        handle: int | None
+        delivery_id: int | None
+        message_format: int | None
+        if buffer[start + 6] == 0x43:
+            handle, position = 0, start + 7
+        else:
+            handle, position = _uint(buffer, start + 6)
+        if buffer[position] == 0x70:
+            delivery_id = _U32.unpack_from(buffer, position + 1)[0]
+            position += 5
+        else:
+            delivery_id, position = _uint(buffer, position)
+        binary = buffer[position]
+        after_tag = position + 2 + buffer[position + 1]
+        if buffer[after_tag] == 0x43:
+            message_format, tail_at = 0, after_tag + 1
+        else:
+            message_format, tail_at = _uint(buffer, after_tag)
+        number, settled, more = _TAILS[buffer[tail_at:stop]]
+        narrow = buffer[start + 3] == 0xC0 and buffer[start + 5] == 4 + number
+        if narrow and binary == 0xA0 and handle is not None and stop <= end:
+            tag = buffer[position + 2 : after_tag]
+            return handle, delivery_id, tag, message_format or 0, settled, more, False, stop
+    except (IndexError, KeyError, struct.error):
+        pass
+    return _read_any(buffer, start, end)
 
 
 def _uint(buffer: bytes, position: int) -> tuple[int | None, int]:

@@ -62,7 +62,7 @@ OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     | st.builds(Error, ascii_text, st.text(max_size=20), fields_maps)
     | st.builds(Source, st.text(max_size=20))
     | st.just(Accepted())
-    | st.builds(Described, symbols, st.text(max_size=5)),
+    | st.builds(Described, symbols.map(lambda name: Symbol("x-" + name)), st.text(max_size=5)),
 }
 
 

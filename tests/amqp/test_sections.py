@@ -86,7 +86,7 @@ def messages(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 
 
 @given(messages())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_a_message_comes_apart_into_the_bytes_of_its_sections_and_together_again(
     parts: list[tuple[int, bytes]],
 ) -> None:
@@ -128,7 +128,7 @@ def test_two_values_are_one_too_many() -> None:
 
 
 @given(messages(), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_a_broken_message_is_split_and_checked_or_refused(parts: list[tuple[int, bytes]], data: st.DataObject) -> None:
     broken = bytearray(b"".join(raw for _, raw in parts))
     for _ in range(data.draw(st.integers(1, 3))):

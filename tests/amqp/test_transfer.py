@@ -77,7 +77,7 @@ def generally(raw: bytes, start: int, end: int) -> Any:
 
 
 @given(raw_transfers(), st.binary(max_size=20), st.binary(max_size=20))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_the_short_cut_reads_what_the_general_reader_reads(raw: bytes, before: bytes, payload: bytes) -> None:
     whole = before + raw + payload + b"the next frame"
     start, end = len(before), len(before + raw + payload)
@@ -85,7 +85,7 @@ def test_the_short_cut_reads_what_the_general_reader_reads(raw: bytes, before: b
 
 
 @given(raw_transfers(), st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_the_short_cut_is_no_more_lenient_than_the_general_reader(raw: bytes, data: st.DataObject) -> None:
     broken = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 2))):
