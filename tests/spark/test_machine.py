@@ -13,10 +13,10 @@ pytestmark = pytest.mark.java
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_python_workers_take_and_give_arrow_batches(spark: Any) -> None:
     def count(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow
+        import pyarrow as pa
 
         for batch in batches:
-            yield pyarrow.RecordBatch.from_pydict({"rows": [batch.num_rows]})
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
 
     counted = spark.range(0, 1_000, 1, 4).mapInArrow(count, "rows long").collect()
 
