@@ -225,7 +225,8 @@ def batch_members(payload: bytes) -> Iterator[bytes]:
     """The encoded messages of a batch (message-format BATCH_FORMAT), in order. Raises ProtocolError."""
     for code, start, end in _walk(payload):
         if code == DATA:
-            yield codec.decode_all(payload[start:end]).value
+            width = _USUAL.get(payload[start : start + 4], (0, 0))[1]
+            yield payload[start + 4 + width : end] if width else codec.decode_all(payload[start:end]).value
 
 
 def skip(buffer: bytes, position: int) -> int:
@@ -259,6 +260,16 @@ def _walk(payload: bytes) -> Iterator[tuple[int, int, int]]:
     """(section code, start, end) of each section, in the order in which they stand."""
     position, size = 0, len(payload)
     while position < size:
+        usual = _USUAL.get(payload[position : position + 4])
+        if usual is not None and position + 4 + usual[1] <= size:
+            code, width = usual
+            value_at = position + 4 + width
+            end = value_at + int.from_bytes(payload[position + 4 : value_at])
+            if end > size:
+                raise ProtocolError("a message is cut short")
+            yield code, position, end
+            position = end
+            continue
         if payload[position] != 0x00:
             raise ProtocolError("a message has bytes that belong to no section")
         if payload[position + 1 : position + 2] == b"\x53" and position + 2 < size:
@@ -270,6 +281,16 @@ def _walk(payload: bytes) -> Iterator[tuple[int, int, int]]:
         _check_section(code, payload[value_at])
         yield code, position, end
         position = end
+
+
+# How nearly every section begins: {its first four bytes: (section code, how many bytes its size has)}. Each message has
+# several, and is walked through more than once.
+_USUAL = {
+    bytes((0x00, 0x53, code, constructor)): (code, width)
+    for codes, constructors in ((_MAPS, (0xC1, 0xD1)), (_LISTS, (0xC0, 0xD0)), ((DATA,), (0xA0, 0xB0)))
+    for code in codes
+    for constructor, width in zip(constructors, (1, 4), strict=True)
+}
 
 
 def _section_code(descriptor: Value) -> int:

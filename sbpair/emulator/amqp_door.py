@@ -71,6 +71,7 @@ class AmqpDoor(asyncio.Protocol):
         self._again: dict[Outlet, None] = {}
         self._holding: dict[Requests, None] = {}
         self._unwritten = 0
+        self._touched: dict[Any, None] = {}
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._gone = False
@@ -92,7 +93,7 @@ class AmqpDoor(asyncio.Protocol):
             self._on_outage()
 
     def data_received(self, data: bytes) -> None:
-        touched: dict[Any, None] = {}
+        touched = self._touched
         for event in self._connection.receive(data, self._loop.time()):
             if type(event) is Delivery:
                 end = event.link.context
@@ -102,7 +103,8 @@ class AmqpDoor(asyncio.Protocol):
             else:
                 self._handle(event)
         for end in touched:
-            end.settle()
+            end.finish()
+        touched.clear()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -235,6 +237,7 @@ class AmqpDoor(asyncio.Protocol):
         end = deliveries[0].link.context
         if type(end) is Outlet:
             end.settle(deliveries, event.state, settled=event.settled)
+            self._touched[end] = None
 
     def _on_detached(self, event: LinkDetached) -> None:
         # A link that is not closed may be come back to, and its messages settled by way of the management node.

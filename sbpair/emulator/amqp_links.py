@@ -77,6 +77,9 @@ class End(Protocol):
     path: str
     claims: tuple[Claim, ...]
 
+    def finish(self) -> None:
+        """All that was read in one go has been taken: say what is still to be said of it."""
+
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         """The link is no more. `released` where its peer closed it in peace."""
 
@@ -130,7 +133,7 @@ class Intake:
             if not delivery.settled:
                 self._taken.append(delivery)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Tell what has been taken since the last time, in as few words as possible."""
         session = self._link.session
         if self._points.swallows:
@@ -162,6 +165,7 @@ class Outlet:
         self._link = link
         self._queue = target.messages
         self._slice = SLICE_FIRST
+        self._completed: list[Sent] = []
         self._for_good = link.remote.snd_settle_mode == _SETTLED
         link.accept(max_message_size=target.queue.message_limit_bytes)
 
@@ -253,14 +257,26 @@ class Outlet:
             self._echo(done, failed, state)
 
     def _echo(self, done: list[Sent], failed: list[tuple[Sent, Refusal]], state: Outcome) -> None:
+        if isinstance(state, Accepted):
+            self._completed += done
+        else:
+            self._echo_done(done, state)
+        session = self._link.session
+        for delivery, refusal in failed:
+            error = Rejected(error_of(refusal))
+            session.dispose(delivery.id, delivery.id, error, receiver=False, settled=True)
+
+    def finish(self) -> None:
+        """Echo what was completed, which many clients say of every message by itself, in as few words as possible."""
+        self._echo_done(self._completed, Accepted())
+        self._completed = []
+
+    def _echo_done(self, done: list[Sent], state: Outcome) -> None:
         session = self._link.session
         # A rejected with an error would mean that the settlement itself has failed.
         said = Rejected() if isinstance(state, Rejected) else state
         for first, last in runs(done):
             session.dispose(first, last, said, receiver=False, settled=True)
-        for delivery, refusal in failed:
-            state = Rejected(error_of(refusal))
-            session.dispose(delivery.id, delivery.id, state, receiver=False, settled=True)
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         self._queue.withdraw(self)
@@ -360,7 +376,7 @@ class Requests:
         wanted = next((end for end in ours if request.reply_to and end.address == request.reply_to), None)
         return wanted or next(iter(ours), None)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         if self._link.credit <= CREDIT // 2 and self._link.is_open:
             self._link.grant(CREDIT)
 
@@ -402,6 +418,9 @@ class Replies:
             self._size -= len(payload)
             self._tag += 1
             link.send(payload, self._tag.to_bytes(4), settled=True)
+
+    def finish(self) -> None:
+        """Replies are sent as they come."""
 
     def on_flow(self) -> None:
         self.pull()
