@@ -30,8 +30,8 @@ _RULE_TYPE: Final = "SharedAccessAuthorizationRule"
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRequest:
-    """What a request says of a queue: the text of each element given, and its rules."""
+class EntityRequest:
+    """What a request says of an entity: the text of each element given, and its rules."""
 
     values: dict[str, str]
     rules: tuple[AuthorizationRule, ...]
@@ -53,12 +53,21 @@ def parse_xml(data: bytes) -> Element:
     return root
 
 
-def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> QueueRequest:
+def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> EntityRequest:
     """The QueueDescription of an Atom entry. ArgumentInvalid says what is wrong with it.
 
     `new_key` makes the keys that a rule leaves out.
     """
-    description = _description(parse_xml(data))
+    description = description_in(data)
+    if kind_of(description) != "QueueDescription":
+        raise ArgumentInvalid(f"'{kind_of(description)}' is not an entity that can be created here.")
+    names, wanted = read_elements(description, new_key, now_ms)
+    check_order(names)
+    return wanted
+
+
+def read_elements(description: Element, new_key: Callable[[], str], now_ms: int) -> tuple[list[str], EntityRequest]:
+    """The names of all elements in their order, and what they say."""
     names, values = [], {}
     rules: tuple[AuthorizationRule, ...] = ()
     for child in description:
@@ -70,17 +79,22 @@ def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> QueueReq
             rules = tuple(read_rule(rule, new_key, now_ms) for rule in child)
         else:
             values[name] = child.text or ""
-    check_order(names)
-    return QueueRequest(values, rules)
+    return names, EntityRequest(values, rules)
 
 
-def _description(entry: Element) -> Element:
+def description_in(data: bytes) -> Element:
+    """The one description that an Atom entry holds, whatever it describes. Raises ArgumentInvalid."""
+    entry = parse_xml(data)
     content = entry.find(f"{{{ATOM}}}content") if entry.tag == f"{{{ATOM}}}entry" else None
     if content is None or len(content) != 1:
         raise ArgumentInvalid("The request body is not an Atom entry whose content is one entity description.")
-    if content[0].tag != f"{{{SERVICE_BUS}}}QueueDescription":
-        raise ArgumentInvalid(f"'{content[0].tag.rpartition('}')[2]}' is not an entity that can be created here.")
     return content[0]
+
+
+def kind_of(description: Element) -> str:
+    """`QueueDescription` and the like; "" for an element that is none of Service Bus."""
+    namespace, _, name = description.tag.rpartition("}")
+    return name if namespace == "{" + SERVICE_BUS else ""
 
 
 def local_name(element: Element) -> str:
@@ -137,6 +151,11 @@ def rule_xml(rule: AuthorizationRule) -> str:
     )
 
 
+def rules_xml(queue: Queue) -> str:
+    rules = "".join(rule_xml(rule) for rule in queue.description.authorization_rules)
+    return f"<AuthorizationRules>{rules}</AuthorizationRules>"
+
+
 def counts_xml(queue: Queue) -> str:
     counts = queue.counts()
     return (
@@ -152,12 +171,11 @@ def counts_xml(queue: Queue) -> str:
 
 def _reported(queue: Queue) -> dict[str, str]:
     """The elements that only the service sets."""
-    rules = "".join(rule_xml(rule) for rule in queue.description.authorization_rules)
     return {
         "SizeInBytes": element("SizeInBytes", str(queue.size_bytes)),
         "MessageCount": element("MessageCount", str(queue.counts().total)),
         "IsAnonymousAccessible": element("IsAnonymousAccessible", "false"),
-        "AuthorizationRules": f"<AuthorizationRules>{rules}</AuthorizationRules>",
+        "AuthorizationRules": rules_xml(queue),
         "CreatedAt": element("CreatedAt", instant(queue.created_at_ms)),
         "UpdatedAt": element("UpdatedAt", instant(queue.updated_at_ms)),
         "AccessedAt": element("AccessedAt", instant(queue.accessed_at_ms)),

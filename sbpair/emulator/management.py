@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sbpair.amqp.types import Array, Long, Map, Timestamp, Value
-from sbpair.emulator import envelope
+from sbpair.emulator import envelope, rule_requests
 from sbpair.emulator.errors import ArgumentInvalid, MessageTooLarge, Refusal
 from sbpair.emulator.namespace import Target
 from sbpair.emulator.requests import Reply, Request, text_at
@@ -161,6 +161,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:receive-by-sequence-number": Operation(Claim.LISTEN, receive_by_sequence_number),
     "com.microsoft:schedule-message": Operation(Claim.SEND, schedule_message),
     "com.microsoft:cancel-scheduled-message": Operation(Claim.SEND, cancel_scheduled_message),
+    # Not Manage: who may receive from a subscription may say what it receives.
+    "com.microsoft:add-rule": Operation(Claim.LISTEN, rule_requests.add_rule),
+    "com.microsoft:remove-rule": Operation(Claim.LISTEN, rule_requests.remove_rule),
+    "com.microsoft:enumerate-rules": Operation(Claim.LISTEN, rule_requests.enumerate_rules),
 }
 
 

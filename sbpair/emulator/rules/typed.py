@@ -32,7 +32,7 @@ from sbpair.amqp.types import (
 )
 from sbpair.emulator import timespan
 from sbpair.emulator.errors import ArgumentInvalid
-from sbpair.emulator.rules.values import Instant, Span, plain
+from sbpair.emulator.rules.values import Instant, Span, amqp_value, plain
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,10 +52,12 @@ def read_typed(kind: str, text: str) -> Typed:
     if reader is None:
         raise ArgumentInvalid(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
     try:
-        original = reader(text if kind in ("string", "char") else text.strip())
+        read = reader(text if kind == "string" else text.strip())
     except (ValueError, KeyError, OverflowError, InvalidOperation) as error:
         raise ArgumentInvalid(f"The value '{text[:100]}' is not of the type {kind}.") from error
-    return Typed(kind, text, original, original if isinstance(original, Decimal) else plain(original))
+    if isinstance(read, Decimal):
+        return Typed(kind, text, amqp_value(read), read)
+    return Typed(kind, text, read, plain(read))
 
 
 def from_amqp(original: Value) -> Typed:
