@@ -43,6 +43,17 @@ def command(
         Path | None,
         typer.Option("--ready-file", metavar="FILE", help="Write how to connect into FILE, once every port accepts"),
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Speak TLS as well, on the same ports, with a certificate made for this run")
+    ] = False,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file",
+            metavar="FILE",
+            help="With --tls: write what clients are to trust into FILE; by itself into a temporary one",
+        ),
+    ] = None,
     display: Display,
 ) -> int:
     """Run namespaces on this machine, for trying things out and for tests.
@@ -54,15 +65,26 @@ def command(
 
       {"schema": "sbpair/emulator/1", "namespaces": [{"name": "", "endpoint": "", "connection_string": ""}]}
 
+    With --tls also "ca_file", and a "tls_connection_string" for each namespace.
+
     Exit codes: 0 stopped by a signal; 7 a port is in use.
     """
     screen = Screen(display)
     wanted = [_parsed(text) for text in namespace or DEFAULT]
     _check_host(host, expose=expose)
+    if ca_file is not None and not tls:
+        raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     from sbpair.emulator import server
 
     async def serve(_stop: asyncio.Event) -> None:
-        await server.run(wanted, host=host, ready_file=ready_file, on_ready=lambda ready: _show(screen, ready))
+        await server.run(
+            wanted,
+            host=host,
+            ready_file=ready_file,
+            on_ready=lambda ready: _show(screen, ready),
+            tls=tls,
+            ca_file=ca_file,
+        )
 
     try:
         run(serve)
@@ -94,13 +116,16 @@ def _is_loopback(host: str) -> bool:
 
 
 def _show(screen: Screen, ready: "Ready") -> None:
-    described = json.loads(ready.as_json())["namespaces"]
     if screen.output is not Output.TABLE:
-        screen.write(json.dumps({"schema": SCHEMA, "namespaces": described}))
+        screen.write(json.dumps({"schema": SCHEMA, **ready.as_document()}))
         return
-    for each in described:
-        screen.write(f"# {each['name']}: {each['connection_string']}")
-    for side, each in zip(("PRIMARY", "SECONDARY"), described, strict=False):
-        screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each['name'])}")
-        screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each['connection_string'])}")
+    for each in ready.namespaces:
+        screen.write(f"# {each.name}: {each.connection_string}")
+        if each.tls_connection_string:
+            screen.write(f"# {each.name}, by TLS: {each.tls_connection_string}")
+    if ready.ca_file:
+        screen.write(f"# CA file: {ready.ca_file}")
+    for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
+        screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each.name)}")
+        screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each.connection_string)}")
     screen.say("ready; Ctrl-C stops it")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Door: TypeAlias = Literal["amqp", "http"]
+Door: TypeAlias = Literal["amqp", "http", "tls"]
 
 SILENCE_LIMIT_SECONDS: Final = 30.0
 OPENINGS: Final[dict[bytes, Door]] = {
@@ -26,15 +26,22 @@ OPENINGS: Final[dict[bytes, Door]] = {
 }
 
 
+TLS_HANDSHAKE: Final = b"\x16\x03"
+
+
 def may_be_a_door(first: bytes) -> bool:
     """Whether something that starts so can still turn out to be for one of the doors."""
-    return any(opening.startswith(first[:4]) for opening in OPENINGS)
+    return TLS_HANDSHAKE.startswith(first[:2]) or any(opening.startswith(first[:4]) for opening in OPENINGS)
+
+
+def door_of(first: bytes) -> Door | None:
+    return "tls" if first.startswith(TLS_HANDSHAKE) else OPENINGS.get(first[:4])
 
 
 class FirstBytes(asyncio.Protocol):
     """Reads just enough to know the door, then hands it the transport and all that was read.
 
-    `open_door` makes the door's own protocol, or None where it is closed (the namespace is down).
+    `open_door` makes the door's own protocol, or None where it is closed: the namespace is down, there is no TLS.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class FirstBytes(asyncio.Protocol):
         if len(self._seen) < 4 and may_be_a_door(self._seen):
             return
         self._end_limit()
-        door = OPENINGS.get(self._seen[:4])
+        door = door_of(self._seen)
         self._hand_over(None if door is None else self._open_door(door))
 
     def _hand_over(self, protocol: asyncio.Protocol | None) -> None:

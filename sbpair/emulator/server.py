@@ -13,8 +13,8 @@ import os
 import re
 import socket
 import weakref
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.agenda import Agenda
@@ -25,6 +25,7 @@ from sbpair.emulator.namespace import Namespace
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sbpair.emulator.control import ControlDoor
+    from sbpair.emulator.tls import Tls
 
     AmqpFactory = Callable[[Namespace], asyncio.Protocol]
 
 STOP_SECONDS: Final = 1.0
+PLAIN: Final = ";UseDevelopmentEmulator=true"
+"""What tells the official clients not to speak TLS."""
+
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
 
@@ -44,20 +50,23 @@ class ReadyNamespace:
     name: str
     endpoint: str
     connection_string: str
+    tls_connection_string: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a started emulator is reached by."""
+    """What a started emulator is reached by. `ca_file` is there with TLS."""
 
     namespaces: tuple[ReadyNamespace, ...]
+    ca_file: str | None = None
 
     def as_json(self) -> str:
-        described = [
-            {"name": each.name, "endpoint": each.endpoint, "connection_string": each.connection_string}
-            for each in self.namespaces
-        ]
-        return json.dumps({"namespaces": described})
+        return json.dumps(self.as_document())
+
+    def as_document(self) -> dict[str, object]:
+        """What is always there, and then what was asked for."""
+        described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
+        return {"namespaces": described} | ({"ca_file": self.ca_file} if self.ca_file else {})
 
 
 class Timer:
@@ -89,8 +98,16 @@ class Timer:
 class Port:
     """One namespace's port: its listening socket, its connections and its two doors."""
 
-    def __init__(self, namespace: Namespace, listening: socket.socket, amqp: AmqpFactory, http: web.Server):
+    def __init__(
+        self,
+        namespace: Namespace,
+        listening: socket.socket,
+        amqp: AmqpFactory,
+        http: web.Server,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._namespace = namespace
+        self._tls = tls
         self._listening = listening
         self._amqp = amqp
         self._http = http
@@ -98,11 +115,21 @@ class Port:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        make = functools.partial(FirstBytes, self._open_door, self._connections.add)
+        make = functools.partial(FirstBytes, self._open_outer_door, self._connections.add)
         self._server = await asyncio.get_running_loop().create_server(make, sock=self._listening)
         self._namespace.on_outage.add(self.break_connections)
 
+    def _open_outer_door(self, door: Door) -> asyncio.Protocol | None:
+        if door == "tls" and self._tls is not None:
+            from sbpair.emulator.tls import TlsDoor
+
+            # Below it is a connection that is known already.
+            return TlsDoor(self._tls, FirstBytes(self._open_door, lambda _: None))
+        return self._open_door(door)
+
     def _open_door(self, door: Door) -> asyncio.Protocol | None:
+        if door == "tls":
+            return None
         # HTTP is let in even when the namespace is down: the control door is behind it.
         if door == "http":
             return self._http()
@@ -110,9 +137,10 @@ class Port:
 
     def break_connections(self) -> None:
         """As an outage does: no goodbye. The request that began the outage may still be answered."""
-        kept = {id(handler.transport) for handler in self._http.connections}
+        asking = [handler.transport for handler in self._http.connections]
+        kept = {socket_of(transport) for transport in asking if transport is not None and not transport.is_closing()}
         for transport in list(self._connections):
-            if id(transport) not in kept:
+            if socket_of(transport) not in kept:
                 transport.abort()
 
     async def stop(self) -> None:
@@ -129,8 +157,15 @@ class Port:
             await self._server.wait_closed()
 
 
+def socket_of(transport: asyncio.BaseTransport) -> int:
+    """Which socket is below, also where TLS lies between."""
+    return id(transport.get_extra_info("socket"))
+
+
 class Emulator:
     """Namespaces on ports of their own, from `async with` to its end. Port 0 is any free one.
+
+    With `tls` each port speaks TLS as well; `ready.ca_file`, or the `ca_file` that was named, is what to trust.
 
     Raises PortInUse, before anything is started, where a port is taken; MachineLacks, where it may not be opened;
     NameInvalid and UsageError for names and ports that cannot be.
@@ -143,7 +178,12 @@ class Emulator:
         host: str = "127.0.0.1",
         clock: AdjustableClock | None = None,
         amqp_factory: AmqpFactory | None = None,
+        tls: bool = False,
+        ca_file: Path | None = None,
     ) -> None:
+        self._wants_tls = tls or ca_file is not None
+        self._ca_file = ca_file
+        self._tls: Tls | None = None
         self._wanted = list(namespaces)
         self._host = host
         self._amqp = amqp_factory
@@ -160,11 +200,19 @@ class Emulator:
         async with AsyncExitStack() as stack:
             for each in listening:
                 stack.callback(each.close)
+            if self._wants_tls:
+                self._tls = stack.enter_context(self._certified())
             self._timer = Timer(self.clock, self.agenda)
             stack.callback(self._timer.stop)
             await self._start_ports(listening, stack)
             self._stack = stack.pop_all()
         return self
+
+    def _certified(self) -> AbstractContextManager[Tls]:
+        from sbpair.emulator.tls import tls_for
+
+        hosts = [] if self._host in _EVERYWHERE else [self._host]
+        return tls_for([*hosts, *(f"{name.lower()}.servicebus.windows.net" for name, _ in self._wanted)], self._ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
         from sbpair.emulator.control import ControlDoor
@@ -175,7 +223,8 @@ class Emulator:
             namespace = Namespace(name, self.clock, self.agenda, call_soon=soon)
             namespace.authority = authority_of(self._host, each.getsockname()[1])
             self.namespaces[name] = namespace
-            port = Port(namespace, each, self._amqp or amqp_door(), http_door(namespace, control))
+            tls = self._tls.context if self._tls else None
+            port = Port(namespace, each, self._amqp or amqp_door(), http_door(namespace, control), tls)
             await port.start()
             stack.push_async_callback(port.stop)
 
@@ -193,9 +242,16 @@ class Emulator:
 
     @property
     def ready(self) -> Ready:
-        return Ready(
-            tuple(ReadyNamespace(name, each.endpoint, each.connection_string) for name, each in self.namespaces.items())
+        namespaces = tuple(
+            ReadyNamespace(
+                name,
+                each.endpoint,
+                each.connection_string,
+                each.connection_string.removesuffix(PLAIN) if self._tls else "",
+            )
+            for name, each in self.namespaces.items()
         )
+        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None)
 
 
 def check_wanted(namespaces: Sequence[tuple[str, int]]) -> None:
@@ -249,7 +305,7 @@ def unbindable(host: str, port: int, error: OSError) -> MachineLacks:
 
 def authority_of(host: str, port: int) -> str:
     """How a client on this machine calls that port."""
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104  # compared with, not listened on
+    if host in _EVERYWHERE:
         host = "127.0.0.1"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -313,11 +369,13 @@ async def run(
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
     clock: AdjustableClock | None = None,
+    tls: bool = False,
+    ca_file: Path | None = None,
 ) -> None:
     """Serves until it is cancelled, then stops cleanly. Raises what Emulator raises, and MachineLacks for the file."""
     if ready_file is not None:
         forget_ready(ready_file)
-    async with Emulator(namespaces, host=host, clock=clock) as emulator:
+    async with Emulator(namespaces, host=host, clock=clock, tls=tls, ca_file=ca_file) as emulator:
         if ready_file is not None:
             write_ready(ready_file, emulator.ready)
         if on_ready is not None:

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,11 +33,11 @@ NAMESPACE, OTHER = "contoso", "contoso-dr"
 class Running:
     """An emulator whose loop runs in a thread: what touches it is called there."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: Iterable[Any] = ((NAMESPACE, 0), (OTHER, 0)), **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="emulator", daemon=True)
         self._names = (f"queue-{number}" for number in itertools.count())
-        self.emulator = Emulator([(NAMESPACE, 0), (OTHER, 0)])
+        self.emulator = Emulator(namespaces, **options)
 
     def __enter__(self) -> Running:
         self._thread.start()
@@ -93,6 +93,12 @@ class Running:
 def running() -> Iterator[Running]:
     with Running() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def another() -> type[Running]:
+    """For `with another(tls=True) as secure:`, an emulator with options of its own."""
+    return Running
 
 
 @pytest.fixture(scope="session")

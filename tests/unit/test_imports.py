@@ -42,6 +42,7 @@ USERS_OF_CONFIG = {"cli", "__init__"}
 DOORS = {
     "azure": {"bus", "sender"},
     "aiohttp": {"bus", "emulator"},
+    "cryptography": {"emulator"},
     "pyspark": {"replay"},
     "pyarrow": {"replay"},
     "pandas": {"replay"},

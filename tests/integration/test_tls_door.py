@@ -1,0 +1,239 @@
+"""TLS and plain on one port: the first bytes tell, and the certificate is trusted by its CA file alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectorError, ClientSession
+from azure.core.exceptions import ServiceRequestError
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.aio import ServiceBusClient as AioClient
+from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from sbpair.emulator.testing import Emulator
+from sbpair.errors import MachineLacks, Unavailable, Unreachable
+from sbpair.model import endpoint_from_connection_string
+from sbpair.wire.client import connect
+
+MESSAGE = bytes.fromhex("005375a0026869")
+LARGE = bytes.fromhex("005375b0000186a0") + bytes(100_000)
+
+
+@pytest.fixture(scope="module")
+def secure(another: Any) -> Iterator[Any]:
+    """An emulator with TLS, in a thread of its own."""
+    with another(tls=True) as secure:
+        yield secure
+
+
+@pytest.fixture(scope="module")
+def connecting(secure: Any) -> dict[str, Any]:
+    """What tells an official client to use this port: by itself it speaks TLS to 5671 only."""
+    ready = secure.emulator.ready
+    return {
+        "conn_str": ready.namespaces[0].tls_connection_string,
+        "connection_verify": ready.ca_file,
+        "custom_endpoint_address": f"sb://{secure.namespace.authority}",
+        "transport_type": TransportType.Amqp,
+        "retry_total": 0,
+    }
+
+
+def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
+    queue = secure.queue()
+    with (
+        ServiceBusClient.from_connection_string(**connecting) as client,
+        client.get_queue_sender(queue.path) as sender,
+        client.get_queue_receiver(queue.path) as receiver,
+    ):
+        sender.send_messages(ServiceBusMessage(b"x" * 200_000))
+        (message,) = receiver.receive_messages(1, max_wait_time=10)
+        assert sum(len(part) for part in message.body) == 200_000
+        receiver.complete_message(message)
+
+
+def test_the_official_aio_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
+    queue = secure.queue()
+
+    async def main() -> None:
+        async with (
+            AioClient.from_connection_string(**connecting) as client,
+            client.get_queue_sender(queue.path) as sender,
+            client.get_queue_receiver(queue.path) as receiver,
+        ):
+            await sender.send_messages(ServiceBusMessage("by TLS"))
+            (message,) = await receiver.receive_messages(1, max_wait_time=10)
+            await receiver.complete_message(message)
+
+    asyncio.run(main())
+
+
+def test_the_official_administration_client_needs_no_help(connecting: dict[str, Any]) -> None:
+    verify = {"connection_verify": connecting["connection_verify"]}
+    with ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], **verify) as client:
+        client.create_queue("made-by-tls")
+        assert client.get_queue("made-by-tls").name == "made-by-tls"
+        assert client.get_namespace_properties().name == "contoso"
+
+
+def test_the_official_aio_administration_client_needs_no_help(secure: Any, connecting: dict[str, Any]) -> None:
+    queue = secure.queue()
+
+    async def main() -> None:
+        async with AioAdministrationClient.from_connection_string(connecting["conn_str"]) as client:
+            properties = await client.get_queue(queue.path, connection_verify=connecting["connection_verify"])
+            assert properties.name == queue.path
+
+    asyncio.run(main())
+
+
+def test_without_the_ca_file_nobody_trusts_it(connecting: dict[str, Any]) -> None:
+    with (
+        ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], retry_total=0) as client,
+        pytest.raises(ServiceRequestError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        client.get_namespace_properties()
+
+
+@asynccontextmanager
+async def tls_emulator(**options: Any) -> AsyncIterator[Emulator]:
+    async with asyncio.timeout(30), Emulator([("contoso", 0)], tls=True, **options) as emulator:
+        emulator.namespaces["contoso"].create_queue("orders")
+        yield emulator
+
+
+def tls_endpoint(emulator: Emulator, ca_file: str | None = None):
+    ready = emulator.ready
+    return endpoint_from_connection_string(
+        ready.namespaces[0].tls_connection_string, name="contoso", ca_file=ca_file or ready.ca_file
+    )
+
+
+def test_the_wire_client_speaks_both_on_one_port() -> None:
+    async def main() -> None:
+        async with tls_emulator() as emulator:
+            plain = endpoint_from_connection_string(emulator.ready.namespaces[0].connection_string)
+            secure = tls_endpoint(emulator)
+            assert (plain.port, plain.tls, secure.tls) == (secure.port, False, True)
+            async with connect(plain) as first, connect(secure) as second:
+                await (await first.sender("orders")).send(MESSAGE)
+                await (await second.sender("orders")).send(LARGE)
+                receiver = await second.receiver("orders")
+                receiver.grant(2)
+                sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=10)]
+                assert sizes[1] > 100_000 > sizes[0]
+
+    asyncio.run(main())
+
+
+def test_another_authority_is_not_trusted() -> None:
+    async def main() -> None:
+        async with tls_emulator() as emulator, Emulator([("fabrikam", 0)], tls=True) as other:
+            with pytest.raises(Unreachable, match="not trusted"):
+                async with connect(tls_endpoint(emulator, other.ready.ca_file)):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_an_outage_asked_for_by_tls_is_answered_by_tls() -> None:
+    async def main() -> None:
+        async with tls_emulator() as emulator:
+            url = f"https://{emulator.namespaces['contoso'].authority}/$control/faults"
+            trust = ssl.create_default_context(cafile=emulator.ready.ca_file)
+            async with ClientSession() as session, connect(tls_endpoint(emulator)) as wire:
+                sender = await wire.sender("orders")
+                asked = json.dumps({"kind": "namespace-down", "namespace": "contoso"})
+                async with session.post(url, data=asked, ssl=trust) as answer:
+                    assert answer.status == 201
+                with pytest.raises(Unavailable):
+                    await sender.send(MESSAGE)
+                with pytest.raises(Unreachable):
+                    async with connect(tls_endpoint(emulator)):
+                        pass
+
+    asyncio.run(main())
+
+
+def test_a_line_breaks_under_tls_too() -> None:
+    async def main() -> None:
+        async with tls_emulator() as emulator, connect(tls_endpoint(emulator)) as wire:
+            sender = await wire.sender("orders")
+            await sender.ready()
+            emulator.faults.reset("contoso", 1)
+            await sender.send(MESSAGE)
+            with pytest.raises(Unavailable):
+                await sender.send(MESSAGE)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x00\x05hello", b"\x16\x03" + b"\xff" * 100_000])
+def test_what_only_looks_like_tls_loses_its_own_connection(garbage: bytes) -> None:
+    async def main() -> None:
+        async with tls_emulator() as emulator:
+            host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(garbage)
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            async with connect(tls_endpoint(emulator)) as wire:
+                await (await wire.sender("orders")).send(MESSAGE)
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_offers_no_tls_is_told_so_by_the_end_of_its_connection() -> None:
+    async def main() -> None:
+        async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+            assert emulator.ready.ca_file is None
+            assert set(emulator.ready.as_document()) == {"namespaces"}
+            with pytest.raises(ClientConnectorError):
+                await session.get(f"https://{emulator.namespaces['contoso'].authority}/$control/state")
+
+    asyncio.run(main())
+
+
+def look_at(path: Path) -> Path:
+    assert [each.name for each in path.parent.iterdir()] == ["ca.pem"]
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert b"PRIVATE" not in path.read_bytes()
+    return path
+
+
+def test_the_ca_file_is_private_and_goes_away() -> None:
+    async def main() -> Path:
+        async with tls_emulator() as emulator:
+            return look_at(Path(emulator.ready.ca_file))
+
+    assert not asyncio.run(main()).parent.exists()
+
+
+def test_a_named_ca_file_is_written_and_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with tls_emulator(ca_file=tmp_path / "trust.pem") as emulator:
+            assert emulator.ready.as_document()["ca_file"] == str(tmp_path / "trust.pem")
+            async with connect(tls_endpoint(emulator)):
+                pass
+
+    asyncio.run(main())
+    assert [each.name for each in tmp_path.iterdir()] == ["trust.pem"]
+
+
+def test_a_ca_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(MachineLacks, match="nowhere"):
+            async with tls_emulator(ca_file=tmp_path / "nowhere" / "ca.pem"):
+                pass
+
+    asyncio.run(main())
