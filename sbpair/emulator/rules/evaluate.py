@@ -62,9 +62,10 @@ class _Compiler:
         name, is_system = statement.target.name, statement.target.is_system
         if isinstance(statement, syntax.Remove):
             return lambda draft: draft.set_system(name, None) if is_system else draft.remove_user(name)
-        value = self._raw(statement.value)
         if is_system:
-            return lambda draft: draft.set_system(name, value(draft))
+            written = self.value(statement.value)
+            return lambda draft: draft.set_system(name, written(draft))
+        value = self._raw(statement.value)
         return lambda draft: draft.set_user(name, value(draft))
 
     def _raw(self, node: syntax.Expression) -> Calculation:

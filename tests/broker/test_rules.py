@@ -1,0 +1,574 @@
+"""Filters and actions, expression by expression: what is true of a message, false, unknown, or cannot be said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import (
+    Decimal128,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    same,
+)
+from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.message import Message
+from sbpair.emulator.rules import evaluate, syntax
+from sbpair.emulator.rules.rule import CorrelationFilter, Rule, SqlAction, SqlFilter, TrueFilter, all_plain, select
+from sbpair.emulator.rules.typed import from_amqp, read_typed
+from sbpair.emulator.rules.values import EvaluationFailed
+from sbpair.emulator.rules.view import View
+
+GUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+MINUTE_TICKS = 600_000_000
+HELD = Map(
+    [
+        ("Color", "red"),
+        ("n", Int(5)),
+        ("small", Short(7)),
+        ("big", Long(2**40)),
+        ("unsigned", ULong(2**63)),
+        ("half", 2.5),
+        ("single", Float(1.5)),
+        ("exact", Decimal128(((6176 - 2) << 113 | 1999).to_bytes(16))),
+        ("yes", True),
+        ("no", False),
+        ("nothing", None),
+        ("id", GUID),
+        ("raw", b"\x01\x02"),
+        ("at", Timestamp(1_000)),
+        ("later", Timestamp(61_000)),
+        ("took", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
+        ("with space", "a]b"),
+        ("quote", "it's"),
+        ("percent", "50%_off"),
+        ("symbol", Symbol("sym")),
+    ]
+)
+
+
+def a_message(properties: Map = HELD, **fields: Any) -> Message:
+    described = {"message_id": "m-1", "subject": "bus stop", "correlation_id": GUID, **fields}
+    sections = Sections(
+        properties=Properties(**described).encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, properties),
+        body=data_body(b"body"),
+    )
+    return Message(sections, len(sections), ttl_ms=60_000, session_id=fields.get("group_id"))
+
+
+def answer(text: str, message: Message | None = None, **parameters: Any) -> bool | None:
+    return evaluate.condition(text, parameters)(View(message or a_message()))
+
+
+TRUE = """
+    color = 'red'
+    COLOR = 'red'
+    user.color = 'red' AnD N = 5
+    [Color] = 'red' and "color" = 'red'
+    [with space] = 'a]b'
+    [with space] = [WITH SPACE]
+    quote = 'it''s'
+    n > 4 and n >= 5 and n < 6 and n <= 5 and n <> 4 and n != 4
+    n = 5.0 and 5.0 = n and half > n - 3
+    n + small = 12
+    -n = -5 and - - n = 5 and +n = 5
+    big = 1099511627776
+    unsigned = 9223372036854775807 + unsigned - 9223372036854775807
+    7 / 2 = 3 and -7 / 2 = -3 and 7 % 2 = 1 and -7 % 2 = -1
+    7.0 / 2 = 3.5 and 7.5 % 2 = 1.5
+    2 + 3 * 4 = 14 and (2 + 3) * 4 = 20 and 10 - 2 - 3 = 5
+    1e2 = 100 and 1.5E-1 = 0.15 and .5 = 0.5 and 2. = 2
+    exact = 19.99 or exact > 19.98
+    exact * 2 > 39.97 and exact + 1 > n
+    'a' + 'b' = 'ab' and color + n = 'red5'
+    'a' < 'b' and 'B' < 'a'
+    yes = TRUE and no = false and yes <> no
+    yes = true and not no = true
+    id = id
+    newid() <> newid()
+    at < later and later - at = took and at + took = later and took = later - at and -took < took
+    color in ('blue', 'red')
+    color not in ('blue', 'green')
+    n in (1, 2 + 3)
+    color like 'r%' and color like '%d' and color like 'r_d' and color like '%e%' and color like '%'
+    color not like 'R%'
+    color not like 'r_'
+    percent like '50\\%\\_off' escape '\\'
+    percent like '50!%%' escape '!'
+    symbol = 'sym'
+    exists(color) and EXISTS(nothing) and not exists(missing) and exists([with space])
+    nothing is null and missing is null and color is not null and sys.to is null
+    property('co' + 'lor') = 'red' and p('n') = 5
+    sys.label = 'bus stop' and sys.Subject LIKE '%bus%' and sys.messageid = 'm-1'
+    sys.correlationid = '12345678-1234-5678-1234-567812345678'
+    exists(sys.label) and not exists(sys.replyto)
+    sys.size > 0 and sys.deliverycount = 0
+    missing = 1 or n = 5
+    n = 5 or missing = 1
+    n = 5 or color > 1
+    1 = 1
+    not not n = 5
+"""
+
+FALSE = """
+    color = 'Red'
+    color = 'blue' or n = 6
+    n = 6 and missing = 1
+    missing = 1 and n = 6
+    n = 6 and color > 1
+    not exists(color)
+    color is null
+    missing is not null
+    color in ('blue')
+    n not in (4, 5)
+    color like 'e'
+    color like ''
+    percent like '50\\_%' escape '\\'
+    1 > 1
+"""
+
+UNKNOWN = """
+    missing = 1
+    missing <> 1
+    nothing = NULL
+    n = NULL
+    missing + 1 > 0
+    -missing < 0
+    not missing = 1
+    missing = 1 and n = 5
+    missing = 1 or n = 6
+    missing in (1, 2)
+    missing not in (1, 2)
+    n in (1, missing)
+    n not in (1, missing)
+    missing like '%'
+    color like missing
+    missing not like '%'
+    p(missing) = 1
+    p('missing') = 1
+    sys.to = 'x'
+"""
+
+IMPOSSIBLE = """
+    color > 1
+    color = 1
+    n = '5'
+    yes > no
+    yes = 1
+    id = '12345678-1234-5678-1234-567812345678'
+    id < id
+    raw < raw
+    n like '5'
+    color like 5
+    color like 'r%' escape 'ab'
+    color like 'r!' escape '!'
+    n in (1, 'x')
+    n / 0 = 1
+    n % 0 = 1
+    color - 1 = 0
+    -color = 1
+    yes + 1 = 2
+    at + at = at
+    at + 'x' = 'x'
+    at = took
+    p(1) = 1
+    unsigned * 2 = 0
+    9223372036854775807 + 1 = 0
+"""
+
+
+def each(lines: str) -> list[str]:
+    return [line.strip() for line in lines.replace("\\\\", "\\").strip().splitlines()]
+
+
+@pytest.mark.parametrize("text", each(TRUE))
+def test_is_true(text: str) -> None:
+    assert answer(text) is True
+
+
+@pytest.mark.parametrize("text", each(FALSE))
+def test_is_false(text: str) -> None:
+    assert answer(text) is False
+
+
+@pytest.mark.parametrize("text", each(UNKNOWN))
+def test_is_unknown(text: str) -> None:
+    assert answer(text) is None
+
+
+@pytest.mark.parametrize("text", each(IMPOSSIBLE))
+def test_cannot_be_said(text: str) -> None:
+    with pytest.raises(EvaluationFailed):
+        answer(text)
+
+
+BAD = [
+    ("", 1, 0),
+    ("color", 1, 0),
+    ("color =", 1, 7),
+    ("color == 1", 1, 7),
+    ("a = 1 AND", 1, 9),
+    ("a = 1)", 1, 5),
+    ("(a = 1", 1, 6),
+    ("a = 1\nAND b ~ 2", 2, 6),
+    ("a = 'open", 1, 4),
+    ("a = [open", 1, 4),
+    ("[] = 1", 1, 0),
+    ("a IS 5", 1, 5),
+    ("5 IS NULL", 1, 2),
+    ("EXISTS('a')", 1, 7),
+    ("(a = 1) = (b = 2)", 1, 8),
+    ("NOT a", 1, 0),
+    ("a AND b = 1", 1, 2),
+    ("a = 1 b = 2", 1, 6),
+    ("a LIKE", 1, 6),
+    ("a IN ()", 1, 6),
+    ("1a = 1", 1, 1),
+    ("_a = 1", 1, 0),
+    ("and = 1", 1, 0),
+    ("set = 1", 1, 0),
+    ("a-b-c", 1, 0),
+    ("sys.Nothing = 1", 1, 4),
+    ("other.a = 1", 1, 0),
+    ("upper(a) = 'A'", 1, 0),
+    ("newid(1) = 1", 1, 0),
+    ("p() = 1", 1, 0),
+    ("a = @p", 1, 0),
+    ("a = 9223372036854775808", 1, 4),
+    ("SET a = 1", 1, 0),
+    ("a = 1; b = 2", 1, 5),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "column"), BAD)
+def test_is_no_filter_and_says_where(text: str, line: int, column: int) -> None:
+    with pytest.raises(syntax.SqlInvalid) as refused:
+        SqlFilter(text)
+    assert (refused.value.line, refused.value.column) == (line, column)
+    assert refused.value.message.startswith("There was an error parsing the SQL expression. [Token line=")
+    assert (refused.value.status, refused.value.sub_code) == (400, 40000)
+
+
+def test_parameters_are_given_by_name_in_any_case() -> None:
+    named = (("@Limit", read_typed("int", "4")), ("@since", read_typed("dateTime", "1970-01-01T00:00:00Z")))
+    assert SqlFilter("n > @limit AND at > @since", named).matches(View(a_message())) is True
+
+
+def test_an_expression_is_bounded_in_length_and_in_depth() -> None:
+    with pytest.raises(syntax.SqlInvalid, match="1024 at most"):
+        SqlFilter("a = '" + "x" * 1024 + "'")
+    with pytest.raises(syntax.SqlInvalid, match="deeper"):
+        SqlFilter("(" * 100 + "a = 1" + ")" * 100)
+    with pytest.raises(syntax.SqlInvalid, match="deeper"):
+        SqlFilter("a = " + "p(" * 100 + "a" + ")" * 100)
+    assert answer("NOT " * 200 + "n = 5") is True
+    assert answer("n = " + "-" * 200 + "5") is True
+    assert answer(" OR ".join(["n = 0"] * 100) + " OR n = 5") is True
+
+
+def test_a_pattern_takes_time_by_the_product_of_lengths_at_most() -> None:
+    started = time.process_time()
+    assert evaluate.like("a" * 30_000, "%a" * 400 + "b") is False
+    assert evaluate.like("a" * 30_000, "%_a" * 300 + "%b%") is False
+    assert time.process_time() - started < 5
+
+
+@given(st.text(alphabet="ab%_", max_size=8), st.text(alphabet="ab%_!", max_size=6))
+def test_like_is_what_its_definition_says(text: str, pattern: str) -> None:
+    def slow(text: str, pattern: str) -> bool:
+        if not pattern:
+            return not text
+        if pattern[0] == "%":
+            return slow(text, pattern[1:]) or (bool(text) and slow(text[1:], pattern))
+        return bool(text) and pattern[0] in ("_", text[0]) and slow(text[1:], pattern[1:])
+
+    assert evaluate.like(text, pattern.replace("!", "")) is slow(text, pattern.replace("!", ""))
+
+
+WORDS = (
+    "AND OR NOT IS NULL IN LIKE ESCAPE EXISTS TRUE FALSE SET REMOVE ( ) , ; . + - * / % = <> != < <= > >= a n color "
+    "sys. user. sys.label [b c] \"d\" 'text' '%' 1 2.5 1e3 @p newid() p( property("
+)
+TOKENS = st.sampled_from(WORDS.split(" "))
+
+
+@settings(max_examples=300, deadline=1000)
+@given(st.one_of(st.text(max_size=200), st.lists(TOKENS, max_size=40).map(" ".join)))
+def test_any_text_is_a_filter_or_raises_the_one_error(text: str) -> None:
+    for make in (SqlFilter, SqlAction):
+        try:
+            made = make(text)
+        except syntax.SqlInvalid:
+            continue
+        rule = Rule("r", made) if isinstance(made, SqlFilter) else Rule("r", TrueFilter(), made)
+        selection = select([rule], View(a_message()))
+        assert len(selection.copies) <= 1
+
+
+OPERANDS = st.sampled_from(["a", "n", "missing", "1", "-2", "0", "2.5", "'x'", "color", "yes", "NULL"])
+EXPRESSIONS = st.recursive(
+    OPERANDS,
+    lambda inner: st.tuples(inner, st.sampled_from("+-*/%"), inner).map(lambda p: f"({' '.join(p)})"),
+    max_leaves=5,
+)
+CONDITIONS = st.recursive(
+    st.tuples(EXPRESSIONS, st.sampled_from(["=", "<>", "<", ">="]), EXPRESSIONS).map(" ".join),
+    lambda inner: st.one_of(
+        inner.map(lambda one: f"NOT ({one})"),
+        st.tuples(inner, st.sampled_from(["AND", "OR"]), inner).map(lambda p: f"({p[0]}) {p[1]} ({p[2]})"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=1000)
+@given(CONDITIONS)
+def test_a_condition_and_its_negation_never_agree(text: str) -> None:
+    try:
+        one, other = answer(text), answer(f"NOT ({text})")
+    except EvaluationFailed:
+        return
+    assert (one is None and other is None) or one is (not other)
+
+
+# Correlation filters
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        ({"label": "bus stop"}, True),
+        ({"label": "Bus stop"}, False),
+        ({"message_id": "m-1", "correlation_id": str(GUID)}, True),
+        ({"message_id": "m-1", "to": "nobody"}, False),
+        ({"properties": {"n": Int(5)}}, True),
+        ({"properties": {"N": Long(5)}}, True),
+        ({"properties": {"n": 5.0}}, True),
+        ({"properties": {"n": "5"}}, False),
+        ({"properties": {"yes": True}}, True),
+        ({"properties": {"yes": Int(1)}}, False),
+        ({"properties": {"color": "red", "n": Int(6)}}, False),
+        ({"properties": {"missing": "x"}}, False),
+        ({"properties": {"at": Timestamp(1_000)}}, True),
+        ({"properties": {"id": GUID}, "label": "bus stop"}, True),
+    ],
+)
+def test_a_correlation_filter_compares_values_and_their_kinds(wanted: dict[str, Any], matches: bool) -> None:
+    properties = tuple((name, from_amqp(value)) for name, value in wanted.pop("properties", {}).items())
+    assert CorrelationFilter(**wanted, properties=properties).matches(View(a_message())) is matches
+
+
+def test_a_correlation_filter_asks_for_something() -> None:
+    with pytest.raises(ArgumentInvalid, match="at least one"):
+        CorrelationFilter()
+
+
+def test_nothing_is_decoded_that_no_rule_asks_for() -> None:
+    broken = Message(Sections(properties=b"\x00\x53\x73broken", application_properties=b"broken"), 10)
+    assert select([Rule()], View(broken)).copies[0].sections is broken.sections
+    selection = select([Rule("r", SqlFilter("a = 1"))], View(broken))
+    assert selection.copies == []
+    assert selection.failure is not None
+    assert selection.failure.reason == "FilterException"
+
+
+# Actions
+
+
+def changed(text: str, message: Message | None = None, **parameters: Any) -> Message:
+    named = tuple((f"@{name}", from_amqp(value)) for name, value in parameters.items())
+    selection = select([Rule("named", TrueFilter(), SqlAction(text, named))], View(message or a_message()))
+    assert selection.failure is None
+    return selection.copies[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("SET new = 'x'", "new", "x"),
+        ("SET new = 1", "new", Long(1)),
+        ("SET new = 1.5;", "new", 1.5),
+        ("SET new = TRUE", "new", True),
+        ("SET new = NULL", "new", None),
+        ("SET new = missing", "new", None),
+        ("SET new = small", "new", Short(7)),
+        ("SET new = unsigned", "new", ULong(2**63)),
+        ("SET new = took", "new", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
+        ("SET new = later - at", "new", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
+        ("SET new = at + took", "new", Timestamp(61_000)),
+        ("SET new = exact", "new", HELD["exact"]),
+        ("SET new = id", "new", GUID),
+        ("SET new = @given", "new", UInt(9)),
+        ("SET new = sys.Label", "new", "bus stop"),
+        ("SET n = n / 2", "n", Int(2)),
+        ("SET N = 9", "n", Int(9)),
+        ("SET n = 2.5", "n", 2.5),
+        ("SET n = 5000000000", "n", Long(5_000_000_000)),
+        ("SET n = 'text'", "n", "text"),
+        ("SET half = n", "half", 5.0),
+        ("SET single = 2", "single", Float(2.0)),
+        ("SET color = color + '!'", "Color", "red!"),
+        ("SET a = n SET b = a + 1", "b", Long(6)),
+        ("SET n = n + 1; SET n = n + 1;;", "n", Int(7)),
+    ],
+)
+def test_an_action_sets_a_property_in_the_type_that_it_has(text: str, name: str, value: Any) -> None:
+    found = changed(text, given=UInt(9)).sections.read_application_properties()
+    assert name in list(found)
+    assert same(found[name], value)
+
+
+def test_an_action_leaves_the_bytes_of_all_else() -> None:
+    before = a_message()
+    after = changed("SET new = 'x'; REMOVE Color", before).sections
+    assert after.properties == before.sections.properties
+    assert after.body is before.sections.body
+    found = after.read_application_properties()
+    assert [pair for pair in HELD.pairs if pair[0] != "Color"] == list(found.pairs[:-2])
+    assert dict(found.pairs[-2:]) == {"new": "x", "RuleName": "named"}
+    assert before.sections.read_application_properties() == HELD
+
+
+def test_an_action_sets_and_removes_system_properties() -> None:
+    text = (
+        "SET sys.Label = 'l' SET sys.CorrelationId = 'c' SET sys.ContentType = 'text/plain' SET sys.To = 't' "
+        "SET sys.ReplyTo = 'r' SET sys.ReplyToSessionId = 'rs' SET sys.SessionId = 's' SET sys.MessageId = 'm'"
+    )
+    after = changed(text)
+    found = after.sections.read_properties()
+    assert (found.subject, found.correlation_id, found.content_type, found.to) == ("l", "c", "text/plain", "t")
+    assert (found.reply_to, found.reply_to_group_id, found.group_id, found.message_id) == ("r", "rs", "s", "m")
+    assert after.session_id == "s"
+    assert changed("REMOVE sys.Label").sections.read_properties().subject is None
+
+
+def test_an_action_sets_the_time_to_live_and_the_partition_key() -> None:
+    after = changed("SET sys.TimeToLive = took; SET sys.PartitionKey = 'k'; SET sys.ScheduledEnqueueTimeUtc = at")
+    assert after.ttl_ms == 60_000
+    assert after.sections.read_header().ttl == 60_000
+    assert after.sections.read_message_annotations()["x-opt-partition-key"] == "k"
+    assert after.scheduled_at_ms is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "SET", "SET a", "SET a =", "REMOVE", "SET 1 = 2", "a = 1", "SET a = b = c", "SET sys.Nothing = 1",
+     "SET sys.SequenceNumber = 1", "REMOVE sys.Size", "SET a = @p", "SET a = 1, SET b = 2", ";",
+     "SET a = 1 " * 33],
+)  # fmt: skip
+def test_is_no_action(text: str) -> None:
+    with pytest.raises(syntax.SqlInvalid):
+        SqlAction(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["SET a = n / 0", "SET sys.Label = 5", "SET sys.TimeToLive = 5", "SET sys.ContentType = 'ä'"]
+)
+def test_an_action_that_fails_is_a_failure_of_its_rule_alone(text: str) -> None:
+    rules = [Rule("plain"), Rule("bad", TrueFilter(), SqlAction(text))]
+    selection = select(rules, View(a_message()))
+    assert len(selection.copies) == 1
+    assert selection.failure is not None
+    assert selection.failure.reason == "RuleActionException"
+
+
+def test_rules_without_action_share_a_copy_and_each_with_one_has_its_own() -> None:
+    rules = [
+        Rule("one"),
+        Rule("two", SqlFilter("n = 5"), SqlAction("SET by = 'two'")),
+        Rule("three", SqlFilter("color = 'red'")),
+        Rule("four", TrueFilter(), SqlAction("SET by = 'four'")),
+        Rule("five", SqlFilter("n = 6"), SqlAction("SET by = 'five'")),
+    ]
+    message = a_message()
+    copies = select(rules, View(message)).copies
+    assert copies[0].sections is message.sections
+    told = [copy.sections.read_application_properties() for copy in copies[1:]]
+    assert [(one["by"], one["RuleName"]) for one in told] == [("two", "two"), ("four", "four")]
+
+
+def test_rules_that_take_everything_as_it_is_need_no_look_at_it() -> None:
+    assert all_plain([Rule()])
+    assert not all_plain([])
+    assert not all_plain([Rule(), Rule("sql", SqlFilter("a = 1"))])
+    assert not all_plain([Rule("r", TrueFilter(), SqlAction("SET a = 1"))])
+
+
+@pytest.mark.parametrize("name", ["", "x" * 51, "a/b", "a?b", "a#b", "a@b", "a*b", "a\\b", "a\nb", " "])
+def test_is_no_name_of_a_rule(name: str) -> None:
+    with pytest.raises(ArgumentInvalid):
+        Rule(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "original"),
+    [
+        ("string", " x ", " x "),
+        ("int", "-5", Int(-5)),
+        ("long", "5", Long(5)),
+        ("short", "5", Short(5)),
+        ("unsignedByte", "5", UByte(5)),
+        ("unsignedShort", "5", UShort(5)),
+        ("unsignedInt", "5", UInt(5)),
+        ("unsignedLong", "5", ULong(5)),
+        ("boolean", "true", True),
+        ("double", "2.5", 2.5),
+        ("double", "INF", float("inf")),
+        ("float", "2.5", Float(2.5)),
+        ("guid", str(GUID), GUID),
+        ("dateTime", "1970-01-01T00:00:01Z", Timestamp(1000)),
+        ("dateTime", "1970-01-01T00:00:01", Timestamp(1000)),
+        ("duration", "PT1M", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
+    ],
+)
+def test_typed_text_is_an_amqp_value(kind: str, text: str, original: Any) -> None:
+    typed = read_typed(kind, text)
+    assert same(typed.original, original)
+    assert (typed.kind, typed.text) == (kind, text)
+    again = from_amqp(original)
+    assert again.kind == kind
+    assert same(read_typed(again.kind, again.text).original, original)
+
+
+def test_a_decimal_is_calculated_with_to_the_digit() -> None:
+    assert read_typed("decimal", "19.990").value == Decimal("19.990")
+    assert answer("exact = @price", price=Decimal("19.99")) is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("int", "x"), ("int", "4294967296"), ("boolean", "maybe"), ("nothing", "1"), ("guid", "1"), ("dateTime", "now"),
+     ("duration", "1 minute"), ("decimal", "NaN"), ("decimal", "1e999"), ("char", "-1"), ("double", "")],
+)  # fmt: skip
+def test_is_no_typed_text(kind: str, text: str) -> None:
+    with pytest.raises(ArgumentInvalid):
+        read_typed(kind, text)
+
+
+def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:
+    code = (
+        "import sys; from sbpair.emulator import server, atom, amqp_door; assert 'lark' not in sys.modules; "
+        "from sbpair.emulator.rules.rule import Rule, SqlFilter; Rule(); assert 'lark' not in sys.modules; "
+        "SqlFilter('a = 1'); assert 'lark' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
