@@ -33,7 +33,7 @@ from sbpair.move.route import DeadLetter, Expire, Send, key_of, refused, route
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Destination, Source
-    from sbpair.move.route import Facts
+    from sbpair.move.route import Facts, Key
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class Mover:
         self._loop = asyncio.get_running_loop()
         self._roads: dict[str, _Road] = {}
         self._hands: dict[int, Arrival] = {}
+        self._by_key: dict[Key, Arrival] = {}
         self._bytes = 0
         self._largest = 0
         self._doubtful: set[int] = set()
@@ -135,16 +136,20 @@ class Mover:
 
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Take deliveries over."""
-        setting = self._setting
-        keys = [self._key(arrival.facts) for arrival in arrivals]
-        setting.tally.received(self._source.queue, len(arrivals), repeats=sum(map(setting.journal.seen, keys)))
-        for arrival, key in zip(arrivals, keys, strict=True):
-            self._hands[id(arrival)] = arrival
+        for arrival in arrivals:
+            key = self._key(arrival.facts)
+            before = self._by_key.get(key)
+            repeat = before is not None or self._setting.journal.seen(key)
+            self._setting.tally.received(self._source.queue, repeat=repeat)
+            self._hands[id(arrival)] = self._by_key[key] = arrival
             self._bytes += arrival.facts.size
             self._largest = max(self._largest, arrival.facts.size)
-            if setting.journal.was_accepted(key):
-                setting.tally.ended(self._source.queue, "already_sent")
-                self._spawn(self._complete(arrival), arrival)
+            if before is not None:
+                # It came again: the one in hand has lost its lock.
+                before.lock_until = 0.0
+                self._drop_lost(before)
+            if self._setting.journal.was_accepted(key):
+                self._confirm(arrival)
             else:
                 self._direct(arrival)
         self._taken.set()
@@ -206,6 +211,11 @@ class Mover:
             # It is somebody else's by now, or will be delivered to us again.
             road.waiting.popleft()
             self._return(arrival)
+            return
+        if self._setting.journal.was_accepted(self._key(arrival.facts)):
+            # It lost its lock in our hands, came again, and was sent in its first life.
+            road.waiting.popleft()
+            self._confirm(arrival)
             return
         try:
             if await self._may_leave(road):
@@ -273,6 +283,11 @@ class Mover:
 
     # The ends that a delivery can come to.
 
+    def _confirm(self, arrival: Arrival) -> None:
+        """The primary has it from before: only the backlog is still to be told."""
+        self._setting.tally.ended(self._source.queue, "already_sent")
+        self._spawn(self._complete(arrival), arrival)
+
     async def _complete(self, arrival: Arrival) -> None:
         """Settle what the primary has. A settlement that fails changes nothing about that."""
         try:
@@ -328,6 +343,9 @@ class Mover:
     def _end(self, arrival: Arrival, bucket: str | None) -> None:
         if self._hands.pop(id(arrival), None) is None:
             return
+        key = self._key(arrival.facts)
+        if self._by_key.get(key) is arrival:
+            del self._by_key[key]
         self._bytes -= arrival.facts.size
         self._doubtful.discard(id(arrival))
         if bucket is not None:
@@ -376,7 +394,7 @@ class Mover:
             self._doubtful.add(id(arrival))
             self._setting.tally.doubtful(self._named(arrival.facts, why))
 
-    def _key(self, facts: Facts) -> tuple[str, str, int, int, str | None]:
+    def _key(self, facts: Facts) -> Key:
         return key_of(self._setting.namespace, facts)
 
     def _named(self, facts: Facts, reason: str) -> Named:

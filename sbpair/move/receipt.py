@@ -76,9 +76,10 @@ class Tally:
         self._repeats = 0
         self._bytes_sent = 0
 
-    def received(self, queue: str, count: int, *, repeats: int) -> None:
-        self._queues.setdefault(queue, Counter())["received"] += count
-        self._repeats += repeats
+    def received(self, queue: str, *, repeat: bool) -> None:
+        """`repeat` is whether the message has been delivered to this run before."""
+        self._queues.setdefault(queue, Counter())["received"] += 1
+        self._repeats += repeat
 
     def sent(self, queue: str, destination: str, size: int) -> None:
         self._queues[queue]["sent"] += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sbpair.backlog import TICKS_PER_MS
+from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
 
 TTL_HEADER_MOST_MS = 0xFFFFFFFF
 """The longest time to live that fits a message's header: 49.7 days."""
@@ -89,10 +89,13 @@ def route(facts: Facts, *, resting: str | None = None) -> Route:
     """Decide. `resting` is why the message's destination takes nothing for now, where it does."""
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
+    destination = facts.path.strip("/")
+    if len(destination) > PATH_LIMIT or not all(map(is_segment, destination.split("/"))):
+        return DeadLetter(INVALID, f"{PATH} is {facts.path[:PATH_LIMIT]!r}, and no entity can have that path")
     if resting is not None:
         return Hold(resting)
     ttl_ms = None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
-    return Send(facts.path, facts.session_id, ttl_ms, facts.scheduled_at)
+    return Send(destination, facts.session_id, ttl_ms, facts.scheduled_at)
 
 
 def refused(destination: str, why: str) -> DeadLetter:

@@ -108,7 +108,9 @@ class WireSource:
         try:
             sections, facts = envelope.facts_of(self.queue, delivery.payload)
         except ProtocolError as error:
-            facts = Facts(self.queue, 0, 0, None, None, size=len(delivery.payload), flaw=error.message)
+            # It has no id of its own, and yet is not the same as the next such.
+            name = f"delivery {delivery.tag.hex()}"
+            facts = Facts(self.queue, 0, 0, name, None, size=len(delivery.payload), flaw=error.message)
             return WireArrival(facts, self._loop.time() + LOCK_SECONDS, delivery, None)
         return WireArrival(facts, self._loop_time(envelope.locked_until(sections)), delivery, sections)
 

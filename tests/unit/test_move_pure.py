@@ -39,6 +39,20 @@ def test_a_message_without_a_path_is_dead_lettered_with_its_flaw():
     assert route(facts(path=None)) == DeadLetter(INVALID, "the message has no destination")
 
 
+@pytest.mark.parametrize(
+    "path", ["no such", "a//b", "../b", "orders?x", "a\n", "\u2603", "x" * 261, "amqps://h/q", "$cbs"]
+)
+def test_a_path_that_no_entity_can_have_is_dead_lettered_here(path):
+    # Asked for a token for it, the service would call the key wrong, and not the path.
+    decision = route(facts(path=path))
+    assert isinstance(decision, DeadLetter)
+    assert "no entity can have that path" in decision.description
+
+
+def test_slashes_around_a_path_are_nothing():
+    assert route(facts(path="/billing/invoices/")) == Send("billing/invoices", None, None, None)
+
+
 def test_a_message_for_a_destination_that_rests_is_held_unless_it_could_go_nowhere():
     assert route(facts(), resting="it is full") == Hold("it is full")
     assert isinstance(route(facts(path=None), resting="it is full"), DeadLetter)
@@ -71,14 +85,15 @@ def test_all_five_parts_tell_one_message_from_another():
 def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missing):
     tally = Tally()
     for queue, bucket in ends:
-        tally.received(queue, 1, repeats=0)
+        tally.received(queue, repeat=False)
         if bucket == "sent":
             tally.sent(queue, "orders", 10)
         elif bucket in ("dead_lettered", "expired"):
             tally.dead_lettered(Named(queue, 1, None, None, "why"), bucket=bucket)
         else:
             tally.ended(queue, bucket)
-    tally.received("q/0", missing, repeats=0)
+    for _ in range(missing):
+        tally.received("q/0", repeat=False)
     receipt = tally.receipt()
     assert receipt.balanced == (missing == 0)
     assert receipt.received == len(ends) + missing
@@ -94,8 +109,8 @@ def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missin
 
 def ended(*buckets: str, repeats: int = 0) -> Tally:
     tally = Tally()
-    tally.received("q", len(buckets), repeats=repeats)
-    for bucket in buckets:
+    for number, bucket in enumerate(buckets):
+        tally.received("q", repeat=number >= len(buckets) - repeats)
         tally.ended("q", bucket)
     return tally
 
@@ -127,7 +142,7 @@ def test_a_bucket_that_is_none_is_refused():
 def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     tally = Tally()
     for number in range(LISTED_MOST + 5):
-        tally.received("q", 1, repeats=0)
+        tally.received("q", repeat=False)
         tally.dead_lettered(Named("q", number, None, None, "why"))
         tally.doubtful(Named("q", number, None, None, "why"))
     receipt = tally.receipt()

@@ -1,0 +1,836 @@
+"""The syphon between two emulated namespaces: what it moves, what it leaves, and what it says of both."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import errors, syphon
+from sbpair.amqp import codec
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, section
+from sbpair.amqp.types import Int, Long, Timestamp
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator import envelope
+from sbpair.emulator.amqp_links import Outlet
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, SasKey, endpoint_from_connection_string
+from sbpair.move import events, mover, wire_engine
+from sbpair.syphon import lane
+
+if TYPE_CHECKING:
+    from sbpair.emulator.queue import Queue
+
+TEST_SECONDS = 20.0
+MINUTE_TICKS = 600_000_000
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test, and see that it leaves no task and no unheard error behind."""
+
+    @functools.wraps(test)
+    def wrapper(*arguments: Any, **keywords: Any) -> None:
+        unheard: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+            async with asyncio.timeout(TEST_SECONDS):
+                await test(*arguments, **keywords)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(main())
+        gc.collect()
+        assert not unheard
+
+    return wrapper
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that make sense against a real service are cut short."""
+    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
+
+
+class World:
+    """Two namespaces, some backlog queues, some destinations; and all that a syphon has told."""
+
+    def __init__(self, emulator: Emulator, queues: int) -> None:
+        self.emulator = emulator
+        self.primary = emulator.namespaces["contoso"]
+        self.secondary = emulator.namespaces["contoso-dr"]
+        ends = [
+            endpoint_from_connection_string(each.connection_string, name=each.name)
+            for each in (self.primary, self.secondary)
+        ]
+        self.pair = Pair("p", *ends, backlog_queues=queues)
+        self.told: list[Any] = []
+        self.watchers: list[Callable[[Any], None]] = []
+        self.stop = asyncio.Event()
+
+    def backlog(self, index: int = 0) -> Queue:
+        path = queue_path("contoso", index)
+        description = QueueDescription(
+            max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
+        )
+        return self.secondary.find_queue(path) or self.secondary.create_queue(path, description)
+
+    def destination(self, path: str = "orders") -> Queue:
+        return self.primary.find_queue(path) or self.primary.create_queue(path)
+
+    def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
+        for number in numbers:
+            put(self.backlog(index), stranded(number, to, **changed))
+
+    def tell(self, event: Any) -> None:
+        self.told.append(event)
+        for watcher in self.watchers:
+            watcher(event)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+    async def told_of(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _event: True) -> Any:
+        happened = asyncio.Event()
+        self.watchers.append(lambda event: happened.set() if isinstance(event, kind) and fits(event) else None)
+        if not any(fits(event) for event in self.of(kind)):
+            await happened.wait()
+        return next(event for event in self.of(kind) if fits(event))
+
+    async def run(self, *, once: bool = True, **terms: Any) -> syphon.Result:
+        result = await syphon.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
+        assert result.receipt.balanced
+        assert all(
+            queue["received"] == sum(count for bucket, count in queue.items() if bucket != "received")
+            for queue in result.receipt.queues.values()
+        )
+        return result
+
+    @asynccontextmanager
+    async def watching(self, **terms: Any) -> AsyncIterator[asyncio.Task[syphon.Result]]:
+        task = asyncio.create_task(self.run(once=False, **terms))
+        try:
+            yield task
+        finally:
+            self.stop.set()
+            await task
+
+    def may_only(self, side: str, *claims: Claim, key: str = "key") -> None:
+        """From here on the pair has a key that grants these claims alone."""
+        namespace = self.primary if side == "primary" else self.secondary
+        namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
+        endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
+        self.pair = replace(self.pair, **{side: endpoint})
+
+
+@asynccontextmanager
+async def world(queues: int = 1, *destinations: str) -> AsyncIterator[World]:
+    async with Emulator() as emulator:
+        made = World(emulator, queues)
+        for index in range(queues):
+            made.backlog(index)
+        for path in destinations or ("orders",):
+            made.destination(path)
+        yield made
+
+
+def stranded(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
+    aliases = {name: value for name, value in changed.items() if name in ("session_id", "ttl_ticks", "scheduled_at")}
+    own = {"number": Int(number), **write_aliases(Aliases(to, **aliases))}
+    sections = {
+        "properties": Properties(message_id=f"m{number}").encode(),
+        "application_properties": encode_map(APPLICATION_PROPERTIES, own),
+        "body": data_body(bytes([number % 256]) * size),
+    }
+    return Sections(**{**sections, **changed.get("sections", {})}).join()
+
+
+def put(queue: Queue, payload: bytes) -> None:
+    queue.send(envelope.take_in(payload, 0))
+
+
+def held_in(queue: Queue, *, dead: bool = False) -> list[Any]:
+    return (queue.dead_letters if dead else queue.messages).peek(0, 100_000)
+
+
+def ids(queue: Queue, *, dead: bool = False) -> list[str]:
+    return [each.sections.read_properties().message_id for each in held_in(queue, dead=dead)]
+
+
+def names(*numbers: int) -> list[str]:
+    return [f"m{number}" for number in numbers]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  a turn of the loop is no sleep
+        await asyncio.sleep(0)
+
+
+def after(engine: Any, method: str, act: Callable[[], Any], *, times: int = 1, skip: int = 0) -> None:
+    """Do something each time that an engine has done something, so often."""
+    call, counted = getattr(engine, method), Counter[str]()
+
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        result = call(*arguments, **keywords)
+        counted["calls"] += 1
+        if skip < counted["calls"] <= skip + times:
+            act()
+        return result
+
+    setattr(engine, method, wrapped)
+
+
+# Once
+
+
+@sync
+async def test_once_moves_everything_in_order_and_ends() -> None:
+    async with world(3, "orders", "billing/invoices") as w:
+        for index in range(3):
+            for number in range(40):
+                to = ("orders", "billing/invoices", "ORDERS")[number % 3]
+                w.strand(1000 * index + number, to=to, index=index)
+        result = await w.run()
+        assert (result.exit_code, result.failures, result.stopped) == (0, (), False)
+        assert (result.receipt.received, result.receipt.sent, result.receipt.distinct) == (120, 120, 120)
+        assert result.receipt.destinations == {"orders": 81, "billing/invoices": 39}
+        arrived = ids(w.destination("orders"))
+        for index in range(3):
+            of_lane = [name for name in arrived if int(name[1:]) // 1000 == index]
+            assert of_lane == names(*(1000 * index + number for number in range(40) if number % 3 != 1))
+            assert held_in(w.backlog(index)) == []
+
+
+@sync
+async def test_what_arrives_is_what_was_sent() -> None:
+    async with world() as w:
+        w.strand(1, session_id="s-1", ttl_ticks=MINUTE_TICKS)
+        w.strand(2, scheduled_at=w.emulator.clock.now_ms() + 3_600_000)
+        assert (await w.run()).exit_code == 0
+        first, second = held_in(w.destination())
+        assert first.sections.read_application_properties().pairs == (("number", Int(1)),)
+        assert first.sections.read_properties().group_id == "s-1"
+        assert first.sections.read_header().ttl == 60_000
+        assert first.sections.body == data_body(b"\x01" * 20)
+        assert (w.destination().counts().active, w.destination().counts().scheduled) == (1, 1)
+        assert second.scheduled_at_ms is not None
+
+
+@sync
+async def test_an_empty_backlog_is_done_at_once() -> None:
+    async with world(2) as w:
+        result = await w.run()
+        assert (result.exit_code, result.receipt.received) == (0, 0)
+
+
+def with_property(name: str, value: Any) -> dict[str, Any]:
+    own = {**write_aliases(Aliases("orders")), name: value}
+    return {"application_properties": encode_map(APPLICATION_PROPERTIES, own)}
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"application_properties": b""}, "the message has no x-ms-path"),
+        (with_property("x-ms-path", Int(1)), "x-ms-path is of type int"),
+        (with_property("x-ms-path", Timestamp(1)), "the message has no x-ms-path"),
+        (with_property("x-ms-path", "nowhere"), "'nowhere' refused the message: "),
+        (with_property("x-ms-path", "no such/name!"), "no entity can have that path"),
+        (with_property("x-ms-sessionid", Int(1)), "x-ms-sessionid is of type int"),
+        (with_property("x-ms-timetolive", Long(1)), "x-ms-timetolive is of type long"),
+        (with_property("x-ms-scheduledenqueuetimeutc", "x"), "x-ms-scheduledenqueuetimeutc is of type string"),
+        ({"properties": section(0x73, codec.encode([f"m{1}"] + [None] * 13))}, "its properties cannot be read"),
+    ],
+)
+@sync
+async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(sections: Any, why: str) -> None:
+    async with world() as w:
+        payload = Sections.split(stranded(1, "orders"))
+        w.strand(0, 2)
+        (bad,) = envelope.take_in(payload.join(), 0)
+        for name, raw in sections.items():
+            setattr(bad.sections, name, raw)
+        w.backlog().send([bad])
+        w.strand(3)
+        result = await w.run()
+        assert result.exit_code == 3
+        assert (result.receipt.sent, result.receipt.dead_lettered, result.receipt.released) == (3, 1, 0)
+        assert ids(w.destination()) == names(0, 2, 3)
+        (dead,) = held_in(w.backlog(), dead=True)
+        assert dead.dead_letter.reason in ("InvalidBacklogMessage", "RefusedByPrimary")
+        assert why in dead.dead_letter.description
+        (named,) = result.receipt.dead_letters
+        assert why in named.reason
+        (told,) = w.of(events.DeadLettered)
+        assert why in told.description
+
+
+@sync
+async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_others_go_on() -> None:
+    async with world() as w:
+        w.destination()._message_limit_bytes = 1_000
+        w.strand(1)
+        w.strand(2, size=2_000)
+        w.strand(3)
+        result = await w.run()
+        assert result.exit_code == 3
+        assert ids(w.destination()) == names(1, 3)
+        (dead,) = held_in(w.backlog(), dead=True)
+        assert "at most 1000" in dead.dead_letter.description
+
+
+@sync
+async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
+    async with world() as w:
+        w.strand(1, 2)
+        assert len(w.backlog().messages.receive(1)) == 1
+        running = asyncio.create_task(w.run())
+        await w.told_of(events.Progress, lambda event: event.remaining == 1)
+        w.emulator.advance(61_000)
+        result = await running
+        assert (result.exit_code, result.receipt.sent) == (0, 2)
+        assert sorted(ids(w.destination())) == names(1, 2)
+
+
+@sync
+async def test_without_the_right_to_count_two_empty_waits_are_believed() -> None:
+    async with world() as w:
+        w.may_only("secondary", Claim.LISTEN)
+        w.strand(1, 2)
+        assert len(w.backlog().messages.receive(1)) == 1
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 1)
+        assert ids(w.backlog()) == names(1)
+        (found,) = w.of(events.QueuesFound)
+        assert not found.managed
+
+
+@sync
+async def test_a_message_that_somebody_has_deferred_does_not_keep_it_from_ending() -> None:
+    async with world() as w:
+        w.strand(1, 2)
+        (message,) = w.backlog().messages.receive(1)
+        w.backlog().messages.defer(message.lock_token)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 1)
+        assert ids(w.backlog()) == names(1)
+
+
+@sync
+async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() -> None:
+    async with world(2) as w:
+        w.strand(1, index=7)
+        w.strand(2, index=0)
+        result = await w.run()
+        assert result.receipt.sent == 2
+        (found,) = w.of(events.QueuesFound)
+        assert found.managed
+        assert found.stranded == (queue_path("contoso", 7),)
+        assert found.queues == tuple(queue_path("contoso", index) for index in (0, 1, 7))
+
+
+@pytest.mark.parametrize("claims", [tuple(Claim), (Claim.LISTEN,)])
+@sync
+async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) -> None:
+    async with world(2) as w:
+        w.may_only("secondary", *claims)
+        for index in range(2):
+            w.secondary.delete_queue(queue_path("contoso", index))
+        with pytest.raises(errors.EntityMissing, match="no backlog queue of contoso"):
+            await w.run()
+
+
+@sync
+async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() -> None:
+    async with world(1) as w:
+        w.secondary.delete_queue(queue_path("contoso", 0))
+        async with w.watching() as task:
+            await w.told_of(events.QueuesFound)
+        assert task.result().receipt.received == 0
+
+
+@sync
+async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
+    async with world(3) as w:
+        w.may_only("secondary", Claim.LISTEN)
+        w.secondary.delete_queue(queue_path("contoso", 1))
+        w.strand(1, index=0)
+        w.strand(2, index=2)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent, result.failures) == (0, 2, ())
+        (failed,) = w.of(events.LaneFailed)
+        assert (failed.queue, failed.retry_seconds) == (queue_path("contoso", 1), None)
+
+
+@sync
+async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending() -> None:
+    async with world() as w:
+        w.strand(*range(10))
+        # Ever more messages, enqueued two minutes after the start as the service sees it.
+        w.emulator.advance(0)
+        later = iter(range(100, 100_000))
+
+        def more(event: Any) -> None:
+            if isinstance(event, events.LaneOpened):
+                w.emulator.advance(120_000)
+            if isinstance(event, (events.Progress, events.LaneOpened)):
+                w.strand(next(later), next(later))
+
+        w.watchers.append(more)
+        result = await w.run()
+        assert result.exit_code == 0
+        assert set(names(*range(10))) <= set(ids(w.destination()))
+        assert w.backlog().messages.locked_count == 0
+
+
+@sync
+async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_engine, "SENDERS_MOST", 3)
+    paths = [f"d{number}" for number in range(10)]
+    async with world(1, *paths) as w:
+        for number in range(50):
+            w.strand(number, to=paths[number % 10])
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 50)
+        for number, path in enumerate(paths):
+            assert ids(w.destination(path)) == names(*range(number, 50, 10))
+
+
+@sync
+async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
+    async with world() as w:
+        w.strand(1)
+
+        def broken(event: Any) -> None:
+            if isinstance(event, events.Progress):
+                raise ZeroDivisionError
+
+        w.watchers.append(broken)
+        with pytest.raises(ZeroDivisionError):
+            await w.run()
+        await until(lambda: w.backlog().messages.locked_count == 0)
+
+
+# Holding
+
+
+def fill(queue: Queue) -> Callable[[], None]:
+    """Make a queue full; what is answered makes room again."""
+    limit, queue._limit_bytes = queue._limit_bytes, 0
+
+    def room() -> None:
+        queue._limit_bytes = limit
+
+    return room
+
+
+@sync
+async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at_the_end() -> None:
+    async with world(1, "orders", "full") as w:
+        fill(w.destination("full"))
+        for number in range(20):
+            w.strand(number, to=("orders", "full")[number % 2])
+        result = await w.run()
+        assert result.exit_code == 3
+        assert (result.receipt.sent, result.receipt.released, result.receipt.dead_lettered) == (10, 10, 0)
+        assert ids(w.destination("orders")) == names(*range(0, 20, 2))
+        assert ids(w.backlog()) == names(*range(1, 20, 2))
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
+        assert w.backlog().messages.locked_count == 0
+        assert w.of(events.DestinationResting)[0].destination == "full"
+
+
+@sync
+async def test_a_destination_that_has_room_again_gets_everything_in_order() -> None:
+    async with world() as w:
+        room = fill(w.destination())
+        w.strand(*range(10))
+        w.watchers.append(lambda event: room() if isinstance(event, events.DestinationResting) else None)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 10)
+        assert ids(w.destination()) == names(*range(10))
+        assert len(w.of(events.DestinationBack)) == 1
+
+
+@sync
+async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> None:
+    async with world(1, "orders", "full") as w:
+        fill(w.destination("full"))
+        w.strand(*range(30), to="full")
+        w.strand(99)
+        most = 0
+
+        def look(_event: Any) -> None:
+            nonlocal most
+            most = max(most, w.backlog().messages.locked_count)
+
+        w.watchers.append(look)
+        result = await w.run(hold=7)
+        assert result.exit_code == 3
+        assert (result.receipt.received, result.receipt.released) == (7, 7)
+        assert most <= 7
+        (blocked,) = w.of(events.LaneBlocked)
+        assert blocked.destinations == ("full",)
+        assert w.backlog().messages.locked_count == 0
+
+
+@sync
+async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover.Setting, "hold_bytes", 100_000)
+    monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
+    original = syphon.Setting
+    monkeypatch.setattr(syphon, "Setting", lambda **terms: original(**terms, hold_bytes=100_000))
+    async with world() as w:
+        fill(w.destination())
+        w.strand(*range(30), size=20_000)
+        result = await w.run()
+        assert 4 <= result.receipt.received <= 6
+        assert result.receipt.released == result.receipt.received
+        assert w.of(events.LaneBlocked)
+
+
+@sync
+async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 1_000.0)
+    monkeypatch.setattr(mover, "RENEW_REST_SECONDS", 0.01)
+    async with world() as w:
+        room = fill(w.destination())
+        w.strand(1, 2)
+        renewed = asyncio.Event()
+        after(w.backlog().messages, "renew", renewed.set, skip=3)
+        async with w.watching():
+            await renewed.wait()
+            w.emulator.advance(59_000)
+            renewed.clear()
+            after(w.backlog().messages, "renew", renewed.set, skip=3)
+            await renewed.wait()
+            w.emulator.advance(59_000)
+            room()
+            await until(lambda: ids(w.destination()) == names(1, 2))
+            await until(lambda: held_in(w.backlog()) == [])
+
+
+@sync
+async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 1_000.0)
+    monkeypatch.setattr(mover, "RENEW_REST_SECONDS", 0.01)
+    async with world() as w:
+        room = fill(w.destination())
+        w.strand(*range(5))
+        async with w.watching() as task:
+            await w.told_of(events.DestinationResting)
+            w.emulator.advance(61_000)
+            await w.told_of(events.Progress, lambda event: event.received > 5)
+            room()
+            await until(lambda: held_in(w.backlog()) == [])
+        receipt = task.result().receipt
+        assert sorted(ids(w.destination())) == names(*range(5))
+        assert (receipt.sent, receipt.distinct, receipt.exit_code) == (5, 5, 0)
+        assert receipt.released >= 1
+
+
+# Watching
+
+
+@sync
+async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -> None:
+    async with world(2) as w:
+        async with w.watching() as task:
+            await w.told_of(events.LaneOpened)
+            w.strand(1, index=0)
+            await until(lambda: ids(w.destination()) == names(1))
+            w.strand(2, index=1)
+            await until(lambda: ids(w.destination()) == names(1, 2))
+        result = task.result()
+        assert (result.stopped, result.exit_code, result.receipt.sent) == (True, 0, 2)
+        assert held_in(w.backlog(0)) + held_in(w.backlog(1)) == []
+
+
+@sync
+async def test_a_stop_releases_what_is_held() -> None:
+    async with world() as w:
+        fill(w.destination())
+        w.strand(*range(5))
+        async with w.watching() as task:
+            await w.told_of(events.DestinationResting)
+        receipt = task.result().receipt
+        assert (receipt.received, receipt.released) == (5, 5)
+        assert w.backlog().messages.locked_count == 0
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
+
+
+@sync
+async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it() -> None:
+    async with world() as w:
+        silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        w.pair = replace(w.pair, primary=replace(w.pair.primary, port=port))
+        w.strand(1, 2)
+        async with w.watching() as task:
+            await w.told_of(events.Progress)
+        silent.close()
+        await silent.wait_closed()
+        receipt = task.result().receipt
+        assert (receipt.received, receipt.released, receipt.in_doubt, receipt.doubtful) == (2, 2, 0, ())
+
+
+@sync
+async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
+    async with world() as w:
+        silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+        plan = lane.Plan(w.pair, False, mover.Setting("contoso-dr", on_event=w.tell), w.stop)
+        port = silent.sockets[0].getsockname()[1]
+        plan.pair = replace(w.pair, secondary=replace(w.pair.secondary, port=port))
+        waiting = lane.Lane(queue_path("contoso", 0), plan)
+        task = asyncio.create_task(waiting.run())
+        await asyncio.sleep(0)
+        w.stop.set()
+        waiting.interrupt()
+        await task
+        silent.close()
+        await silent.wait_closed()
+        assert waiting.error is None
+
+
+@sync
+async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lane.LONG_POLL_SECONDS == 15 * 60
+    monkeypatch.setattr(lane, "LONG_POLL_SECONDS", 0.02)
+    asked, polled = Counter[str](), asyncio.Event()
+    on_flow, taking = Outlet.on_flow, wire_engine.WireSource.take
+
+    def counted(outlet: Outlet) -> None:
+        asked["flows"] += 1
+        on_flow(outlet)
+
+    async def take(source: Any, most: int, *, seconds: float) -> Any:
+        asked["polls"] += 1
+        if asked["polls"] == 5:
+            polled.set()
+        return await taking(source, most, seconds=seconds)
+
+    monkeypatch.setattr(Outlet, "on_flow", counted)
+    monkeypatch.setattr(wire_engine.WireSource, "take", take)
+    async with world() as w, w.watching():
+        await polled.wait()
+        assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
+
+
+# The end of patience
+
+
+@sync
+async def test_cancelled_it_lets_go_of_every_lock() -> None:
+    async with world(2) as w:
+        fill(w.destination())
+        w.strand(*range(5), index=0)
+        w.strand(*range(5), index=1)
+        task = asyncio.create_task(w.run(once=False))
+        await w.told_of(events.DestinationResting)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0)
+        assert len(held_in(w.backlog(0))) == len(held_in(w.backlog(1))) == 5
+
+
+@sync
+async def test_cancelled_at_any_point_it_loses_nothing() -> None:
+    async with world() as w:
+        before = asyncio.all_tasks()
+        total, turns, finished = 0, 0, False
+        while not finished:
+            w.strand(total, total + 1)
+            total += 2
+            task = asyncio.create_task(w.run())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            finished = task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: asyncio.all_tasks() == before)
+            await until(lambda: w.backlog().messages.locked_count == 0)
+            turns += 7
+        everywhere = set(ids(w.destination())) | set(ids(w.backlog()))
+        assert everywhere == set(names(*range(total)))
+        assert held_in(w.backlog(), dead=True) == []
+
+
+# Faults
+
+
+@sync
+async def test_the_primary_goes_down_and_comes_back() -> None:
+    async with world() as w:
+        w.strand(*range(20))
+        outages: list[str] = []
+
+        def down() -> None:
+            outages.append(w.emulator.faults.namespace_down("contoso"))
+
+        def up(event: Any) -> None:
+            if isinstance(event, events.DestinationResting) and outages:
+                w.emulator.faults.end(outages.pop())
+
+        after(w.destination().messages, "enqueue", down, skip=4)
+        w.watchers.append(up)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent, result.failures) == (0, 20, ())
+        # The fifth was accepted, and nobody heard of it: it is there twice, and the receipt says which.
+        counted = Counter(ids(w.destination()))
+        assert set(counted) == set(names(*range(20)))
+        assert {name for name, count in counted.items() if count > 1} == {"m4"}
+        assert [each.message_id for each in result.receipt.doubtful] == ["m4"]
+        assert result.receipt.in_doubt == 0
+
+
+@sync
+async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_is_touched() -> None:
+    async with world() as w:
+        w.strand(1, 2)
+        w.emulator.faults.namespace_down("contoso")
+        result = await w.run()
+        assert result.exit_code == 6
+        assert (result.receipt.received, ids(w.backlog())) == (0, names(1, 2))
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
+
+
+@sync
+async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_lettered() -> None:
+    async with world() as w:
+        w.strand(*range(10))
+        after(
+            w.destination().messages, "enqueue", functools.partial(w.emulator.faults.namespace_down, "contoso"), skip=4
+        )
+        result = await w.run()
+        assert result.exit_code == 3
+        assert result.receipt.sent == 4
+        assert (result.receipt.in_doubt, result.receipt.released) == (1, 5)
+        assert ids(w.backlog()) == names(*range(4, 10))
+        assert held_in(w.backlog(), dead=True) == []
+
+
+@sync
+async def test_the_secondary_breaks_and_what_the_primary_has_is_not_sent_again() -> None:
+    async with world() as w:
+        w.strand(*range(20))
+
+        def blink() -> None:
+            outage = w.emulator.faults.namespace_down("contoso-dr")
+            asyncio.get_running_loop().call_soon(w.emulator.faults.end, outage)
+
+        after(w.destination().messages, "enqueue", blink, skip=4)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent, result.failures) == (0, 20, ())
+        assert sorted(Counter(ids(w.destination())).items()) == sorted((name, 1) for name in names(*range(20)))
+        assert result.receipt.already_sent >= 1
+        assert result.receipt.distinct == 20
+        assert result.receipt.doubtful == ()
+        assert held_in(w.backlog()) == []
+
+
+@sync
+async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confirmed() -> None:
+    async with world() as w:
+        w.strand(*range(5))
+        after(
+            w.destination().messages,
+            "enqueue",
+            functools.partial(w.emulator.faults.namespace_down, "contoso-dr"),
+            skip=4,
+        )
+        result = await w.run()
+        assert result.exit_code == 3
+        assert [queue for queue, _ in result.failures] == [queue_path("contoso", 0)]
+        in_both = {each.message_id for each in result.receipt.doubtful}
+        assert in_both == set(ids(w.backlog())) & set(ids(w.destination()))
+        assert "m4" in in_both
+
+
+@sync
+async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
+    async with world() as w:
+        w.strand(1, 2, 3)
+        after(w.destination().messages, "enqueue", lambda: w.emulator.advance(61_000))
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 3)
+        assert result.receipt.already_sent >= 1
+        assert sorted(ids(w.destination())) == names(1, 2, 3)
+        assert held_in(w.backlog()) == []
+
+
+@pytest.mark.parametrize("once", [True, False])
+@sync
+async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message(once: bool) -> None:
+    async with world(2) as w:
+        w.may_only("primary", Claim.SEND, key="wrong-s3cret")
+        w.strand(*range(5), index=0)
+        w.strand(*range(5), index=1)
+        result = await w.run(once=once)
+        assert result.exit_code == 5
+        assert (result.receipt.sent, result.receipt.dead_lettered) == (0, 0)
+        assert result.receipt.released == result.receipt.received
+        assert len(held_in(w.backlog(0))) == len(held_in(w.backlog(1))) == 5
+        assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
+        assert "s3cret" not in str(result) + str(w.told)
+
+
+@sync
+async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harms_no_message() -> None:
+    async with world() as w:
+        w.may_only("primary", Claim.LISTEN)
+        w.strand(1, 2)
+        result = await w.run()
+        assert result.exit_code == 5
+        assert isinstance(result.failures[0][1], errors.NotAuthorized)
+        assert ids(w.backlog()) == names(1, 2)
+
+
+@sync
+async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
+    async with world() as w:
+        w.pair = replace(w.pair, primary=replace(w.pair.primary, tls=True, ca_file="/nowhere/ca.pem"))
+        w.strand(1, 2)
+        result = await w.run(once=False)
+        assert result.exit_code == 2
+        assert isinstance(result.failures[0][1], errors.UsageError)
+        assert (ids(w.backlog()), held_in(w.backlog(), dead=True)) == (names(1, 2), [])
+
+
+@sync
+async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_received() -> None:
+    async with world() as w:
+        w.may_only("secondary", *Claim, key="wrong")
+        with pytest.raises(errors.NotAuthenticated):
+            await w.run()
+
+
+@sync
+async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
+    async with world(2) as w:
+        fill(w.destination())
+        w.destination("other")
+        w.strand(*range(5), index=0)
+        async with w.watching() as task:
+            await w.told_of(events.DestinationResting)
+            w.secondary.delete_queue(queue_path("contoso", 0))
+            await w.told_of(events.LaneFailed, lambda event: event.retry_seconds is None)
+            w.strand(9, to="other", index=1)
+            await until(lambda: ids(w.destination("other")) == names(9))
+        receipt = task.result().receipt
+        assert (receipt.sent, receipt.released) == (1, 5)

@@ -1,0 +1,390 @@
+"""The mover over an engine made of memory: every delivery ends in one bucket, whatever its two sides do."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.move import mover
+from sbpair.move.mover import Mover, Setting
+from sbpair.move.route import Facts
+
+if TYPE_CHECKING:
+    from sbpair.move.receipt import Receipt
+
+UNREACHABLE = errors.Unreachable("it is away")
+IN_DOUBT = errors.InDoubt("no answer came")
+REFUSED = errors.ServiceRefused("never")
+LOST = errors.MessageLockLost("too late")
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def wrapper(*arguments: Any, **keywords: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(10):
+                await test(*arguments, **keywords)
+
+        asyncio.run(main())
+
+    return wrapper
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "REST_SECONDS", 0.001)
+    monkeypatch.setattr(mover, "REST_MOST_SECONDS", 0.001)
+    monkeypatch.setattr(mover, "RENEW_REST_SECONDS", 0.001)
+
+
+@dataclass(eq=False)
+class Arrival:
+    facts: Facts
+    lock_until: float
+
+
+class Memory:
+    """A source and a destination. Each answer is the next of `answers[what]`: an error to raise, or None."""
+
+    queue = "q"
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers = {what: deque(each) for what, each in answers.items()}
+        self.done: list[tuple[str, int]] = []
+        self.error: errors.SbpairError | None = None
+        self.stopped = self.interrupted = False
+        self.reached = asyncio.Event()
+
+    async def answer(self, what: str, *arrivals: Any) -> None:
+        await asyncio.sleep(0)
+        answer = self.answers[what].popleft() if self.answers.get(what) else None
+        if answer == "hang":
+            self.reached.set()
+            await asyncio.Event().wait()
+        if answer is not None:
+            raise answer
+        self.done += [(what, arrival.facts.sequence_number) for arrival in arrivals]
+
+    async def used_up(self, what: str) -> None:
+        while self.answers[what]:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+
+    async def ready(self, _destination: str) -> None:
+        await self.answer("ready")
+
+    async def send(self, arrival: Any, _order: Any) -> None:
+        await self.answer("send", arrival)
+
+    async def complete(self, arrivals: Sequence[Any]) -> None:
+        await self.answer("complete", *arrivals)
+
+    async def release(self, arrivals: Sequence[Any]) -> None:
+        await self.answer("release", *arrivals)
+
+    async def dead_letter(self, arrival: Any, _reason: str, _description: str) -> None:
+        await self.answer("dead_letter", arrival)
+
+    async def renew(self, arrivals: Sequence[Any]) -> None:
+        await self.answer("renew", *arrivals)
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    def grant(self, most: int) -> None:
+        raise NotImplementedError
+
+    async def take(self, most: int, *, seconds: float) -> Sequence[Any]:
+        raise NotImplementedError
+
+
+def arrival(number: int, path: str | None = "orders", size: int = 10, lock: float = 1_000.0) -> Arrival:
+    facts = Facts("q", number, 1, f"m{number}", path, size=size, flaw="" if path else "it has no path")
+    return Arrival(facts, asyncio.get_running_loop().time() + lock)
+
+
+async def move(
+    memory: Memory,
+    arrivals: list[Arrival],
+    setting: Setting,
+    *,
+    settle: bool = True,
+    then: Callable[[Mover], Awaitable[None]] | None = None,
+) -> Mover:
+    """What a lane does with a mover, from the first delivery to the end."""
+    made: Mover | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            made = Mover(memory, memory, tasks, setting)
+            locks = tasks.create_task(made.keep_locks())
+            made.accept(arrivals)
+            while settle and made.in_hand and not made.stuck(3) and made.fatal is None:
+                await made.changed(1.0)
+            if then is not None:
+                await then(made)
+            await made.finish()
+            locks.cancel()
+    finally:
+        if made is not None:
+            made.write_off()
+            assert made.in_hand == 0
+    return made
+
+
+def receipt_of(setting: Setting) -> Receipt:
+    receipt = setting.tally.receipt()
+    assert receipt.balanced, receipt
+    return receipt
+
+
+@sync
+async def test_sent_is_completed_and_only_then() -> None:
+    memory, setting = Memory(), Setting("ns")
+    await move(memory, [arrival(1), arrival(2)], setting)
+    assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
+    assert [number for what, number in memory.done if what == "send"] == [1, 2]
+    assert receipt_of(setting).sent == 2
+    assert not setting.journal.unconfirmed()
+
+
+@sync
+async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> None:
+    memory, setting = Memory(send=[IN_DOUBT, IN_DOUBT, None]), Setting("ns")
+    await move(memory, [arrival(1)], setting)
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.in_doubt, receipt.exit_code) == (1, 0, 0)
+    assert [each.message_id for each in receipt.doubtful] == ["m1"]
+
+
+@sync
+async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
+    memory, setting = Memory(send=[IN_DOUBT, REFUSED]), Setting("ns")
+    await move(memory, [arrival(1)], setting)
+    receipt = receipt_of(setting)
+    assert (receipt.dead_lettered, receipt.in_doubt) == (1, 0)
+    assert [each.message_id for each in receipt.doubtful] == ["m1"]
+
+
+@sync
+async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
+    memory, setting = Memory(send=[IN_DOUBT] * 50), Setting("ns")
+    await move(memory, [arrival(1), arrival(2)], setting)
+    receipt = receipt_of(setting)
+    assert (receipt.in_doubt, receipt.released, receipt.exit_code) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
+@sync
+async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exception) -> None:
+    memory, setting = Memory(dead_letter=[error]), Setting("ns")
+    made = await move(memory, [arrival(1, None)], setting)
+    receipt = receipt_of(setting)
+    assert (receipt.dead_lettered, receipt.released, receipt.dead_letters) == (0, 1, ())
+    assert (made.trouble is None) == (error is LOST)
+
+
+@sync
+async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> None:
+    memory, setting = Memory(complete=[UNREACHABLE]), Setting("ns")
+    made = await move(memory, [arrival(1)], setting)
+    assert receipt_of(setting).sent == 1
+    assert len(setting.journal.unconfirmed()) == 1
+    assert made.trouble is UNREACHABLE
+    again = Memory()
+    await move(again, [arrival(1)], setting)
+    receipt = receipt_of(setting)
+    assert again.done == [("complete", 1)]
+    assert (receipt.sent, receipt.already_sent, receipt.distinct) == (1, 1, 1)
+    assert not setting.journal.unconfirmed()
+
+
+@pytest.mark.parametrize("accepted_before", [False, True])
+@sync
+async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
+    memory, setting = Memory(complete=["hang"]), Setting("ns")
+    if accepted_before:
+        setting.journal.accepted(("ns", "q", 1, 1, "m1"))
+    task = asyncio.create_task(move(memory, [arrival(1)], setting))
+    await memory.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.already_sent) == (not accepted_before, accepted_before)
+
+
+@pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
+@sync
+async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, doubtful: int) -> None:
+    memory, setting = Memory(**{step: ["hang"]}), Setting("ns")
+    task = asyncio.create_task(move(memory, [arrival(1)], setting))
+    await memory.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    receipt = receipt_of(setting)
+    assert (receipt.in_doubt, receipt.released, len(receipt.doubtful)) == (doubtful, 1 - doubtful, doubtful)
+
+
+@sync
+async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -> None:
+    memory, setting = Memory(ready=["hang"]), Setting("ns")
+    await move(memory, [arrival(1), arrival(2)], setting, settle=False, then=lambda _mover: memory.reached.wait())
+    assert memory.stopped
+    assert receipt_of(setting).released == 2
+    assert memory.done == [("release", 1), ("release", 2)]
+
+
+@pytest.mark.parametrize("step", ["ready", "send"])
+@pytest.mark.parametrize(
+    "error", [errors.NotAuthorized("no claim"), errors.UsageError("bad CA file"), errors.MachineLacks("no room")]
+)
+@sync
+async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_nothing(
+    step: str, error: errors.SbpairError
+) -> None:
+    memory, setting = Memory(**{step: [error]}), Setting("ns")
+    made = await move(memory, [arrival(1), arrival(2)], setting)
+    assert made.fatal is error
+    assert memory.interrupted
+    receipt = receipt_of(setting)
+    assert (receipt.released, receipt.dead_lettered) == (2, 0)
+
+
+@sync
+async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to_blame() -> None:
+    memory, setting = Memory(send=[errors.ProtocolError("bad frame")]), Setting("ns")
+    await move(memory, [arrival(1)], setting)
+    assert receipt_of(setting).sent == 1
+
+
+@pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
+@sync
+async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 10_000.0)
+    monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
+    monkeypatch.setattr(mover, "REST_MOST_SECONDS", 100.0)
+    memory, setting = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), Setting("ns")
+    await move(memory, [arrival(1)], setting, settle=False, then=lambda _made: memory.used_up("renew"))
+    assert receipt_of(setting).released == 1
+
+
+@sync
+async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 10_000.0)
+    monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
+    monkeypatch.setattr(mover, "REST_MOST_SECONDS", 100.0)
+    memory, setting = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), Setting("ns")
+    arrivals = [arrival(1), arrival(2), arrival(3)]
+    await move(memory, arrivals, setting, settle=False, then=lambda _made: memory.used_up("renew"))
+    # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
+    assert [each.lock_until == 0.0 for each in arrivals] == [True, False, True]
+    assert ("release", 3) not in memory.done
+    assert ("release", 2) in memory.done
+    assert receipt_of(setting).released == 3
+
+
+@sync
+async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> None:
+    memory, setting = Memory(), Setting("ns")
+    await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], setting)
+    assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
+    receipt = receipt_of(setting)
+    assert (receipt.received, receipt.distinct, receipt.sent) == (4, 2, 2)
+    assert receipt.exit_code == 0
+
+
+@sync
+async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
+    setting = Setting("ns", hold=10, hold_bytes=1_000)
+    memory = Memory(ready=[UNREACHABLE] * 1_000)
+    rooms: list[int] = []
+
+    async def fill(made: Mover) -> None:
+        for number in range(1, 6):
+            rooms.append(made.room)
+            made.accept([arrival(number, size=300)])
+        rooms.append(made.room)
+
+    async with asyncio.TaskGroup() as tasks:
+        made = Mover(memory, memory, tasks, setting)
+        await fill(made)
+        await made.finish()
+    # Unknown at first how large they are: one; then as many as fit; and none beyond.
+    assert rooms == [1, 2, 1, 1, 0, 0]
+    assert made.room == 3
+
+
+ANSWERS = st.lists(
+    st.sampled_from(
+        [None, None, UNREACHABLE, IN_DOUBT, REFUSED, errors.QuotaExceeded("full"), errors.EntityMissing("?")]
+    ),
+    max_size=12,
+)
+SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT, REFUSED]), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ready=st.lists(st.sampled_from([None, None, UNREACHABLE, errors.EntityMissing("?")]), max_size=12),
+    send=ANSWERS,
+    complete=SETTLEMENTS,
+    dead_letter=SETTLEMENTS,
+    release=SETTLEMENTS,
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from(["orders", "ORDERS", "billing", None])), max_size=12
+    ),
+    turns=st.none() | st.integers(0, 60),
+)
+def test_every_delivery_ends_in_one_bucket_whatever_happens(
+    ready: Any, send: Any, complete: Any, dead_letter: Any, release: Any, arrivals: Any, turns: int | None
+) -> None:
+    patch = pytest.MonkeyPatch()
+    for name in ("REST_SECONDS", "REST_MOST_SECONDS"):
+        patch.setattr(mover, name, 0.0)
+
+    async def main() -> None:
+        memory = Memory(ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
+        setting = Setting("ns")
+        taken = [arrival(number, path) for number, path in arrivals]
+        task = asyncio.create_task(moved(memory, taken, setting))
+        if turns is not None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() or task.exception() is None
+        receipt = setting.tally.receipt()
+        assert receipt.balanced, receipt
+        sent = [number for what, number in memory.done if what == "send"]
+        assert receipt.sent == len(sent)
+        assert {number for what, number in memory.done if what == "complete"} <= set(sent)
+
+    async def moved(memory: Memory, taken: list[Arrival], setting: Setting) -> None:
+        made: Mover | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                made = Mover(memory, memory, tasks, setting)
+                made.accept(taken)
+                while made.in_hand and not made.stuck(3):
+                    await made.changed(1.0)
+                await made.finish()
+        finally:
+            if made is not None:
+                made.write_off()
+
+    try:
+        asyncio.run(main())
+    finally:
+        patch.undo()
