@@ -1,0 +1,375 @@
+"""Topics and subscriptions, step by step, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, encode_map
+from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
+from sbpair.emulator import envelope, management, topic_description
+from sbpair.emulator.errors import (
+    ArgumentInvalid,
+    EntityExists,
+    EntityNotFound,
+    MessageTooLarge,
+    NotAllowed,
+    NotAuthorized,
+    QuotaExceeded,
+    Refusal,
+)
+from sbpair.emulator.message import Message
+from sbpair.emulator.requests import Reply, Request
+from sbpair.emulator.rules.rule import CorrelationFilter, FalseFilter, Rule, SqlAction, SqlFilter, TrueFilter
+from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.timespan import TICKS_PER_SECOND
+from sbpair.emulator.topic_description import SUBSCRIPTION, TOPIC, SubscriptionDescription, TopicDescription
+
+if TYPE_CHECKING:
+    from sbpair.emulator.clock import ManualClock
+    from sbpair.emulator.namespace import Namespace
+    from sbpair.emulator.topic import Subscription, Topic
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+def topic(namespace: Namespace) -> Topic:
+    return namespace.create_topic("Orders")
+
+
+def a_message(properties: dict[str, Value] | None = None, **fields: Any) -> Message:
+    sections = Sections(
+        properties=Properties(message_id="m").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, properties or {}),
+    )
+    return Message(sections, 100, **fields)
+
+
+def received(subscription: Subscription) -> list[Message]:
+    return subscription.messages.receive(100)
+
+
+def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
+    clock.advance(ms)
+    namespace.agenda.advance(clock.now_ms())
+
+
+def test_every_subscription_has_its_own_message_of_the_same_bytes(topic) -> None:
+    first, second = topic.create_subscription("first"), topic.create_subscription("second")
+    sent = a_message()
+    topic.send([a_message(), sent])
+    got, other = received(first), received(second)
+    assert [message.sequence_number for message in got] == [1, 2]
+    assert got[1].sections is other[1].sections is sent.sections
+    first.messages.complete(got[1].lock_token)
+    assert (len(first.messages), len(second.messages)) == (1, 2)
+
+
+def test_a_topic_without_subscriptions_takes_messages_and_keeps_none(topic) -> None:
+    sent = a_message()
+    topic.send([sent])
+    assert sent.sequence_number == 1
+    assert topic.size_bytes == 0
+    later = topic.create_subscription("later")
+    assert received(later) == []
+
+
+def test_a_topic_is_as_full_as_all_its_subscriptions(topic) -> None:
+    for name in ("a", "b"):
+        topic.create_subscription(name)
+    topic.send([a_message()])
+    assert topic.size_bytes == 200
+    for subscription in topic.subscriptions:
+        subscription.messages.size_bytes = 512 * 1024 * 1024
+    with pytest.raises(QuotaExceeded):
+        topic.send([a_message()])
+    with pytest.raises(MessageTooLarge):
+        topic.send([Message(Sections(), 300_000)])
+
+
+def test_a_scheduled_message_is_published_when_its_time_has_come(namespace, topic, clock) -> None:
+    subscription = topic.create_subscription("s")
+    numbers = topic.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE) for _ in range(2)])
+    assert topic.counts().scheduled == 2
+    topic.cancel_scheduled(numbers[:1])
+    let_pass(namespace, clock, MINUTE - 1)
+    assert received(subscription) == []
+    let_pass(namespace, clock, 1)
+    assert len(received(subscription)) == 1
+    assert topic.counts().total == 0
+
+
+def test_the_shortest_time_to_live_of_message_topic_and_subscription_holds(namespace, clock) -> None:
+    topic = namespace.create_topic("t", TopicDescription(default_message_time_to_live=60 * TICKS_PER_SECOND))
+    short = SubscriptionDescription(
+        default_message_time_to_live=30 * TICKS_PER_SECOND, dead_lettering_on_message_expiration=True
+    )
+    brief, plain = topic.create_subscription("brief", short), topic.create_subscription("plain")
+    topic.send([a_message(), a_message(ttl_ms=10_000)])
+    for ms, in_brief, in_plain in ((10_000, 1, 1), (20_000, 0, 1), (30_000, 0, 0)):
+        let_pass(namespace, clock, ms)
+        assert (brief.counts().active, plain.counts().active) == (in_brief, in_plain)
+    assert brief.counts().dead_letter == 2
+
+
+def test_rules_that_change_hold_for_what_is_sent_afterwards(topic) -> None:
+    subscription = topic.create_subscription("s", rule=Rule("none", FalseFilter()))
+    topic.send([a_message({"n": Int(1)})])
+    subscription.add_rule(Rule("ones", SqlFilter("n = 1")))
+    topic.send([a_message({"n": Int(1)}), a_message({"n": Int(2)})])
+    assert len(received(subscription)) == 1
+    subscription.change_rule(Rule("ONES", SqlFilter("n = 2")))
+    topic.send([a_message({"n": Int(1)}), a_message({"n": Int(2)}), a_message({"n": Int(2)})])
+    assert len(received(subscription)) == 2
+    subscription.remove_rule("Ones")
+    topic.send([a_message({"n": Int(2)})])
+    assert received(subscription) == []
+    assert [rule.name for rule in subscription.rules] == ["none"]
+
+
+def test_rules_have_names_that_differ(topic, monkeypatch) -> None:
+    subscription = topic.create_subscription("s")
+    with pytest.raises(EntityExists):
+        subscription.add_rule(Rule("$default"))
+    with pytest.raises(EntityNotFound):
+        subscription.remove_rule("other")
+    with pytest.raises(EntityNotFound):
+        subscription.change_rule(Rule("other"))
+    monkeypatch.setattr("sbpair.emulator.topic.RULES_MOST", 2)
+    subscription.add_rule(Rule("second"))
+    with pytest.raises(QuotaExceeded):
+        subscription.add_rule(Rule("third"))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_a_filter_fails_on_is_a_dead_letter_if_so_described(topic, wanted) -> None:
+    description = SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=wanted)
+    subscription = topic.create_subscription("s", description, Rule("r", SqlFilter("1 / n = 1")))
+    topic.send([a_message({"n": Int(1)}), a_message({"n": Int(0)}), a_message({"n": Int(1)})])
+    assert len(received(subscription)) == 2
+    dead = subscription.dead_letters.receive(10)
+    if not wanted:
+        assert dead == []
+        return
+    assert [message.sequence_number for message in dead] == [2]
+    assert dead[0].dead_letter.reason == "FilterException"
+    assert dead[0].dead_letter.description == "Attempted to divide by zero."
+    assert dead[0].dead_letter.source == "Orders/Subscriptions/s"
+    assert b"FilterException" in envelope.give_out(dead[0])
+
+
+def test_a_subscription_with_sessions_buries_what_has_none(topic) -> None:
+    subscription = topic.create_subscription("s", SubscriptionDescription(requires_session=True))
+    topic.send([a_message(), a_message(session_id="one")])
+    assert subscription.counts().active == 1
+    assert subscription.dead_letters.receive(1)[0].dead_letter.reason == "Session ID is null"
+
+
+def test_an_action_changes_one_copy_only(topic) -> None:
+    rule = Rule("r", TrueFilter(), SqlAction("SET n = n + 1; SET sys.SessionId = 'x'"))
+    changed, plain = topic.create_subscription("changed", rule=rule), topic.create_subscription("plain")
+    topic.send([a_message({"n": Int(1)})])
+    one, other = received(changed)[0], received(plain)[0]
+    assert one.sections.read_application_properties() == Map([("n", Int(2)), ("RuleName", "r")])
+    assert one.session_id == "x"
+    assert one.size == len(one.sections)
+    assert other.sections.read_application_properties() == Map([("n", Int(1))])
+
+
+# Names and addresses
+
+
+def test_queues_and_topics_share_their_names(namespace) -> None:
+    namespace.create_topic("Orders")
+    with pytest.raises(EntityExists):
+        namespace.create_queue("orders")
+    namespace.create_queue("q")
+    with pytest.raises(EntityExists):
+        namespace.create_topic("Q")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 51, "a/b", "a b", "ä", "$a"])
+def test_is_no_name_of_a_subscription(topic, name) -> None:
+    with pytest.raises(ArgumentInvalid):
+        topic.create_subscription(name)
+
+
+def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) -> None:
+    subscription = topic.create_subscription("First")
+    for address in (
+        "orders/subscriptions/first",
+        "ORDERS/Subscriptions/FIRST",
+        "amqps://h:1/Orders/Subscriptions/First",
+    ):
+        assert namespace.resolve(address).queue is subscription
+    dead = namespace.resolve("orders/Subscriptions/first/$DeadLetterQueue/$management")
+    assert dead.messages is subscription.dead_letters
+    assert dead.management
+    assert namespace.resolve("orders").queue is topic
+    for missing in (
+        "orders/subscriptions/other",
+        "orders/$deadletterqueue",
+        "other/subscriptions/first",
+        "orders/first",
+    ):
+        with pytest.raises(EntityNotFound):
+            namespace.resolve(missing)
+    with pytest.raises(EntityExists):
+        topic.create_subscription("FIRST")
+
+
+def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
+    subscription = topic.create_subscription("s")
+    with pytest.raises(NotAllowed):
+        topic.check_receive()
+    with pytest.raises(NotAllowed):
+        subscription.send([a_message()])
+    assert subscription.message_limit_bytes == topic.message_limit_bytes
+
+
+def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
+    told: list[Refusal] = []
+    subscription, other = topic.create_subscription("s"), topic.create_subscription("other")
+    subscription.watch(told.append)
+    topic.watch(told.append)
+    topic.send([a_message()])
+    topic.delete_subscription("Other")
+    assert len(other.messages) == 0
+    namespace.delete_topic("orders")
+    assert len(told) == 2
+    assert len(subscription.messages) == 0
+    with pytest.raises(EntityNotFound):
+        namespace.resolve("orders/subscriptions/s")
+    assert namespace.create_topic("orders").subscriptions == []
+
+
+def test_there_are_only_so_many_subscriptions(topic, monkeypatch) -> None:
+    monkeypatch.setattr("sbpair.emulator.topic.SUBSCRIPTIONS_MOST", 1)
+    topic.create_subscription("one")
+    with pytest.raises(QuotaExceeded):
+        topic.create_subscription("two")
+
+
+def test_the_keys_of_a_topic_are_good_for_its_subscriptions(namespace, clock) -> None:
+    rule = AuthorizationRule("listen", "key", "key-2", frozenset({Claim.LISTEN}))
+    namespace.create_topic("t", TopicDescription(authorization_rules=(rule,))).create_subscription("s")
+    token = sign(rule, "sb://host/t", clock.now_ms() // 1000 + 60)
+    namespace.authenticate(token, "t/subscriptions/s").require(Claim.LISTEN, "t/subscriptions/s", clock.now_ms())
+    with pytest.raises(NotAuthorized):
+        namespace.authenticate(token, "t").require(Claim.SEND, "t", clock.now_ms())
+
+
+# Descriptions
+
+
+@pytest.mark.parametrize("shape", [TOPIC, SUBSCRIPTION])
+def test_the_order_of_elements_is_minded(shape) -> None:
+    shape.check_order([name for name in shape.elements if name in shape.settable])
+    ordered = [name for name in shape.elements if name in shape.settable and name not in shape.unordered]
+    for wrong in ([ordered[1], ordered[0]], [ordered[0], ordered[0]], ["Nothing"]):
+        with pytest.raises(ArgumentInvalid, match=f"{shape.element}|more than once"):
+            shape.check_order(wrong)
+
+
+@pytest.mark.parametrize(
+    ("shape", "default", "values"),
+    [
+        (TOPIC, TopicDescription(), {"EnablePartitioning": "true"}),
+        (TOPIC, TopicDescription(), {"RequiresDuplicateDetection": "true"}),
+        (TOPIC, TopicDescription(), {"MaxSizeInMegabytes": "1000"}),
+        (SUBSCRIPTION, SubscriptionDescription(), {"RequiresSession": "true"}),
+        (SUBSCRIPTION, SubscriptionDescription(), {"LockDuration": "PT6M"}),
+        (SUBSCRIPTION, SubscriptionDescription(), {"Status": "Asleep"}),
+    ],
+)
+def test_what_cannot_change_and_what_cannot_be(shape, default, values) -> None:
+    with pytest.raises(ArgumentInvalid, match=next(iter(values))):
+        topic_description.from_elements(shape, default, values, default)
+
+
+def test_what_an_update_leaves_out_is_default_again_but_for_what_cannot_change() -> None:
+    existing = replace(SubscriptionDescription(), requires_session=True, max_delivery_count=3)
+    updated = topic_description.from_elements(SUBSCRIPTION, SubscriptionDescription(), {}, existing)
+    assert (updated.requires_session, updated.max_delivery_count) == (True, 10)
+
+
+# Rules over the management node
+
+
+def ask(namespace: Namespace, address: str, operation: str, arguments: dict[str, Value]) -> Reply:
+    request = Request("1", None, f"com.microsoft:{operation}", Map(), Map(arguments.items()))
+    return management.answer(request, namespace.resolve(address), lambda _: None)
+
+
+def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, topic) -> None:
+    subscription = topic.create_subscription("s")
+    node = "orders/subscriptions/s/$management"
+    described = {
+        "sql": Map(
+            [("sql-filter", Map([("expression", "n = 1")])), ("sql-rule-action", Map([("expression", "SET a = 1")]))]
+        ),
+        "like": Map(
+            [("correlation-filter", Map([("label", "l"), ("to", None), ("properties", Map([("n", Int(1))]))]))]
+        ),
+        "true": Map([("true-filter", Map())]),
+        "false": Map([("false-filter", Map())]),
+    }
+    for name, description in described.items():
+        added = ask(namespace, node, "add-rule", {"rule-name": name, "rule-description": description})
+        assert added.status == 200
+    assert subscription.rule("like").filter == CorrelationFilter(
+        label="l", properties=subscription.rule("like").filter.properties
+    )
+    reply = ask(namespace, node, "enumerate-rules", {"skip": Int(1), "top": Int(2)})
+    shown = [entry["rule-description"] for entry in reply.body["rules"]]
+    assert [rule.value[2] for rule in shown] == ["sql", "like"]
+    assert shown[0].descriptor == ULong(1335734829060)
+    assert [part.descriptor for part in shown[0].value[:2]] == [83483426822, 1335734829062]
+    assert shown[1].value[0] == Described(
+        ULong(83483426825), [None, None, None, None, "l", None, None, None, Map([("n", Int(1))])]
+    )
+    assert ask(namespace, node, "remove-rule", {"rule-name": "SQL"}).status == 200
+    assert [rule.name for rule in subscription.rules] == ["$Default", "like", "true", "false"]
+    assert ask(namespace, node, "enumerate-rules", {"skip": Int(9), "top": Int(2)}).status == 204
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "status"),
+    [
+        ("add-rule", {"rule-name": "$Default", "rule-description": Map([("true-filter", Map())])}, 409),
+        ("add-rule", {"rule-name": "x" * 51, "rule-description": Map([("true-filter", Map())])}, 400),
+        ("add-rule", {"rule-name": "r", "rule-description": Map([("sql-filter", Map([("expression", "a =")]))])}, 400),
+        ("add-rule", {"rule-name": "r", "rule-description": Map([("odd-filter", Map())])}, 400),
+        ("add-rule", {"rule-name": "r", "rule-description": Map([("correlation-filter", Map())])}, 400),
+        (
+            "add-rule",
+            {
+                "rule-name": "r",
+                "rule-description": Map([("correlation-filter", Map([("properties", Map([("a", [])]))]))]),
+            },
+            400,
+        ),
+        ("add-rule", {"rule-name": "r"}, 400),
+        ("remove-rule", {"rule-name": "r"}, 404),
+        ("remove-rule", {}, 404),
+        ("enumerate-rules", {"skip": Int(-1), "top": Int(1)}, 400),
+        ("enumerate-rules", {"top": Array([])}, 400),
+    ],
+)
+def test_a_bad_request_about_rules_is_refused(namespace, topic, operation, arguments, status) -> None:
+    topic.create_subscription("s")
+    reply = ask(namespace, "orders/subscriptions/s/$management", operation, arguments)
+    assert reply.status == status
+    assert reply.condition is not None
+
+
+def test_only_a_subscription_has_rules(namespace, topic) -> None:
+    namespace.create_queue("q")
+    topic.create_subscription("s")
+    for address in ("q", "orders", "orders/subscriptions/s/$deadletterqueue"):
+        assert (
+            ask(namespace, f"{address}/$management", "enumerate-rules", {"skip": Int(0), "top": Int(1)}).status == 400
+        )
