@@ -54,6 +54,13 @@ def command(
             help="With --tls: write what clients are to trust into FILE; by itself into a temporary one",
         ),
     ] = None,
+    identity: Annotated[
+        bool,
+        typer.Option("--identity", help="Be a managed identity too: print what lets azure-identity sign in here"),
+    ] = False,
+    accept_any_token: Annotated[
+        bool, typer.Option("--accept-any-token", help="Let in whoever has a bearer token that has not run out")
+    ] = False,
     display: Display,
 ) -> int:
     """Run namespaces on this machine, for trying things out and for tests.
@@ -65,7 +72,8 @@ def command(
 
       {"schema": "sbpair/emulator/1", "namespaces": [{"name": "", "endpoint": "", "connection_string": ""}]}
 
-    With --tls also "ca_file", and a "tls_connection_string" for each namespace.
+    With --tls also "ca_file", and a "tls_connection_string" for each namespace; with --identity also
+    "identity": {"endpoint": "", "header": ""}, which azure-identity calls IDENTITY_ENDPOINT and IDENTITY_HEADER.
 
     Exit codes: 0 stopped by a signal; 7 a port is in use.
     """
@@ -75,6 +83,7 @@ def command(
     if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     from sbpair.emulator import server
+    from sbpair.emulator.setup import Setup
 
     async def serve(_stop: asyncio.Event) -> None:
         await server.run(
@@ -82,8 +91,7 @@ def command(
             host=host,
             ready_file=ready_file,
             on_ready=lambda ready: _show(screen, ready),
-            tls=tls,
-            ca_file=ca_file,
+            setup=Setup(tls, ca_file, identity, accept_any_token),
         )
 
     try:
@@ -128,4 +136,6 @@ def _show(screen: Screen, ready: "Ready") -> None:
     for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
         screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each.name)}")
         screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each.connection_string)}")
+    for name, value in ready.sign_in.environment.items() if ready.sign_in else ():
+        screen.write(f"export {name}={shlex.quote(value)}")
     screen.say("ready; Ctrl-C stops it")

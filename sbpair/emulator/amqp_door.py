@@ -62,11 +62,11 @@ SESSION_FILTER: Final = "com.microsoft:session-filter"
 class AmqpDoor(asyncio.Protocol):
     """One client's connection to `namespace`."""
 
-    def __init__(self, namespace: Namespace, *, accept_any_token: bool = False) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         self.blocked = False
         self._namespace = namespace
         self._points = namespace.points
-        self._claims = Claims(namespace, self._on_expired, accept_any_token=accept_any_token)
+        self._claims = Claims(namespace, self._on_expired)
         self._entities: set[Queue] = set()
         self._again: dict[Outlet, None] = {}
         self._holding: dict[Requests, None] = {}

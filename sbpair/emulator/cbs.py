@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.errors import ArgumentInvalid, NotAuthenticated, NotAuthorized, Refusal
+from sbpair.emulator.errors import ArgumentInvalid, NotAuthorized, Refusal
 from sbpair.emulator.requests import Reply, Request, text_at
-from sbpair.emulator.sas import ALL_CLAIMS, SCHEME, Claim, Grant, covers, scope_of
+from sbpair.emulator.sas import BEARER, SCHEME, Claim, Grant, covers, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +24,10 @@ PUT_TOKEN: Final = "put-token"  # noqa: S105  # the name of an operation
 class Claims:
     """The grants of one connection. `on_expired` is called when one of them has run out."""
 
-    def __init__(self, namespace: Namespace, on_expired: Callable[[], None], *, accept_any_token: bool = False) -> None:
+    def __init__(self, namespace: Namespace, on_expired: Callable[[], None]) -> None:
         self.due_ms = NEVER
         self._namespace = namespace
         self._on_expired = on_expired
-        self._accept_any_token = accept_any_token
         self._grants: dict[str, Grant] = {}
 
     def check_key(self, name: str, key: str) -> bool:
@@ -62,11 +61,7 @@ class Claims:
 
     def _verified(self, token: str, path: str) -> Grant:
         # By the value, not by the type that was claimed: the SDK for Python says "jwt" of every token.
-        if token.startswith(SCHEME):
-            return self._namespace.authenticate(token, path)
-        if self._accept_any_token:
-            return Grant("", ALL_CLAIMS, path)
-        raise NotAuthenticated("InvalidIssuer: Only SharedAccessSignature tokens are accepted here.")
+        return self._namespace.authenticate(token if token.startswith(SCHEME) else f"{BEARER} {token}", path)
 
     def require(self, claims: tuple[Claim, ...], path: str) -> None:
         """Refuses, unless one of `claims` is granted on `path`."""

@@ -130,10 +130,9 @@ def expire_locks(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 def _held_by(namespace: Namespace, path: str) -> list[SubQueue]:
-    if path:
-        addresses = (path, f"{path}/$deadletterqueue")
-        return [namespace.resolve(address).messages for address in addresses]
-    return [messages for queue in namespace.queues() for messages in (queue.messages, queue.dead_letters)]
+    subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
+    entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *subscriptions]
+    return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
 
 
 class Throttle:

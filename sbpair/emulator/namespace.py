@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.agenda import Agenda
+from sbpair.emulator.bearer import Bearers
 from sbpair.emulator.description import QueueDescription, check_path
 from sbpair.emulator.errors import EntityExists, EntityNotFound, QuotaExceeded
 from sbpair.emulator.fault_points import FaultPoints
 from sbpair.emulator.queue import Queue
-from sbpair.emulator.sas import AuthorizationRule, Grant, covers, parse, scope_of, verify
+from sbpair.emulator.sas import BEARER, AuthorizationRule, Grant, covers, parse, scope_of, verify
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
 from sbpair.emulator.topic import SEGMENT, Subscription, Topic
 from sbpair.emulator.topic_description import TopicDescription
@@ -67,6 +68,7 @@ class Namespace:
         self.authority = name
         self.on_outage: set[Callable[[], None]] = set()
         self.points = FaultPoints()
+        self.bearers = Bearers()
         self._call_soon = call_soon
         self._queues: dict[str, Queue] = {}
         self._topics: dict[str, Topic] = {}
@@ -177,7 +179,13 @@ class Namespace:
     # Access
 
     def authenticate(self, token: str, address: str) -> Grant:
-        """What a `SharedAccessSignature …` allows, asked for on `address`. NotAuthenticated where it is not good."""
+        """What a `SharedAccessSignature …` or `Bearer …` allows, asked for on `address`.
+
+        NotAuthenticated where it is not good.
+        """
+        scheme, _, bearer = token.partition(" ")
+        if scheme == BEARER:
+            return self.bearers.grant(bearer.strip(), self.clock.now_ms())
         parsed = parse(token)
         rules = [*self.keys, *self._rules_within(parsed.scope)]
         return verify(parsed, rules, scope_of(address), self.clock.now_ms())

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SCHEME: Final = "SharedAccessSignature"
+BEARER: Final = "Bearer"
+"""The scheme of the other kind of token."""
+
 _TOKEN_LIMIT: Final = 8192
 
 

@@ -18,10 +18,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.agenda import Agenda
+from sbpair.emulator.bearer import Bearers
 from sbpair.emulator.clock import AdjustableClock, SystemClock
 from sbpair.emulator.faults import Faults
 from sbpair.emulator.first_bytes import Door, FirstBytes
 from sbpair.emulator.namespace import Namespace
+from sbpair.emulator.setup import PLAIN, Setup
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 
 if TYPE_CHECKING:
@@ -33,12 +35,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sbpair.emulator.control import ControlDoor
+    from sbpair.emulator.identity import IdentityDoor, SignIn
     from sbpair.emulator.tls import Tls
 
     AmqpFactory = Callable[[Namespace], asyncio.Protocol]
 
 STOP_SECONDS: Final = 1.0
-PLAIN: Final = ";UseDevelopmentEmulator=true"
+WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """What tells the official clients not to speak TLS."""
 
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
@@ -55,10 +58,11 @@ class ReadyNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a started emulator is reached by. `ca_file` is there with TLS."""
+    """What a started emulator is reached by. `ca_file` is there with TLS, `sign_in` with an identity."""
 
     namespaces: tuple[ReadyNamespace, ...]
     ca_file: str | None = None
+    sign_in: SignIn | None = None
 
     def as_json(self) -> str:
         return json.dumps(self.as_document())
@@ -66,7 +70,12 @@ class Ready:
     def as_document(self) -> dict[str, object]:
         """What is always there, and then what was asked for."""
         described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
-        return {"namespaces": described} | ({"ca_file": self.ca_file} if self.ca_file else {})
+        document: dict[str, object] = {"namespaces": described}
+        if self.ca_file is not None:
+            document["ca_file"] = self.ca_file
+        if self.sign_in is not None:
+            document["identity"] = asdict(self.sign_in)
+        return document
 
 
 class Timer:
@@ -165,7 +174,7 @@ def socket_of(transport: asyncio.BaseTransport) -> int:
 class Emulator:
     """Namespaces on ports of their own, from `async with` to its end. Port 0 is any free one.
 
-    With `tls` each port speaks TLS as well; `ready.ca_file`, or the `ca_file` that was named, is what to trust.
+    `ready` says how it is reached, and what came of the `setup` that was asked for.
 
     Raises PortInUse, before anything is started, where a port is taken; MachineLacks, where it may not be opened;
     NameInvalid and UsageError for names and ports that cannot be.
@@ -178,11 +187,10 @@ class Emulator:
         host: str = "127.0.0.1",
         clock: AdjustableClock | None = None,
         amqp_factory: AmqpFactory | None = None,
-        tls: bool = False,
-        ca_file: Path | None = None,
+        setup: Setup = PLAIN,
     ) -> None:
-        self._wants_tls = tls or ca_file is not None
-        self._ca_file = ca_file
+        self._setup = setup
+        self._identity: IdentityDoor | None = None
         self._tls: Tls | None = None
         self._wanted = list(namespaces)
         self._host = host
@@ -200,7 +208,7 @@ class Emulator:
         async with AsyncExitStack() as stack:
             for each in listening:
                 stack.callback(each.close)
-            if self._wants_tls:
+            if self._setup.tls:
                 self._tls = stack.enter_context(self._certified())
             self._timer = Timer(self.clock, self.agenda)
             stack.callback(self._timer.stop)
@@ -212,19 +220,26 @@ class Emulator:
         from sbpair.emulator.tls import tls_for
 
         hosts = [] if self._host in _EVERYWHERE else [self._host]
-        return tls_for([*hosts, *(f"{name.lower()}.servicebus.windows.net" for name, _ in self._wanted)], self._ca_file)
+        names = [f"{name.lower()}.servicebus.windows.net" for name, _ in self._wanted]
+        return tls_for([*hosts, *names], self._setup.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
         from sbpair.emulator.control import ControlDoor
 
         soon = asyncio.get_running_loop().call_soon
         control = ControlDoor(self.namespaces, self.faults, self.clock, self.advance)
+        if self._setup.identity:
+            from sbpair.emulator.identity import IdentityDoor
+
+            self._identity = IdentityDoor(self.clock)
+        issuer = self._identity.issuer if self._identity else None
         for (name, _), each in zip(self._wanted, listening, strict=True):
             namespace = Namespace(name, self.clock, self.agenda, call_soon=soon)
             namespace.authority = authority_of(self._host, each.getsockname()[1])
+            namespace.bearers = Bearers(issuer, accept_any=self._setup.accept_any_token)
             self.namespaces[name] = namespace
             tls = self._tls.context if self._tls else None
-            port = Port(namespace, each, self._amqp or amqp_door(), http_door(namespace, control), tls)
+            port = Port(namespace, each, self._amqp or amqp_door(), http_door(namespace, control, self._identity), tls)
             await port.start()
             stack.push_async_callback(port.stop)
 
@@ -247,11 +262,13 @@ class Emulator:
                 name,
                 each.endpoint,
                 each.connection_string,
-                each.connection_string.removesuffix(PLAIN) if self._tls else "",
+                each.connection_string.removesuffix(WITHOUT_TLS) if self._tls else "",
             )
             for name, each in self.namespaces.items()
         )
-        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None)
+        first = next(iter(self.namespaces.values()))
+        sign_in = self._identity.sign_in(first.authority) if self._identity else None
+        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, sign_in)
 
 
 def check_wanted(namespaces: Sequence[tuple[str, int]]) -> None:
@@ -318,17 +335,21 @@ def amqp_door() -> AmqpFactory:
     return factory
 
 
-def http_door(namespace: Namespace, control: ControlDoor) -> web.Server:
+def http_door(namespace: Namespace, control: ControlDoor, identity: IdentityDoor | None = None) -> web.Server:
     from aiohttp import web
 
+    from sbpair.emulator import control as control_door
+    from sbpair.emulator import identity as identity_door
     from sbpair.emulator.atom import AtomDoor
-    from sbpair.emulator.control import PREFIX
 
     atom = AtomDoor(namespace)
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        if request.raw_path.lower().lstrip("/").replace("%24", "$").startswith(PREFIX):
+        path = request.raw_path.lower().lstrip("/").replace("%24", "$")
+        if path.startswith(control_door.PREFIX):
             return await control.handle(request)
+        if identity is not None and path.startswith(identity_door.PREFIX):
+            return identity.handle(request)
         if namespace.down:
             if request.transport is not None:
                 request.transport.abort()
@@ -369,13 +390,12 @@ async def run(
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
     clock: AdjustableClock | None = None,
-    tls: bool = False,
-    ca_file: Path | None = None,
+    setup: Setup = PLAIN,
 ) -> None:
     """Serves until it is cancelled, then stops cleanly. Raises what Emulator raises, and MachineLacks for the file."""
     if ready_file is not None:
         forget_ready(ready_file)
-    async with Emulator(namespaces, host=host, clock=clock, tls=tls, ca_file=ca_file) as emulator:
+    async with Emulator(namespaces, host=host, clock=clock, setup=setup) as emulator:
         if ready_file is not None:
             write_ready(ready_file, emulator.ready)
         if on_ready is not None:

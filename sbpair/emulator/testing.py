@@ -13,5 +13,6 @@ from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.fault_kinds import Fault
 from sbpair.emulator.faults import Faults
 from sbpair.emulator.server import Emulator
+from sbpair.emulator.setup import Setup
 
-__all__ = ["Emulator", "Fault", "Faults", "ManualClock"]
+__all__ = ["Emulator", "Fault", "Faults", "ManualClock", "Setup"]

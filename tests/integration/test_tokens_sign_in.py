@@ -1,0 +1,224 @@
+"""Signing in as an identity: azure-identity with the official clients, and with sbpair itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import HttpResponseError
+from azure.identity import DefaultAzureCredential, ManagedIdentityCredential
+from azure.identity.aio import DefaultAzureCredential as AioDefaultAzureCredential
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.aio import ServiceBusClient as AioClient
+from azure.servicebus.exceptions import ServiceBusAuthenticationError
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from sbpair import audit, provision
+from sbpair.bus.credentials import token_getter
+from sbpair.emulator.bearer import AUDIENCE, Issuer
+from sbpair.emulator.testing import Emulator, Setup
+from sbpair.errors import InDoubt, NotAuthenticated
+from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
+from sbpair.report import Outcome
+from sbpair.wire.client import connect
+
+MESSAGE = bytes.fromhex("005375a0026869")
+
+
+@pytest.fixture(scope="module")
+def signing(another: Any) -> Iterator[Any]:
+    """An emulator that is a managed identity, with TLS, in a thread of its own."""
+    with another(setup=Setup(tls=True, identity=True)) as signing:
+        yield signing
+
+
+@pytest.fixture(autouse=True)
+def environment(signing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in signing.emulator.ready.sign_in.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_official_client_signs_in_over_plain_amqp(signing: Any) -> None:
+    queue = signing.queue()
+    with (
+        DefaultAzureCredential() as credential,
+        ServiceBusClient(signing.namespace.authority, credential, use_tls=False) as client,
+        client.get_queue_sender(queue.path) as sender,
+        client.get_queue_receiver(queue.path) as receiver,
+    ):
+        sender.send_messages(ServiceBusMessage("signed in"))
+        (message,) = receiver.receive_messages(1, max_wait_time=10)
+        receiver.complete_message(message)
+        assert receiver.peek_messages() == []
+
+
+def test_the_official_aio_client_signs_in_over_tls(signing: Any) -> None:
+    queue = signing.queue()
+
+    async def main() -> None:
+        async with (
+            AioDefaultAzureCredential() as credential,
+            AioClient(
+                signing.namespace.authority,
+                credential,
+                connection_verify=signing.emulator.ready.ca_file,
+                custom_endpoint_address=f"sb://{signing.namespace.authority}",
+                transport_type=TransportType.Amqp,
+            ) as client,
+            client.get_queue_sender(queue.path) as sender,
+        ):
+            await sender.send_messages(ServiceBusMessage("signed in"))
+
+    asyncio.run(main())
+    assert signing.do(queue.counts).active == 1
+
+
+def test_the_official_administration_client_signs_in(signing: Any) -> None:
+    with (
+        ManagedIdentityCredential() as credential,
+        ServiceBusAdministrationClient(
+            signing.namespace.authority, credential, connection_verify=signing.emulator.ready.ca_file
+        ) as client,
+    ):
+        client.create_queue("made-by-an-identity")
+        assert client.get_queue_runtime_properties("made-by-an-identity").total_message_count == 0
+
+
+class Foreign:
+    """A credential whose tokens nobody here has signed."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._token = AccessToken(*Issuer().issue(AUDIENCE, now_ms))
+
+    def get_token(self, *_: str, **__: Any) -> AccessToken:
+        return self._token
+
+
+def test_a_foreign_token_is_refused_and_says_why(signing: Any) -> None:
+    queue = signing.queue()
+    credential = Foreign(signing.do(signing.namespace.clock.now_ms))
+    with (
+        pytest.raises(ServiceBusAuthenticationError) as caught,
+        ServiceBusClient(signing.namespace.authority, credential, use_tls=False, retry_total=0) as client,
+        client.get_queue_sender(queue.path),
+    ):
+        pass
+    assert "InvalidIssuer" in str(caught.value.inner_exception)
+    with (
+        ServiceBusAdministrationClient(
+            signing.namespace.authority, credential, connection_verify=signing.emulator.ready.ca_file
+        ) as client,
+        pytest.raises(HttpResponseError, match="InvalidIssuer") as refused,
+    ):
+        client.get_namespace_properties()
+    assert refused.value.status_code == 401
+    gc.collect()
+
+
+def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
+    with another(setup=Setup(accept_any_token=True)) as lenient:
+        queue = lenient.queue()
+        credential = Foreign(lenient.do(lenient.namespace.clock.now_ms))
+        with (
+            ServiceBusClient(lenient.namespace.authority, credential, use_tls=False) as client,
+            client.get_queue_sender(queue.path) as sender,
+        ):
+            sender.send_messages(ServiceBusMessage("let in"))
+        assert lenient.do(queue.counts).active == 1
+
+
+def test_links_end_with_their_token() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), Emulator([("contoso", 0)], setup=Setup(identity=True)) as emulator:
+            namespace = emulator.namespaces["contoso"]
+            namespace.create_queue("orders")
+            endpoint = endpoint_from_connection_string(namespace.connection_string)
+            issued, _ = issue(emulator)
+            connecting = Endpoint("contoso", endpoint.authority, endpoint.host, endpoint.port, False, Identity())
+
+            async def get_token(_: str) -> tuple[str, float]:
+                return issued, 2.0**40
+
+            async with connect(connecting, get_token=get_token) as wire:
+                sender = await wire.sender("orders")
+                await sender.send(MESSAGE)
+                emulator.advance(86_400_000)
+                with pytest.raises(InDoubt, match="ExpiredToken"):
+                    await sender.send(MESSAGE)
+                with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+                    await wire.sender("orders/$deadletterqueue")
+
+    def issue(emulator: Emulator) -> tuple[str, int]:
+        assert emulator._identity is not None
+        return emulator._identity.issuer.issue(AUDIENCE, emulator.clock.now_ms())
+
+    asyncio.run(main())
+
+
+def pair_of(signing: Any) -> Pair:
+    """Both namespaces, by name and signed in to, as `namespace = …` in the configuration means them."""
+    ca_file = signing.emulator.ready.ca_file
+    ends = []
+    for name, namespace in signing.emulator.namespaces.items():
+        host, _, port = namespace.authority.rpartition(":")
+        authority = f"{name}.servicebus.windows.net"
+        ends.append(Endpoint(name, authority, host, int(port), tls=True, credential=Identity(), ca_file=ca_file))
+    return Pair("signed-in", *ends, backlog_queues=2)
+
+
+def test_sbpair_signs_in_itself(signing: Any) -> None:
+    pair = pair_of(signing)
+
+    async def main() -> None:
+        assert {item.outcome for item in (await provision.run(pair)).items} == {Outcome.CREATED}
+        assert {item.outcome for item in (await audit.run(pair)).items} == {Outcome.OK}
+        path = (await audit.run(pair)).items[0].name
+        async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
+            await (await wire.sender(path)).send(MESSAGE)
+            assert len(await wire.peek(path, 0, 1)) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("header", "query", "status"),
+    [
+        (None, "api-version=2019-08-01&resource=x", 401),
+        ("wrong", "api-version=2019-08-01&resource=x", 401),
+        ("right", "api-version=2017-09-01&resource=x", 400),
+        ("right", "api-version=2019-08-01", 400),
+        ("right", "api-version=2019-08-01&resource=x", 200),
+    ],
+)
+def test_the_identity_answers_whoever_knows_its_secret(
+    signing: Any, header: str | None, query: str, status: int
+) -> None:
+    sign_in = signing.emulator.ready.sign_in
+    headers = {} if header is None else {"X-IDENTITY-HEADER": sign_in.header if header == "right" else header}
+
+    async def main() -> None:
+        async with ClientSession(headers=headers) as session, session.get(f"{sign_in.endpoint}?{query}") as answer:
+            assert answer.status == status
+            assert set(await answer.json()) == (
+                {"access_token", "client_id", "expires_on", "resource", "token_type"}
+                if status == 200
+                else {"statusCode", "message"}
+            )
+
+    asyncio.run(main())
+
+
+def test_there_is_no_identity_where_none_was_asked_for(running: Any) -> None:
+    async def main() -> None:
+        url = f"http://{running.namespace.authority}/$identity/token?api-version=2019-08-01&resource=x"
+        async with ClientSession() as session, session.get(url) as answer:
+            assert answer.status == 401
+            assert "MissingToken" in await answer.text()
+
+    assert running.emulator.ready.sign_in is None
+    asyncio.run(main())
