@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sbpair.amqp import frames
+from sbpair.amqp import disposition, frames
 from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
 from sbpair.amqp.events import Closed, Event, Opened
 from sbpair.amqp.performatives import (
@@ -45,6 +45,7 @@ DESCRIPTION_MOST = 200
 NEVER = float("inf")
 
 _TRANSFER = b"\x00\x53\x14"
+_DISPOSITION = b"\x00\x53\x15"
 
 
 class Connection(Endpoint):
@@ -277,7 +278,7 @@ class Connection(Endpoint):
                         add(delivery)
                     continue
             frame = buffer[start:end]
-            body, _ = decode_composite(frame)
+            body = disposition.read(frame) if frame.startswith(_DISPOSITION) else decode_composite(frame)[0]
             self._on_performative(channel, body, frame)
             if self._over:
                 break

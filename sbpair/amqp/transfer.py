@@ -56,18 +56,18 @@ def read(buffer: bytes, start: int, end: int) -> Fields:
         if buffer[start + 6] == 0x43:
             handle, position = 0, start + 7
         else:
-            handle, position = _uint(buffer, start + 6)
+            handle, position = uint(buffer, start + 6)
         if buffer[position] == 0x70:
             delivery_id = _U32.unpack_from(buffer, position + 1)[0]
             position += 5
         else:
-            delivery_id, position = _uint(buffer, position)
+            delivery_id, position = uint(buffer, position)
         binary = buffer[position]
         after_tag = position + 2 + buffer[position + 1]
         if buffer[after_tag] == 0x43:
             message_format, tail_at = 0, after_tag + 1
         else:
-            message_format, tail_at = _uint(buffer, after_tag)
+            message_format, tail_at = uint(buffer, after_tag)
         number, settled, more = _TAILS[buffer[tail_at:stop]]
         narrow = buffer[start + 3] == 0xC0 and buffer[start + 5] == 4 + number
         if narrow and binary == 0xA0 and handle is not None and stop <= end:
@@ -78,7 +78,8 @@ def read(buffer: bytes, start: int, end: int) -> Fields:
     return _read_any(buffer, start, end)
 
 
-def _uint(buffer: bytes, position: int) -> tuple[int | None, int]:
+def uint(buffer: bytes, position: int) -> tuple[int | None, int]:
+    """A uint that may be null, and the position after it. Raises IndexError where something else stands."""
     code = buffer[position]
     if code == 0x52:
         return buffer[position + 1], position + 2
