@@ -218,7 +218,7 @@ KEYWORDS: Final = frozenset(
 
 _GRAMMAR: Final = r"""
 filter: disjunction
-action: ";"* statement (";"* statement)* ";"*
+action: statement (";"* statement)* ";"*
 statement: SET property EQUALS sum -> set
          | REMOVE property         -> remove
 ?disjunction: conjunction
