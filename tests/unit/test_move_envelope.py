@@ -302,7 +302,7 @@ def test_a_message_id_of_half_a_character_can_be_printed():
     assert facts.message_id == "?"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(own=OWN, annotations=ANNOTATIONS, header=HEADERS, properties=PROPERTY_LISTS, aliases=ALIASES, data=st.data())
 def test_damage_is_a_flaw_or_a_protocol_error_and_what_has_no_flaw_can_be_restored(
     own, annotations, header, properties, aliases, data

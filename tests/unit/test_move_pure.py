@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -191,6 +191,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 TestJournal = JournalMachine.TestCase
+TestJournal.settings = settings(max_examples=30, stateful_step_count=30)
 
 
 def test_a_journal_does_not_grow_with_what_others_have_taken():
