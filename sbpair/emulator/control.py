@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.fault_kinds import Fault
     from sbpair.emulator.namespace import Namespace
     from sbpair.emulator.queue import Queue
+    from sbpair.emulator.topic import Topic
 
 PREFIX: Final = "$control"
 
@@ -66,7 +67,12 @@ class ControlDoor:
     def _state(self) -> dict[str, object]:
         faults = {identity: fault_state(fault) for identity, fault in self._faults.active().items()}
         namespaces = [
-            {"name": name, "down": namespace.down, "queues": [queue_state(queue) for queue in namespace.queues()]}
+            {
+                "name": name,
+                "down": namespace.down,
+                "queues": [queue_state(queue) for queue in namespace.queues()],
+                "topics": [topic_state(topic) for topic in namespace.topics()],
+            }
             for name, namespace in self._namespaces.items()
         ]
         return {"now_ms": self._clock.now_ms(), "faults": faults, "namespaces": namespaces}
@@ -85,6 +91,15 @@ def queue_state(queue: Queue) -> dict[str, object]:
         "scheduled": counts.scheduled,
         "dead_letter": counts.dead_letter,
         "size_bytes": queue.size_bytes,
+    }
+
+
+def topic_state(topic: Topic) -> dict[str, object]:
+    return {
+        "path": topic.path,
+        "scheduled": topic.counts().scheduled,
+        "size_bytes": topic.size_bytes,
+        "subscriptions": [queue_state(subscription) for subscription in topic.subscriptions],
     }
 
 

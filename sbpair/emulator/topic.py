@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.errors import EntityExists, EntityNotFound, NotAllowed, QuotaExceeded
+from sbpair.emulator.partitions import Partitioned, Partitions
 from sbpair.emulator.queue import Queue
 from sbpair.emulator.rules.rule import (
     CorrelationFilter,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from sbpair.emulator.agenda import Agenda
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.description import QueueDescription
     from sbpair.emulator.message import Message
     from sbpair.emulator.subqueue import Expel
 
@@ -58,6 +60,10 @@ class Arrivals(SubQueue):
         self._bury(message, failure.reason, failure.description)
 
 
+class PartitionedArrivals(Partitioned, Arrivals):
+    """Those of a subscription to a partitioned topic."""
+
+
 class Subscription(Queue):
     """`name` is written as it was created. A change of its rules holds for messages sent from then on."""
 
@@ -81,7 +87,12 @@ class Subscription(Queue):
         super().__init__(f"{topic.path}/{SEGMENT}/{name}", description, clock, agenda, call_soon)
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        return Arrivals(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        make = Arrivals if self.partitions is None else PartitionedArrivals
+        return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+
+    def _make_partitions(self, description: QueueDescription) -> Partitions | None:
+        del description
+        return self.topic.partitions
 
     @property
     def message_limit_bytes(self) -> int:
@@ -104,13 +115,13 @@ class Subscription(Queue):
         """EntityNotFound where there is none."""
         found = self.find_rule(name)
         if found is None:
-            raise EntityNotFound(f"The rule '{name[:100]}' of '{self.path}' could not be found.")
+            raise EntityNotFound(f"The messaging entity '{self.path}/Rules/{name[:100]}' could not be found.")
         return found
 
     def add_rule(self, rule: Rule) -> Rule:
         """The rule, with the time of its making. EntityExists, or QuotaExceeded with too many."""
         if rule.name.lower() in self._rules:
-            raise EntityExists(f"The rule '{rule.name}' of '{self.path}' already exists.")
+            raise EntityExists(f"The messaging entity '{self.path}/Rules/{rule.name}' already exists.")
         if len(self._rules) >= RULES_MOST:
             raise QuotaExceeded(f"'{self.path}' already has {RULES_MOST} rules.")
         return self._put_rule(replace(rule, created_at_ms=self._clock.now_ms()))
@@ -180,6 +191,10 @@ class Inlet(SubQueue):
             self._publish(ready)
 
 
+class PartitionedInlet(Partitioned, Inlet):
+    """That of a partitioned topic."""
+
+
 class Topic(Queue):
     """`subscriptions` are found by name, in any case. A topic without one takes messages in and keeps none."""
 
@@ -199,7 +214,8 @@ class Topic(Queue):
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         del call_soon
-        return Inlet(self._publish, clock, agenda, lock_ms=lock_ms)
+        make = Inlet if self.partitions is None else PartitionedInlet
+        return make(self._publish, clock, agenda, lock_ms=lock_ms)
 
     def check_receive(self) -> None:
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")

@@ -43,6 +43,7 @@ DOORS = {
     "azure": {"bus", "sender"},
     "aiohttp": {"bus", "emulator"},
     "cryptography": {"emulator"},
+    "lark": {"emulator"},
     "pyspark": {"replay"},
     "pyarrow": {"replay"},
     "pandas": {"replay"},
