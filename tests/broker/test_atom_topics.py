@@ -199,7 +199,8 @@ def test_a_path_is_taken_apart(path: str, place: tuple[object, ...] | None) -> N
 
 TYPED = [
     ("string", " <a> & b "), ("int", "-5"), ("long", "5000000000"), ("short", "1"), ("byte", "-1"),
-    ("unsignedByte", "1"), ("unsignedShort", "1"), ("unsignedInt", "1"), ("unsignedLong", "18446744073709551615"), ("float", "1.5"),
+    ("unsignedByte", "1"), ("unsignedShort", "1"), ("unsignedInt", "1"), ("unsignedLong", "18446744073709551615"),
+    ("float", "1.5"),
     ("double", "-INF"), ("decimal", "19.990"), ("boolean", "false"), ("char", "97"), ("duration", "P1DT1S"),
     ("guid", "12345678-1234-5678-1234-567812345678"), ("dateTime", "2026-01-02T03:04:05.1234567Z"),
 ]  # fmt: skip
