@@ -78,7 +78,7 @@ class Lanes:
 
         table = Table("QUEUE", "RECEIVED", "SENT", "IN HAND", "LEFT", "", box=None)
         for queue, (at, note) in sorted(self._rows.items()):
-            left = "?" if at.remaining is None else at.remaining
+            left = "" if at.remaining is None else at.remaining
             cells = (queue, at.received, at.sent, at.in_hand, left, note)
             # Text and not str: what came from a service is not markup.
             table.add_row(*(Text(clean(cell)) for cell in cells))

@@ -50,7 +50,7 @@ def command(
        "dead_lettered": 0, "released": 0, "in_doubt": 0, "distinct": 0, "balanced": true, "queues": {},
        "destinations": {}, "dead_letters": [], "doubtful": [], "failures": [], "seconds": 0.0, "stopped": false}
 
-    Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, released or are in doubt; 130
+    Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind; 130
     --once was interrupted.
     """
     screen = Screen(display)

@@ -33,6 +33,8 @@ BATCH = 100
 LONG_POLL_SECONDS = 900.0
 """How long a receive waits in a lane that watches an idle queue: four calls an hour."""
 
+REPORT_SECONDS = 0.25
+
 EMPTY_WAIT_SECONDS = 5.0
 """How long `--once` waits before it believes that nothing comes, where it may not count; it takes two such waits."""
 
@@ -135,13 +137,17 @@ class Lane:
         try:
             async with asyncio.TaskGroup() as tasks:
                 mover = Mover(source, primary, tasks, plan.setting)
-                locks = tasks.create_task(mover.keep_locks(), name=f"locks of {self.queue}")
+                beside = (
+                    tasks.create_task(mover.keep_locks(), name=f"locks of {self.queue}"),
+                    tasks.create_task(self._report(mover), name=f"progress of {self.queue}"),
+                )
                 try:
                     await self._drain(wire, source, mover)
                 except SbpairError as error:
                     failure = error
                 await mover.finish()
-                locks.cancel()
+                for task in beside:
+                    task.cancel()
         finally:
             if mover is not None:
                 mover.write_off()
@@ -259,6 +265,13 @@ class Lane:
                 # The same key opens every queue: the other lanes would only find out one by one.
                 self._plan.stop.set()
         self._plan.setting.on_event(LaneFailed(self.queue, error.message, retry_seconds))
+
+    async def _report(self, mover: Mover) -> None:
+        """Say how far the lane is when something has changed, but not more often than anybody looks."""
+        while True:
+            await mover.changed(LONG_POLL_SECONDS)
+            await asyncio.sleep(REPORT_SECONDS)
+            self._tell(mover)
 
     def _tell(self, mover: Mover, remaining: int | None = None) -> None:
         tally = self._plan.setting.tally

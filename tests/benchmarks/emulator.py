@@ -23,8 +23,8 @@ from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb
 
 SCHEMA = "sbpair/benchmark/1"
 BATCH = 100
-FLIGHT = 8
-"""How many sends are on their way at the same time."""
+FLIGHT, SINGLE_FLIGHT = 8, 200
+"""How many batches, and how many single messages, are on their way at the same time."""
 
 IDLE_SECONDS = 10.0
 
@@ -41,8 +41,9 @@ def batches(count: int) -> list[bytes]:
 
 
 async def send(sender: Sender, payloads: list[bytes], message_format: int) -> None:
-    for start in range(0, len(payloads), FLIGHT):
-        chunk = payloads[start : start + FLIGHT]
+    flight = FLIGHT if message_format == BATCH_FORMAT else SINGLE_FLIGHT
+    for start in range(0, len(payloads), flight):
+        chunk = payloads[start : start + flight]
         await asyncio.gather(*(sender.send(payload, message_format=message_format) for payload in chunk))
 
 

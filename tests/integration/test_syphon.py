@@ -62,6 +62,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
     monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
 
 
@@ -559,6 +560,14 @@ async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -
         result = task.result()
         assert (result.stopped, result.exit_code, result.receipt.sent) == (True, 0, 2)
         assert held_in(w.backlog(0)) + held_in(w.backlog(1)) == []
+
+
+@sync
+async def test_a_watch_tells_how_far_it_is_until_nothing_is_in_hand() -> None:
+    async with world() as w:
+        w.strand(*range(50))
+        async with w.watching():
+            await w.told_of(events.Progress, lambda at: (at.received, at.sent, at.in_hand) == (50, 50, 0))
 
 
 @sync

@@ -1,0 +1,133 @@
+"""Every command with a credential that does not do: two lines, exit code 5, no secret told, nothing half done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.testing import Emulator
+from sbpair.model import endpoint_from_connection_string
+from sbpair.wire.client import connect
+
+KEY = "a-key-that-nobody-may-see"
+LISTEN = AuthorizationRule("listen", KEY, KEY, frozenset({Claim.LISTEN}))
+EXPIRED_AT = 1_600_000_000
+
+COMMANDS = (["provision"], ["audit"], ["syphon", "--once"])
+BAD_KEY = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=" + KEY
+
+
+def with_listen(endpoint: str) -> str:
+    return f"Endpoint={endpoint};SharedAccessKeyName=listen;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+
+
+def with_bad_key(endpoint: str) -> str:
+    return f"Endpoint={endpoint};{BAD_KEY};UseDevelopmentEmulator=true"
+
+
+def with_expired_token(endpoint: str) -> str:
+    token = sign(LISTEN, endpoint.replace("sb://", "https://"), EXPIRED_AT)
+    return f"Endpoint={endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true"
+
+
+async def finished(emulator: Emulator, words: list[str], **changed: str) -> tuple[int, str, str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+        environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+        environ[f"SBPAIR_{side}_NAME"] = namespace.name
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sbpair", *words),
+        env=environ | changed,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def strand(emulator: Emulator) -> None:
+    emulator.namespaces["contoso"].create_queue("orders")
+    emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
+    endpoint = endpoint_from_connection_string(emulator.ready.namespaces[1].connection_string)
+    async with connect(endpoint) as wire:
+        sender = await wire.sender(queue_path("contoso", 0))
+        message = Sections(
+            properties=Properties(message_id="m").encode(),
+            application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders"))),
+            body=data_body(b"body"),
+        )
+        await sender.send(message.join())
+
+
+def told(err: str) -> None:
+    """The last two lines are what and what to do; nothing tells the key."""
+    what, to_do = err.splitlines()[-2:]
+    assert what.startswith("error: ")
+    assert to_do.startswith("hint: ")
+    assert "Traceback" not in err
+    assert KEY not in err
+    assert "sig=" not in err
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("credential", [with_bad_key, with_expired_token], ids=["wrong key", "expired token"])
+def test_a_secondary_that_does_not_accept_the_credential_stops_everything(words: list[str], credential: object) -> None:
+    async def check() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            await strand(emulator)
+            endpoint = emulator.ready.namespaces[1].endpoint
+            code, out, err = await finished(
+                emulator,
+                words,
+                SBPAIR_SECONDARY_CONNECTION_STRING=credential(endpoint),  # type: ignore[operator]
+            )
+            assert (code, out) == (5, "")
+            told(err)
+            assert len(emulator.namespaces["contoso-dr"].queues()) == 1
+            assert emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0)).counts().total == 1
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("words", COMMANDS[:2], ids=" ".join)
+def test_a_missing_manage_claim_is_told(words: list[str]) -> None:
+    async def check() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            secondary = emulator.namespaces["contoso-dr"]
+            secondary.keys = (*secondary.keys, LISTEN)
+            listen = with_listen(emulator.ready.namespaces[1].endpoint)
+            code, out, err = await finished(emulator, words, SBPAIR_SECONDARY_CONNECTION_STRING=listen)
+            assert (code, out) == (5, "")
+            told(err)
+            assert "Manage" in err
+            assert secondary.queues() == []
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("credential", [with_bad_key, with_expired_token, with_listen])
+def test_a_primary_that_may_not_be_sent_to_leaves_every_message_where_it_is(credential: object) -> None:
+    async def check() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            await strand(emulator)
+            primary = emulator.namespaces["contoso"]
+            primary.keys = (*primary.keys, LISTEN)
+            code, _out, err = await finished(
+                emulator,
+                ["syphon", "--once"],
+                SBPAIR_PRIMARY_CONNECTION_STRING=credential(emulator.ready.namespaces[0].endpoint),  # type: ignore[operator]
+            )
+            assert code == 5
+            assert "Traceback" not in err
+            assert KEY not in err
+            backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
+            assert (backlog.counts().active, backlog.counts().dead_letter) == (1, 0)
+            assert [message.delivery_count for message in backlog.messages.peek(0, 1)] == [0]
+
+    asyncio.run(check())
