@@ -95,6 +95,7 @@ class AtomDoor:
         queue = self._namespace.find_queue(ask.path)
         if queue is None:
             return nothing_there(ask, self._namespace.clock.now_ms())
+        queue.check_whole()
         return respond(self._entry(ask, queue))
 
     def _entry(self, ask: Ask, queue: Queue) -> str:
@@ -113,6 +114,7 @@ class AtomDoor:
         existing = self._namespace.queue(ask.path) if ask.if_match else None
         description = self._description(ask, body, existing)
         if existing is not None:
+            existing.check_whole()
             existing.update(description)
             return respond(self._entry(ask, existing))
         return respond(self._entry(ask, self._namespace.create_queue(ask.path, description)), 201)

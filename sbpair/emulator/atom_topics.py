@@ -89,7 +89,9 @@ class TopicsDoor:
     def _answer_of_topic(self, ask: Ask, body: bytes) -> web.Response:
         match ask.method:
             case "GET":
-                return respond(self._topic_entry(ask, self._namespace.topic(ask.path)))
+                topic = self._namespace.topic(ask.path)
+                topic.check_whole()
+                return respond(self._topic_entry(ask, topic))
             case "PUT":
                 return self._put_topic(ask, body)
             case "DELETE":
@@ -105,6 +107,7 @@ class TopicsDoor:
         rules = with_times(wanted.rules, before.authorization_rules if before else (), now)
         found = from_elements(TOPIC, TopicDescription(), wanted.values, before, rules)
         if existing is not None:
+            existing.check_whole()
             existing.update(found)
             return respond(self._topic_entry(ask, existing))
         return respond(self._topic_entry(ask, self._namespace.create_topic(ask.path, found)), 201)

@@ -47,6 +47,8 @@ class QueueDescription:
     forward_dead_lettered_messages_to: str | None = None
     enable_express: bool = False
     max_message_size_in_kilobytes: int = 256
+    partitions: int = 1
+    """What the namespace divides every entity into: no client sets it, and sizes are not multiplied by it."""
 
     @property
     def lock_ms(self) -> int:
@@ -57,6 +59,10 @@ class QueueDescription:
         """NEVER for TimeSpan.MaxValue, and for all that ends after the calendar does."""
         ticks = self.default_message_time_to_live
         return NEVER if ticks == MAX_TICKS else ticks // TICKS_PER_MS
+
+    @property
+    def partition_count(self) -> int:
+        return PARTITIONS if self.enable_partitioning else self.partitions
 
     @property
     def total_size_in_megabytes(self) -> int:

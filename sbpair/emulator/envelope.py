@@ -69,7 +69,7 @@ def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
     if sections.header:
         message.ttl_ms = _ttl_of(sections.header)
     if sections.message_annotations:
-        message.scheduled_at_ms = _scheduled_at(sections.message_annotations)
+        message.scheduled_at_ms, message.partition_key = _told_by(sections.message_annotations)
     if sections.properties and (with_id or not _only_an_id(sections.properties)):
         if _PING in sections.properties and sections.read_properties().content_type == PING:
             return None
@@ -104,10 +104,12 @@ def _ttl_of(header: bytes) -> int | None:
     return Sections(header=header).read_header().ttl
 
 
-def _scheduled_at(annotations: bytes) -> int | None:
+def _told_by(annotations: bytes) -> tuple[int | None, str | None]:
+    """When it is to be enqueued, and its partition key."""
     # Decoded whatever it holds: what is broken in it must not get as far as the receivers.
-    value = Sections(message_annotations=annotations).read_message_annotations().get("x-opt-scheduled-enqueue-time")
-    return int(value) if isinstance(value, int) else None
+    told = Sections(message_annotations=annotations).read_message_annotations()
+    at, key = told.get("x-opt-scheduled-enqueue-time"), told.get("x-opt-partition-key")
+    return int(at) if isinstance(at, int) else None, None if key is None else text_of(key)
 
 
 # Giving out

@@ -17,6 +17,7 @@ from sbpair.emulator.sas import scope_of
 
 if TYPE_CHECKING:
     from sbpair.emulator.namespace import Namespace
+    from sbpair.emulator.partitions import Partitions
     from sbpair.emulator.subqueue import SubQueue
 
 
@@ -73,6 +74,32 @@ def entity_down(stage: Stage, fault: Fault) -> Iterator[None]:
         yield
     finally:
         points.bring_up(fault.path)
+
+
+@contextmanager
+def partition_down(stage: Stage, fault: Fault) -> Iterator[None]:
+    """One partition of an entity, or of all that are partitioned: keyed sends to it fail, others go elsewhere."""
+    number = fault.partition or 0
+    divided = list(divided_by(stage.namespace, fault.path))
+    for partitions in divided:
+        partitions.take_down(number)
+    if not fault.path:
+        stage.namespace.points.take_partition_down(number)
+    try:
+        yield
+    finally:
+        for partitions in divided:
+            partitions.bring_up(number)
+        if not fault.path:
+            stage.namespace.points.bring_partition_up(number)
+
+
+def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:
+    """The partitions of one entity, or of each; a subscription's are its topic's."""
+    entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *namespace.topics()]
+    for entity in entities:
+        if entity.partitions is not None:
+            yield entity.partitions
 
 
 @contextmanager
@@ -186,6 +213,7 @@ _LINE: Final = ("after_frames", "count", "entity")
 KINDS: Final[dict[str, Kind]] = {
     "namespace-down": Kind(namespace_down),
     "entity-down": Kind(entity_down, needs=("entity",)),
+    "partition-down": Kind(partition_down, needs=("partition",), takes=("entity",)),
     "latency": Kind(latency, needs=("ms",)),
     "drop": Kind(line, takes=_LINE),
     "stall": Kind(line, takes=_LINE),

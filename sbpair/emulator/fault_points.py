@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from sbpair.emulator.errors import EntityUnavailable
+from sbpair.emulator.errors import EntityUnavailable, TimedOut
 from sbpair.emulator.fault_line import FaultyLine
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class FaultPoints:
         self._line_faults: list[LineFault] = []
         self._latencies: list[float] = []
         self._down: list[str] = []
+        self._partitions_down: list[int] = []
 
     # Doors
 
@@ -148,6 +149,19 @@ class FaultPoints:
         for entity in self._down:
             if belongs(path, entity):
                 raise unavailable(entity)
+
+    def take_partition_down(self, partition: int) -> None:
+        """Of the whole namespace: nothing that is partitioned can be created meanwhile."""
+        self._partitions_down.append(partition)
+
+    def bring_partition_up(self, partition: int) -> None:
+        self._partitions_down.remove(partition)
+
+    def check_partitions(self) -> None:
+        for partition in self._partitions_down:
+            raise TimedOut(
+                f"The operation did not complete within the allotted time: partition {partition} is not available."
+            )
 
     def detach(self, entity: str, condition: str, text: str) -> None:
         for door in list(self.doors):

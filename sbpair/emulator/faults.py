@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
+from sbpair.emulator.description import PARTITIONS
 from sbpair.emulator.errors import ArgumentInvalid, EntityNotFound
-from sbpair.emulator.fault_kinds import KINDS, Fault, Kind, Stage
+from sbpair.emulator.fault_kinds import KINDS, Fault, Kind, Stage, divided_by
 from sbpair.emulator.fault_schedule import Schedule, plan
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Faults:
             raise BadField("namespace", f"'{fault.namespace[:100]}' is none of {', '.join(sorted(self._namespaces))}")
         check_fields(fault, kind)
         check_entity(fault, namespace)
+        check_partition(fault, namespace)
         running = kind.begin(Stage(namespace, self._advance), fault)
         running.__enter__()
         self._last += 1
@@ -110,6 +112,9 @@ class Faults:
     def entity_down(self, namespace: str, entity: str) -> str:
         return self.begin(Fault("entity-down", namespace, entity))
 
+    def partition_down(self, namespace: str, partition: int, entity: str | None = None) -> str:
+        return self.begin(Fault("partition-down", namespace, entity, partition))
+
     def latency(self, namespace: str, ms: int) -> str:
         return self.begin(Fault("latency", namespace, ms=ms))
 
@@ -164,6 +169,17 @@ def check_entity(fault: Fault, namespace: Namespace) -> None:
     except EntityNotFound as error:
         text = f"'{fault.entity[:100]}' is no entity of namespace '{fault.namespace}'"
         raise BadField("entity", text) from error
+
+
+def check_partition(fault: Fault, namespace: Namespace) -> None:
+    if fault.partition is None:
+        return
+    divided = list(divided_by(namespace, fault.path))
+    if fault.entity is not None and not divided:
+        raise BadField("entity", f"'{fault.entity[:100]}' is not partitioned")
+    if any(fault.partition >= partitions.count for partitions in divided) or fault.partition >= PARTITIONS:
+        least = min((partitions.count for partitions in divided), default=PARTITIONS)
+        raise BadField("partition", f"partitions are numbered from 0 to {least - 1}")
 
 
 def read_fault(document: object) -> Fault:

@@ -47,6 +47,7 @@ class Message:
         "lock_token",
         "locked_until_ms",
         "message_id",
+        "partition_key",
         "scheduled_at_ms",
         "sections",
         "sequence_number",
@@ -65,6 +66,7 @@ class Message:
         ttl_ms: int | None = None,
         session_id: str | None = None,
         scheduled_at_ms: int | None = None,
+        partition_key: str | None = None,
     ) -> None:
         self.sections = sections
         self.size = size
@@ -72,6 +74,7 @@ class Message:
         self.ttl_ms = ttl_ms
         self.session_id = session_id
         self.scheduled_at_ms = scheduled_at_ms
+        self.partition_key = partition_key
         self.sequence_number = 0
         self.enqueued_at_ms = 0
         self.expires_at_ms = NEVER
@@ -102,6 +105,7 @@ class Message:
             message_id=self.message_id,
             ttl_ms=self.ttl_ms,
             session_id=self.session_id,
+            partition_key=self.partition_key,
         )
 
     def for_dead_letters(self, dead_letter: DeadLetter) -> Message:

@@ -6,7 +6,7 @@ Paths are compared in lower case. Doors find entities, check tokens and are told
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.bearer import Bearers
@@ -28,8 +28,12 @@ ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE
 """The well-known key of emulators: no secret."""
 
 ENTITY_LIMIT: Final = 10_000
+PARTITIONED_LIMIT: Final = 100
 DEAD_LETTERS: Final = "$deadletterqueue"
 MANAGEMENT: Final = "$management"
+
+
+Described = TypeVar("Described", bound=QueueDescription)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +95,16 @@ class Namespace:
     def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
         """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
         path = self._new_path(path)
-        queue = Queue(path, description or QueueDescription(), self.clock, self.agenda, self._call_soon)
+        description = self._admitted(description or QueueDescription())
+        queue = Queue(path, description, self.clock, self.agenda, self._call_soon)
         self._queues[path.lower()] = queue
         return queue
 
     def create_topic(self, path: str, description: TopicDescription | None = None) -> Topic:
         """Raises as `create_queue` does: queues and topics share their names."""
         path = self._new_path(path)
-        topic = Topic(path, description or TopicDescription(), self.clock, self.agenda, self._call_soon)
+        described = self._admitted(description or TopicDescription())
+        topic = Topic(path, described, self.clock, self.agenda, self._call_soon)
         self._topics[path.lower()] = topic
         return topic
 
@@ -110,6 +116,16 @@ class Namespace:
         if len(self._queues) + len(self._topics) >= ENTITY_LIMIT:
             raise QuotaExceeded(f"Namespace '{self.name}' already has {ENTITY_LIMIT} entities.")
         return path
+
+    def _admitted(self, description: Described) -> Described:
+        """The description for a new entity, if it may be partitioned."""
+        if description.partition_count > 1:
+            self.points.check_partitions()
+        if description.enable_partitioning:
+            partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
+            if partitioned >= PARTITIONED_LIMIT:
+                raise QuotaExceeded(f"Namespace '{self.name}' already has {PARTITIONED_LIMIT} partitioned entities.")
+        return description
 
     def find_queue(self, path: str) -> Queue | None:
         return self._queues.get(path.strip("/").lower())
@@ -138,6 +154,7 @@ class Namespace:
     def delete_topic(self, path: str) -> None:
         """And its subscriptions."""
         topic = self.topic(path)
+        topic.check_whole()
         del self._topics[topic.path.lower()]
         topic.close()
 
@@ -160,6 +177,7 @@ class Namespace:
 
     def delete_queue(self, path: str) -> None:
         queue = self.queue(path)
+        queue.check_whole()
         del self._queues[queue.path.lower()]
         queue.close()
 

@@ -19,6 +19,8 @@ from sbpair.emulator.errors import (
     Refusal,
 )
 from sbpair.emulator.message import DeadLetter, Message
+from sbpair.emulator.partitions import Partitioned, Partitions
+from sbpair.emulator.sessions import PartitionedSessions, SessionMessages, check_sessions
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
 
 if TYPE_CHECKING:
@@ -54,15 +56,30 @@ class Queue:
     ) -> None:
         self.path = path
         self._clock = clock
+        self.description = description
         self._watchers: dict[Watcher, None] = {}
+        self.partitions = self._make_partitions(description)
         lock_ms = description.lock_ms
-        self.dead_letters = SubQueue(clock, agenda, lock_ms=lock_ms, call_soon=call_soon)
+        self.dead_letters = self._engine(clock, agenda, lock_ms=lock_ms, call_soon=call_soon)
         self.messages = self._make_messages(clock, agenda, lock_ms, call_soon)
+        for part in (self.messages, self.dead_letters):
+            if self.partitions is not None and isinstance(part, Partitioned):
+                part.divide(self.partitions)
         self.created_at_ms = clock.now_ms()
         self.update(description)
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        return SubQueue(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        make = self._engine
+        if self.description.requires_session:
+            make = SessionMessages if self.partitions is None else PartitionedSessions
+        return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+
+    def _make_partitions(self, description: QueueDescription) -> Partitions | None:
+        return Partitions(description.partition_count) if description.partition_count > 1 else None
+
+    @property
+    def _engine(self) -> type[SubQueue]:
+        return SubQueue if self.partitions is None else Partitioned
 
     def update(self, description: QueueDescription) -> None:
         """Takes on a description that has been validated. Messages already in keep their deadlines."""
@@ -104,6 +121,8 @@ class Queue:
         Afterwards each has its sequence_number. Raises MessageTooLarge, QuotaExceeded, EntityDisabled, ArgumentInvalid.
         """
         self.check_send()
+        if self.partitions is not None:
+            self.partitions.check_batch(messages)
         if len(messages) > BATCH_LIMIT:
             raise ArgumentInvalid(f"A batch of {len(messages)} messages exceeds the limit of {BATCH_LIMIT}.")
         size = 0
@@ -117,6 +136,8 @@ class Queue:
             raise QuotaExceeded(
                 f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
             )
+        if self.description.requires_session:
+            check_sessions(messages)
         self.messages.enqueue(messages)
 
     def schedule(self, messages: Sequence[Message]) -> list[int]:
@@ -130,6 +151,11 @@ class Queue:
     def check_send(self) -> None:
         if self.description.status in ("Disabled", "SendDisabled"):
             raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for sending.")
+
+    def check_whole(self) -> None:
+        """TimedOut while a partition is down: to be created, changed, deleted or counted, all must be there."""
+        if self.partitions is not None:
+            self.partitions.check_all()
 
     def check_receive(self) -> None:
         if self.description.status in ("Disabled", "ReceiveDisabled"):

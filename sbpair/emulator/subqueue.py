@@ -71,9 +71,12 @@ class SubQueue:
 
     def _make_empty(self) -> None:
         self._shelf = Shelf()
-        self._line = Line()
+        self._line: Line = self._make_line()
         self._expiries = Deadlines(self._still_expires)
         self._schedule = Deadlines(self._still_scheduled)
+
+    def _make_line(self) -> Line:
+        return Line()
 
     def configure(self, *, lock_ms: int, ttl_ms: int, max_delivery_count: int, dead_letter_expired: bool) -> None:
         """What the entity's description says. Messages already in keep the deadlines that they were given."""
@@ -351,7 +354,7 @@ class SubQueue:
         waited = message.state == ACTIVE
         self._remove(message)
         if waited:
-            self._line.leave()
+            self._leave_line(message)
         if self.dead_letter_expired and self._expel is not None:
             self._expel(message, TTL_EXPIRED, "The message expired and was dead lettered.")
 
@@ -360,6 +363,12 @@ class SubQueue:
 
     def _due_by(self, at_ms: int) -> None:
         if at_ms < self.due_ms:
+    def _first_lock_ms(self) -> int:
+        return self._locks.first_ms()
+
+    def _leave_line(self, message: Message) -> None:  # noqa: ARG002  # for those who have several lines
+        self._line.leave()
+
             self.due_ms = at_ms
             self._agenda.enter(at_ms, self)
 

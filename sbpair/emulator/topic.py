@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.errors import EntityExists, EntityNotFound, NotAllowed, QuotaExceeded
+from sbpair.emulator.partitions import Partitioned, Partitions
 from sbpair.emulator.queue import Queue
 from sbpair.emulator.rules.rule import (
     CorrelationFilter,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from sbpair.emulator.agenda import Agenda
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.description import QueueDescription
     from sbpair.emulator.message import Message
     from sbpair.emulator.subqueue import Expel
 
@@ -58,6 +60,10 @@ class Arrivals(SubQueue):
         self._bury(message, failure.reason, failure.description)
 
 
+class PartitionedArrivals(Partitioned, Arrivals):
+    """Those of a subscription to a partitioned topic."""
+
+
 class Subscription(Queue):
     """`name` is written as it was created. A change of its rules holds for messages sent from then on."""
 
@@ -81,7 +87,12 @@ class Subscription(Queue):
         super().__init__(f"{topic.path}/{SEGMENT}/{name}", description, clock, agenda, call_soon)
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        return Arrivals(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        make = Arrivals if self.partitions is None else PartitionedArrivals
+        return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+
+    def _make_partitions(self, description: QueueDescription) -> Partitions | None:
+        del description
+        return self.topic.partitions
 
     @property
     def message_limit_bytes(self) -> int:
@@ -180,6 +191,10 @@ class Inlet(SubQueue):
             self._publish(ready)
 
 
+class PartitionedInlet(Partitioned, Inlet):
+    """That of a partitioned topic."""
+
+
 class Topic(Queue):
     """`subscriptions` are found by name, in any case. A topic without one takes messages in and keeps none."""
 
@@ -199,7 +214,8 @@ class Topic(Queue):
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         del call_soon
-        return Inlet(self._publish, clock, agenda, lock_ms=lock_ms)
+        make = Inlet if self.partitions is None else PartitionedInlet
+        return make(self._publish, clock, agenda, lock_ms=lock_ms)
 
     def check_receive(self) -> None:
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")

@@ -1,0 +1,265 @@
+"""Partitioned entities: where messages go, what a partition that is down stops, and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.errors import MessageLockLost, NotAllowed, QuotaExceeded, TimedOut
+from sbpair.emulator.faults import BadField, Faults
+from sbpair.emulator.message import Message
+from sbpair.emulator.partitions import Partitioned, partition_of
+from sbpair.emulator.rules.rule import Rule
+from sbpair.emulator.subqueue import SubQueue
+from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
+
+
+@pytest.fixture
+def queue(make_queue):
+    return make_queue(enable_partitioning=True, max_delivery_count=3)
+
+
+@pytest.fixture
+def faults(namespace) -> Faults:
+    return Faults({"contoso": namespace}, lambda _: None)
+
+
+class Waiter:
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def message(**fields) -> Message:
+    return Message(Sections(), 10, **fields)
+
+
+def partitions(messages) -> list[int]:
+    return [partition_of(each.sequence_number) for each in messages]
+
+
+def drain(queue) -> list[Message]:
+    taken = []
+    while more := queue.messages.receive(7):
+        for each in more:
+            queue.messages.complete(each.lock_token)
+        taken += more
+    return taken
+
+
+def test_an_unpartitioned_queue_has_the_plain_engine(make_queue) -> None:
+    plain = make_queue()
+    assert type(plain.messages) is type(plain.dead_letters) is SubQueue
+    assert plain.partitions is None
+
+
+def test_messages_without_a_key_go_round(queue) -> None:
+    sent = [message() for _ in range(32)]
+    for each in sent:
+        queue.send([each])
+    assert sorted(partitions(sent)) == sorted([*range(16), *range(16)])
+    assert {each.sequence_number & (1 << 48) - 1 for each in sent} == {1, 2}
+    assert {id(each) for each in drain(queue)} == {id(each) for each in sent}
+
+
+def test_a_batch_without_a_key_stays_together_in_its_order(queue) -> None:
+    sent = [message() for _ in range(5)]
+    queue.send(sent)
+    assert len(set(partitions(sent))) == 1
+    assert queue.messages.receive(10) == sent
+
+
+@pytest.mark.parametrize("fields", [{"session_id": "s"}, {"partition_key": "s"}])
+def test_a_key_always_means_the_same_partition(queue, fields) -> None:
+    sent = [message(**fields) for _ in range(10)]
+    for each in sent:
+        queue.send([each])
+    assert len(set(partitions(sent))) == 1
+    other = message(partition_key="s")
+    queue.send([other])
+    assert partitions([other]) == partitions(sent[:1])
+
+
+def test_different_keys_spread(queue) -> None:
+    sent = [message(partition_key=f"key-{number}") for number in range(200)]
+    for each in sent:
+        queue.send([each])
+    assert set(partitions(sent)) == set(range(16))
+
+
+def test_a_message_id_is_a_key_where_duplicates_are_detected(make_queue) -> None:
+    queue = make_queue("detecting", enable_partitioning=True, requires_duplicate_detection=True)
+    first, second = message(message_id="a"), message(message_id="b", session_id="a")
+    queue.send([first])
+    queue.send([second])
+    assert partitions([first]) == partitions([second])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [{"session_id": "a", "partition_key": "b"}],
+        [{"session_id": "a"}, {"session_id": "b"}],
+        [{"partition_key": "a"}, {"partition_key": "b"}],
+        [{"partition_key": "a"}, {}],
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(queue, make_queue, batch) -> None:
+    with pytest.raises(NotAllowed, match="InvalidOperation") as refused:
+        queue.send([message(**fields) for fields in batch])
+    assert refused.value.condition == "amqp:not-allowed"
+    assert queue.counts().total == 0
+    make_queue("plain").send([message(**fields) for fields in batch])
+
+
+def test_with_a_key_a_partition_that_is_down_is_an_error_and_without_one_it_is_skipped(queue, faults) -> None:
+    keyed = message(partition_key="k")
+    queue.send([keyed])
+    (down,) = partitions([keyed])
+    with faults.during("partition-down", "contoso", entity="orders", partition=down):
+        with pytest.raises(TimedOut, match=f"partition {down}"):
+            queue.send([message(partition_key="k")])
+        others = [message() for _ in range(32)]
+        for each in others:
+            queue.send([each])
+        assert down not in partitions(others)
+        assert keyed not in queue.messages.receive(100)
+    assert queue.messages.receive(100) == [keyed]
+
+
+def test_nothing_can_be_sent_with_all_partitions_down(queue, faults) -> None:
+    for number in range(16):
+        faults.partition_down("contoso", number)
+    with pytest.raises(TimedOut, match="no partition"):
+        queue.send([message()])
+    faults.end_all()
+    queue.send([message()])
+
+
+def test_what_is_locked_in_a_partition_that_is_down_cannot_be_settled(queue, faults) -> None:
+    queue.send([message()])
+    (held,) = queue.messages.receive(1)
+    with faults.during("partition-down", "contoso", partition=partition_of(held.sequence_number)):
+        for act in (queue.messages.complete, queue.messages.renew, queue.messages.locked, queue.messages.dead_letter):
+            with pytest.raises(TimedOut):
+                act(held.lock_token)
+    queue.messages.complete(held.lock_token)
+    with pytest.raises(MessageLockLost):
+        queue.messages.complete(held.lock_token)
+
+
+def test_who_waits_is_woken_when_the_partition_is_up_again(queue, faults) -> None:
+    queue.send([message(partition_key="k")])
+    (there,) = queue.messages.peek(0, 1)
+    down = faults.partition_down("contoso", partition_of(there.sequence_number), "orders")
+    waiter = Waiter()
+    assert queue.messages.receive(1, waiter) == []
+    assert waiter.woken == 0
+    faults.end(down)
+    assert waiter.woken == 1
+
+
+def test_peeks_give_up_to_what_was_asked_for_and_miss_nothing(queue) -> None:
+    for _ in range(40):
+        queue.send([message()])
+    seen, first, calls = [], 0, 0
+    while found := queue.messages.peek(first, 10):
+        assert len(set(partitions(found))) == 1
+        seen += found
+        first = found[-1].sequence_number + 1
+        calls += 1
+    assert (len(seen), calls) == (40, 16)
+
+
+def test_a_dead_letter_keeps_its_partition_and_its_number(queue) -> None:
+    queue.send([message(partition_key="k")])
+    (held,) = queue.messages.receive(1)
+    queue.messages.dead_letter(held.lock_token)
+    assert isinstance(queue.dead_letters, Partitioned)
+    assert [each.sequence_number for each in queue.dead_letters.receive(1)] == [held.sequence_number]
+
+
+def test_a_scheduled_message_stays_in_its_partition(queue, clock) -> None:
+    later = [message(scheduled_at_ms=clock.now_ms() + 1_000) for _ in range(20)]
+    for each in later:
+        queue.schedule([each])
+    before = partitions(later)
+    assert len(set(before)) == 16
+    queue.cancel_scheduled([later[0].sequence_number])
+    clock.advance(1_000)
+    queue.send([message()])
+    assert partitions(later[1:]) == before[1:]
+    numbers = [each.sequence_number for each in drain(queue)]
+    assert len(numbers) == len(set(numbers)) == 20
+
+
+def test_messages_expire_in_every_partition(queue, clock) -> None:
+    for _ in range(100):
+        queue.send([message(ttl_ms=1_000)])
+    queue.send([message()])
+    clock.advance(1_000)
+    assert queue.counts().active == 1
+    assert len(queue.messages.receive(100)) == 1
+
+
+def test_sizes_are_read_back_sixteenfold_and_kept_so(queue) -> None:
+    assert queue.description.total_size_in_megabytes == 16 * 1024
+
+
+def test_a_namespace_has_a_hundred_partitioned_entities(namespace) -> None:
+    for number in range(100):
+        namespace.create_queue(f"q{number}", QueueDescription(enable_partitioning=True))
+    for make, description in (
+        (namespace.create_queue, QueueDescription(enable_partitioning=True)),
+        (namespace.create_topic, TopicDescription(enable_partitioning=True)),
+    ):
+        with pytest.raises(QuotaExceeded, match="100 partitioned"):
+            make("one-too-many", description)
+    namespace.create_queue("plain")
+
+
+def test_nothing_that_touches_every_partition_works_with_one_down(namespace, queue, faults) -> None:
+    with faults.during("partition-down", "contoso", partition=3):
+        for act in (
+            queue.check_whole,
+            lambda: namespace.delete_queue("orders"),
+            lambda: namespace.create_queue("another", QueueDescription(enable_partitioning=True)),
+        ):
+            with pytest.raises(TimedOut, match="partition 3"):
+                act()
+        namespace.create_queue("plain")
+    namespace.delete_queue("orders")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where"),
+    [
+        ({"partition": 16}, "partition"),
+        ({"partition": 16, "entity": "orders"}, "partition"),
+        ({"entity": "orders"}, "partition"),
+        ({"partition": 0, "entity": "plain"}, "entity"),
+    ],
+)
+@pytest.mark.usefixtures("queue")
+def test_a_partition_that_is_not_there_cannot_be_taken_down(make_queue, faults, wanted, where) -> None:
+    make_queue("plain")
+    with pytest.raises(BadField) as refused, faults.during("partition-down", "contoso", **wanted):
+        pass
+    assert refused.value.where == where
+
+
+def test_a_topic_hands_its_partitions_to_its_subscriptions(namespace, faults) -> None:
+    topic = namespace.create_topic("news", TopicDescription(enable_partitioning=True))
+    subscription = topic.create_subscription("all", SubscriptionDescription(), Rule())
+    for number in range(64):
+        topic.send([message(partition_key=f"key-{number}")])
+        topic.send([message()])
+    assert isinstance(subscription.messages, Partitioned)
+    assert subscription.counts().active == 128
+    assert len(subscription.messages.receive(200)) == 128
+    down = topic.partitions.of_key("key-0")
+    with faults.during("partition-down", "contoso", entity="news", partition=down), pytest.raises(TimedOut):
+        topic.send([message(partition_key="key-0")])
