@@ -197,7 +197,7 @@ class Sender(Link):
             # A receiver that knows of fewer deliveries than we have sent may have granted less than nothing.
             self.credit = max(0, flow.link_credit - (ahead if ahead < SERIAL_HALF else 0))
         self.draining = bool(flow.drain)
-        if flow.echo:
+        if flow.echo and self.usable:
             self.session.put_flow(self)
         return CreditChanged(self)
 
@@ -245,7 +245,7 @@ class Receiver(Link):
             if advanced < SERIAL_HALF:
                 self.delivery_count = flow.delivery_count
                 self.credit = max(0, self.credit - advanced)
-        if flow.echo:
+        if flow.echo and self.usable:
             self.session.put_flow(self)
         return None
 

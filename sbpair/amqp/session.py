@@ -184,7 +184,9 @@ class Session(Endpoint):
         told: Any = None
         if flow.handle is not None:
             link = self._remote_links.get(flow.handle)
-            told = link.on_flow(flow) if link is not None and link.state is State.OPEN else None
+            # A receiver may grant credit right behind its attach, before that is answered.
+            heard = (State.OPEN, State.OPEN_RECEIVED)
+            told = link.on_flow(flow) if link is not None and link.state in heard else None
         elif flow.echo:
             self.put_flow()
         self._flush()

@@ -26,7 +26,7 @@ from sbpair.amqp.events import (
     WindowOpened,
 )
 from sbpair.amqp.link import Link, Receiver, Sender
-from sbpair.amqp.performatives import Error, Source
+from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.types import Map
 from sbpair.emulator import cbs, management
@@ -36,6 +36,8 @@ from sbpair.emulator.errors import NotAllowed, QuotaExceeded, Refusal, Unavailab
 from sbpair.emulator.fault_points import belongs
 from sbpair.emulator.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request
 from sbpair.emulator.sas import Claim, scope_of
+from sbpair.emulator.session_links import asks_for_session, open_session
+from sbpair.emulator.sessions import SessionMessages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +58,6 @@ OUTPUT_MOST: Final = 4_194_304
 """From the first on, queues are left alone; from the second, what the peer sends is left in its socket."""
 
 _ANY = (Claim.SEND, Claim.LISTEN, Claim.MANAGE)
-SESSION_FILTER: Final = "com.microsoft:session-filter"
 
 
 class AmqpDoor(asyncio.Protocol):
@@ -298,8 +299,8 @@ class AmqpDoor(asyncio.Protocol):
             return Intake(link, target, path, self._points)
         self._claims.require(Outlet.claims, path)
         target.queue.check_receive()
-        if _asks_for_session(link):
-            raise NotAllowed("A session filter was given, and the entity has no sessions.")
+        if isinstance(target.messages, SessionMessages) or asks_for_session(link):
+            return open_session(self, cast("Sender", link), target, path, self._namespace)
         return Outlet(self, cast("Sender", link), target, path, self._points)
 
     def _watch(self, queue: Queue) -> None:
@@ -327,6 +328,11 @@ class AmqpDoor(asyncio.Protocol):
                 except Refusal as refusal:
                     link.close(error_of(gone or refusal))
                     self._let_go(link, [], released=False)
+        self.flush_soon()
+
+    def end_link(self, link: Link, refusal: Refusal) -> None:
+        link.close(error_of(refusal))
+        self._let_go(link, [], released=False)
         self.flush_soon()
 
     def _let_go(self, link: Link, unsettled: list[Sent], *, released: bool) -> None:
@@ -406,12 +412,6 @@ class AmqpDoor(asyncio.Protocol):
         for session in self._connection.sessions:
             self._end_session(session, released=released)
         self._claims.forget()
-
-
-def _asks_for_session(link: Link) -> bool:
-    source = link.remote.source
-    filters = source.filter if isinstance(source, Source) else None
-    return isinstance(filters, Map) and SESSION_FILTER in filters
 
 
 _HANDLERS: Final[dict[type, Callable[[AmqpDoor, Any], None]]] = {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.fault_points import FaultPoints
     from sbpair.emulator.message import Message
     from sbpair.emulator.namespace import Target
+    from sbpair.emulator.sessions import HeldSession
     from sbpair.emulator.subqueue import SubQueue
 
 CREDIT: Final = 1_000
@@ -67,6 +68,9 @@ class Door(Protocol):
     def again_soon(self, outlet: Outlet) -> None:
         """Let `outlet` pull once more, after others had their turn."""
 
+    def end_link(self, link: Link, refusal: Refusal) -> None:
+        """Close a link on which nothing has come, and let go of what stands at our end of it."""
+
     def hold(self, requests: Requests) -> None:
         """Read nothing more before `requests` has answered what it holds: `resume` it when the peer reads again."""
 
@@ -76,6 +80,9 @@ class End(Protocol):
 
     path: str
     claims: tuple[Claim, ...]
+
+    def check(self) -> None:
+        """Raises EntityDisabled, or NotAllowed, where such a link could not be opened any more."""
 
     def finish(self) -> None:
         """All that was read in one go has been taken: say what is still to be said of it."""
@@ -117,6 +124,9 @@ class Intake:
         link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(limit)})
         link.max_message_size = OVERSIZE_FACTOR * limit
         link.grant(CREDIT)
+
+    def check(self) -> None:
+        self._queue.check_send()
 
     def take(self, delivery: Delivery) -> None:
         try:
@@ -163,11 +173,19 @@ class Outlet:
         self._points = points
         self._door = door
         self._link = link
-        self._queue = target.messages
+        self._entity = target.queue
         self._slice = SLICE_FIRST
         self._completed: list[Sent] = []
         self._for_good = link.remote.snd_settle_mode == _SETTLED
-        link.accept(max_message_size=target.queue.message_limit_bytes)
+        self._queue = self._open(target)
+
+    def _open(self, target: Target) -> SubQueue | HeldSession:
+        """Agree to the link; what it receives from."""
+        self._link.accept(max_message_size=target.queue.message_limit_bytes)
+        return target.messages
+
+    def check(self) -> None:
+        self._entity.check_receive()
 
     # Out
 
@@ -289,7 +307,7 @@ class Outlet:
                 continue
 
 
-def settler(queue: SubQueue, state: Any, *, settled: bool) -> Any:
+def settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Any:
     """What to do with the lock tokens of deliveries with this outcome; None for what is no outcome."""
     if isinstance(state, Accepted):
         return queue.complete
@@ -302,7 +320,7 @@ def settler(queue: SubQueue, state: Any, *, settled: bool) -> Any:
     return queue.release if isinstance(state, Released) or (state is None and settled) else None
 
 
-def _modifier(queue: SubQueue, state: Modified) -> Any:
+def _modifier(queue: SubQueue | HeldSession, state: Modified) -> Any:
     if state.undeliverable_here:
         return queue.defer
     return queue.abandon if state.delivery_failed else queue.release
@@ -339,6 +357,9 @@ class Requests:
         self._keys = keys
         link.accept(max_message_size=REQUEST_BYTES)
         link.grant(CREDIT)
+
+    def check(self) -> None:
+        """A node answers whatever the state of its entity."""
 
     def take(self, delivery: Delivery) -> None:
         self._held.append(delivery)
@@ -402,6 +423,9 @@ class Replies:
         self._size = self._tag = 0
         # Nobody settles a reply: it is sent settled.
         link.accept(snd_settle_mode=_SETTLED)
+
+    def check(self) -> None:
+        """A node answers whatever the state of its entity."""
 
     def send(self, payload: bytes) -> None:
         self._waiting.append(payload)

@@ -10,7 +10,9 @@
     ├── EntityNotFound          amqp:not-found                           404  40400
     ├── MessageNotFound         com.microsoft:message-not-found          404  40401
     ├── EntityExists            com.microsoft:entity-already-exists      409  40900
+    ├── SessionCannotBeLocked   com.microsoft:session-cannot-be-locked   409  40902   another link has it
     ├── MessageLockLost         com.microsoft:message-lock-lost          410  41000
+    ├── SessionLockLost         com.microsoft:session-lock-lost          410  41001
     ├── MessageTooLarge         amqp:link:message-size-exceeded          413  41300
     ├── Unavailable             amqp:connection:forced                   503  50300   the namespace is down
     ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
@@ -79,6 +81,16 @@ class MessageNotFound(Refusal):
 class EntityExists(Refusal):
     condition = "com.microsoft:entity-already-exists"
     status, sub_code = 409, 40900
+
+
+class SessionCannotBeLocked(Refusal):
+    condition = "com.microsoft:session-cannot-be-locked"
+    status, sub_code = 409, 40902
+
+
+class SessionLockLost(Refusal):
+    condition = "com.microsoft:session-lock-lost"
+    status, sub_code = 410, 41001
 
 
 class MessageLockLost(Refusal):

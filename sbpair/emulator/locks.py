@@ -34,6 +34,10 @@ class Locks:
     def __len__(self) -> int:
         return len(self._held) + len(self._former)
 
+    @property
+    def duration_ms(self) -> int:
+        return self._lock_ms
+
     def change_duration(self, lock_ms: int) -> None:
         """Locks already taken keep the deadline they were given."""
         if lock_ms == self._lock_ms:

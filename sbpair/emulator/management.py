@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sbpair.amqp.types import Array, Long, Map, Timestamp, Value
-from sbpair.emulator import envelope, rule_requests
+from sbpair.emulator import envelope, rule_requests, session_requests
 from sbpair.emulator.errors import ArgumentInvalid, MessageTooLarge, Refusal
 from sbpair.emulator.namespace import Target
 from sbpair.emulator.requests import Reply, Request, text_at
 from sbpair.emulator.sas import Claim
+from sbpair.emulator.session_requests import messages_of
+from sbpair.emulator.sessions import HeldSession, SessionMessages
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -69,19 +71,19 @@ def update_disposition(target: Target, arguments: Map) -> Reply:
     settle = DISPOSITIONS.get(status)
     if settle is None:
         raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
-    tokens = _tokens(arguments)
+    tokens, messages = _tokens(arguments), messages_of(target, arguments)
     for token in tokens:
-        target.messages.locked(token)
+        messages.locked(token)
     for token in tokens:
-        settle(target.messages, token, arguments)
+        settle(messages, token, arguments)
     return Reply()
 
 
-def _suspend(queue: SubQueue, token: bytes, arguments: Map) -> None:
+def _suspend(queue: SubQueue | HeldSession, token: bytes, arguments: Map) -> None:
     queue.dead_letter(token, text_at(arguments, "deadletter-reason"), text_at(arguments, "deadletter-description"))
 
 
-DISPOSITIONS: Final[dict[str, Callable[[SubQueue, bytes, Map], None]]] = {
+DISPOSITIONS: Final[dict[str, Callable[[SubQueue | HeldSession, bytes, Map], None]]] = {
     "completed": lambda queue, token, _: queue.complete(token),
     "abandoned": lambda queue, token, _: queue.abandon(token),
     "defered": lambda queue, token, _: queue.defer(token),
@@ -96,7 +98,7 @@ def peek_message(target: Target, arguments: Map) -> Reply:
     first, count = _number(arguments, "from-sequence-number"), _number(arguments, "message-count")
     shown: list[Value] = []
     size = 0
-    for message in target.messages.peek(first, min(count, PEEK_MOST)):
+    for message in _looked_at(target, arguments, first, min(count, PEEK_MOST)):
         payload = envelope.show(message)
         size += len(payload)
         if shown and size > PEEK_BYTES:
@@ -107,13 +109,20 @@ def peek_message(target: Target, arguments: Map) -> Reply:
     return Reply(body=Map([("messages", shown)]))
 
 
+def _looked_at(target: Target, arguments: Map, first: int, count: int) -> list[Message]:
+    session_id = text_at(arguments, "session-id")
+    if session_id is not None and isinstance(target.messages, SessionMessages):
+        return target.messages.peek_of(session_id, first, count)
+    return target.messages.peek(first, count)
+
+
 # Deferred messages
 
 
 def receive_by_sequence_number(target: Target, arguments: Map) -> Reply:
     """Settle mode 0 takes the messages for good, 1 locks them."""
     target.queue.check_receive()
-    queue = target.messages
+    queue = messages_of(target, arguments)
     for_good = arguments.get("receiver-settle-mode") == 0
     answers: list[Value] = []
     for message in queue.receive_deferred(_numbers(arguments, "sequence-numbers")):
@@ -161,6 +170,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:receive-by-sequence-number": Operation(Claim.LISTEN, receive_by_sequence_number),
     "com.microsoft:schedule-message": Operation(Claim.SEND, schedule_message),
     "com.microsoft:cancel-scheduled-message": Operation(Claim.SEND, cancel_scheduled_message),
+    "com.microsoft:renew-session-lock": Operation(Claim.LISTEN, session_requests.renew_session_lock),
+    "com.microsoft:get-session-state": Operation(Claim.LISTEN, session_requests.get_session_state),
+    "com.microsoft:set-session-state": Operation(Claim.LISTEN, session_requests.set_session_state),
+    "com.microsoft:get-message-sessions": Operation(Claim.LISTEN, session_requests.get_message_sessions),
     # Not Manage: who may receive from a subscription may say what it receives.
     "com.microsoft:add-rule": Operation(Claim.LISTEN, rule_requests.add_rule),
     "com.microsoft:remove-rule": Operation(Claim.LISTEN, rule_requests.remove_rule),

@@ -20,6 +20,7 @@ from sbpair.emulator.errors import (
 )
 from sbpair.emulator.message import DeadLetter, Message
 from sbpair.emulator.partitions import Partitioned, Partitions
+from sbpair.emulator.sessions import PartitionedSessions, SessionMessages, check_sessions
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Queue:
     ) -> None:
         self.path = path
         self._clock = clock
+        self.description = description
         self._watchers: dict[Watcher, None] = {}
         self.partitions = self._make_partitions(description)
         lock_ms = description.lock_ms
@@ -67,7 +69,10 @@ class Queue:
         self.update(description)
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        return self._engine(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        make = self._engine
+        if self.description.requires_session:
+            make = SessionMessages if self.partitions is None else PartitionedSessions
+        return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
         return Partitions(description.partition_count) if description.partition_count > 1 else None
@@ -131,6 +136,8 @@ class Queue:
             raise QuotaExceeded(
                 f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
             )
+        if self.description.requires_session:
+            check_sessions(messages)
         self.messages.enqueue(messages)
 
     def schedule(self, messages: Sequence[Message]) -> list[int]:

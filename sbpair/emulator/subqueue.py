@@ -311,7 +311,10 @@ class SubQueue:
 
     def expire_locks(self) -> None:
         """As if every lock had run out at this moment."""
-        for message in self._locks.expired(NEVER):
+        self._end_locks(NEVER)
+
+    def _end_locks(self, now_ms: int) -> None:
+        for message in self._locks.expired(now_ms):
             self._delivery_failed(message)
 
     # Time
@@ -322,6 +325,9 @@ class SubQueue:
             self.advance(now)
         return now
 
+    def advance_if_due(self) -> None:
+        self._now()
+
     def advance(self, now_ms: int) -> None:
         """Does all that is due: locks that ran out, messages that expire, messages whose time has come."""
         # Not due again before this is done, whatever it calls.
@@ -331,8 +337,7 @@ class SubQueue:
             # A locked message is its receiver's; whether it expired is asked when it comes back.
             if found is not None and found.expires_at_ms <= now_ms and found.state != LOCKED:
                 self._expire(found)
-        for message in self._locks.expired(now_ms):
-            self._delivery_failed(message)
+        self._end_locks(now_ms)
         self._activate(now_ms)
         self._due_by(self.next_deadline_ms())
 
@@ -361,8 +366,11 @@ class SubQueue:
     def _leave_line(self, message: Message) -> None:  # noqa: ARG002  # for those who have several lines
         self._line.leave()
 
+    def _first_lock_ms(self) -> int:
+        return self._locks.first_ms()
+
     def next_deadline_ms(self) -> int:
-        return min(self._locks.first_ms(), self._expiries.first_ms(), self._schedule.first_ms())
+        return min(self._first_lock_ms(), self._expiries.first_ms(), self._schedule.first_ms())
 
     def _due_by(self, at_ms: int) -> None:
         if at_ms < self.due_ms:

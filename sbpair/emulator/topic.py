@@ -25,6 +25,7 @@ from sbpair.emulator.rules.rule import (
     select,
 )
 from sbpair.emulator.rules.view import View
+from sbpair.emulator.sessions import SessionMessages
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
 from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription, check_subscription_name
 
@@ -64,6 +65,14 @@ class PartitionedArrivals(Partitioned, Arrivals):
     """Those of a subscription to a partitioned topic."""
 
 
+class SessionArrivals(SessionMessages, Arrivals):
+    """Those of a subscription that requires sessions."""
+
+
+class PartitionedSessionArrivals(SessionMessages, PartitionedArrivals):
+    """And of one to a partitioned topic."""
+
+
 class Subscription(Queue):
     """`name` is written as it was created. A change of its rules holds for messages sent from then on."""
 
@@ -88,6 +97,8 @@ class Subscription(Queue):
 
     def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         make = Arrivals if self.partitions is None else PartitionedArrivals
+        if self.description.requires_session:
+            make = SessionArrivals if self.partitions is None else PartitionedSessionArrivals
         return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
