@@ -187,6 +187,12 @@ class Connection(Endpoint):
             return
         self._out.append(frames.frame(body, channel=channel))
 
+    def put_transfer(self, channel: int, head: bytes, payload: bytes) -> None:
+        """A frame that its link has cut to the peer's size. The payload is copied once, when it is taken."""
+        if not self._said_goodbye:
+            self._out.append(frames.head(len(head) + len(payload), channel) + head)
+            self._out.append(payload)
+
     def _goodbye(self, close: Close) -> None:
         self.put(0, close.encode())
         self._said_goodbye = True

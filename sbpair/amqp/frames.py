@@ -23,6 +23,11 @@ EMPTY_FRAME = _HEAD.pack(8, 2, AMQP_FRAME, 0)
 """A heartbeat."""
 
 
+def head(size: int, channel: int) -> bytes:
+    """What goes before the `size` bytes of an AMQP frame's body."""
+    return _HEAD.pack(8 + size, 2, AMQP_FRAME, channel)
+
+
 def frame(body: bytes, *, channel: int = 0, kind: int = AMQP_FRAME) -> bytes:
     return _HEAD.pack(8 + len(body), 2, kind, channel) + body
 

@@ -167,12 +167,12 @@ class Sender(Link):
         if not settled:
             session.sent[delivery_id] = Sent(self, delivery_id, context)
         room = session.connection.remote_max_frame_size - 8 - len(head)
-        position = 0
         if len(payload) > room:
             more = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=True)
             for position in range(room, len(payload), room):
-                session.put_transfer(self, more + payload[position - room : position], last=False)
-        session.put_transfer(self, head + (payload[position:] if position else payload), last=True)
+                session.put_transfer(self, more, payload[position - room : position], last=False)
+            payload = payload[position:]
+        session.put_transfer(self, head, payload, last=True)
         return delivery_id
 
     def drained(self) -> None:

@@ -129,19 +129,17 @@ class Sections:
     @classmethod
     def split(cls, payload: bytes) -> Sections:
         """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
-        found = cls()
+        found: dict[str, bytes] = {}
         last = body_start = body_end = 0
         for code, start, end in _walk(payload):
-            repeated = code == last and code in (DATA, SEQUENCE)
-            if not repeated and (code <= last or (last >= DATA and code != FOOTER)):
-                raise ProtocolError(f"section 0x{code:02x} of a message is out of its place")
-            if code in (DATA, SEQUENCE, VALUE):
-                body_start, body_end = body_start if repeated else start, end
+            if code <= last or last >= DATA:
+                _check_order(code, last)
+            if DATA <= code <= VALUE:
+                body_start, body_end = body_start if code == last else start, end
             else:
-                setattr(found, _SLOTS[code], payload[start:end])
+                found[_SLOTS[code]] = payload[start:end]
             last = code
-        found.body = payload[body_start:body_end]
-        return found
+        return cls(body=payload[body_start:body_end], **found)
 
     def join(self) -> bytes:
         return b"".join(
@@ -256,18 +254,27 @@ def _skip(buffer: bytes, position: int, depth: int = 0) -> int:
     return position + 1 + _FIXED_WIDTH[group]
 
 
-def _walk(payload: bytes) -> Iterator[tuple[int, int, int]]:
+def _check_order(code: int, last: int) -> None:
+    repeated = code == last and code in (DATA, SEQUENCE)
+    if not repeated and (code <= last or (last >= DATA and code != FOOTER)):
+        raise ProtocolError(f"section 0x{code:02x} of a message is out of its place")
+
+
+def _walk(payload: bytes) -> list[tuple[int, int, int]]:
     """(section code, start, end) of each section, in the order in which they stand."""
+    found: list[tuple[int, int, int]] = []
     position, size = 0, len(payload)
     while position < size:
         usual = _USUAL.get(payload[position : position + 4])
         if usual is not None and position + 4 + usual[1] <= size:
             code, width = usual
-            value_at = position + 4 + width
-            end = value_at + int.from_bytes(payload[position + 4 : value_at])
+            if width == 1:
+                end = position + 5 + payload[position + 4]
+            else:
+                end = position + 8 + int.from_bytes(payload[position + 4 : position + 8])
             if end > size:
                 raise ProtocolError("a message is cut short")
-            yield code, position, end
+            found.append((code, position, end))
             position = end
             continue
         if payload[position] != 0x00:
@@ -279,8 +286,9 @@ def _walk(payload: bytes) -> Iterator[tuple[int, int, int]]:
             code = _section_code(descriptor)
         end = skip(payload, value_at)
         _check_section(code, payload[value_at])
-        yield code, position, end
+        found.append((code, position, end))
         position = end
+    return found
 
 
 # How nearly every section begins: {its first four bytes: (section code, how many bytes its size has)}. Each message has

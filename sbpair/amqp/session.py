@@ -41,7 +41,7 @@ class Session(Endpoint):
         self._next_incoming_id = 0
         self._incoming_window = WINDOW
         self._remote_window = 0
-        self._waiting: deque[tuple[Sender, bytes | None, bool]] = deque()
+        self._waiting: deque[tuple[Sender, bytes | None, bytes, bool]] = deque()
         self._said_goodbye = False
 
     # What the owner does.
@@ -95,17 +95,17 @@ class Session(Endpoint):
         self.put(end)
         self._said_goodbye = True
 
-    def put_transfer(self, link: Sender, body: bytes, *, last: bool) -> None:
+    def put_transfer(self, link: Sender, head: bytes, payload: bytes, *, last: bool) -> None:
         """Send one frame of a delivery, as soon as the window allows; `last` completes the delivery."""
         if self._remote_window > 0 and not self._waiting:
-            self._leave(link, body, last)
+            self._leave(link, head, payload, last)
         else:
-            self._waiting.append((link, body, last))
+            self._waiting.append((link, head, payload, last))
             link.queued += last
 
     def after_queued(self, link: Sender) -> None:
         """Let the link say that it is drained when what it has sent before has left."""
-        self._waiting.append((link, None, False))
+        self._waiting.append((link, None, b"", False))
 
     def put_flow(self, link: Link | None = None, *, drain: bool = False, echo: bool = False) -> None:
         self._incoming_window = WINDOW
@@ -229,22 +229,22 @@ class Session(Endpoint):
 
     def _flush(self) -> None:
         while self._waiting:
-            link, body, last = self._waiting[0]
-            if body is not None and self._remote_window <= 0:
+            link, head, payload, last = self._waiting[0]
+            if head is not None and self._remote_window <= 0:
                 return
             self._waiting.popleft()
-            if body is not None:
+            if head is not None:
                 link.queued -= last
-                self._leave(link, body, last)
+                self._leave(link, head, payload, last)
             elif link.draining:
                 link.drained()
 
-    def _leave(self, link: Sender, body: bytes, last: bool) -> None:
+    def _leave(self, link: Sender, head: bytes, payload: bytes, last: bool) -> None:
         self._remote_window -= 1
         self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
         if last:
             link.delivery_count = (link.delivery_count + 1) & SERIAL
-        self.connection.put(self.channel, body)
+        self.connection.put_transfer(self.channel, head, payload)
 
     def _cut_links(self) -> list[Link]:
         """Every link goes with its session; answers those for which that is news."""
