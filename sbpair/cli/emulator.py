@@ -28,8 +28,9 @@ def command(
         list[str] | None,
         typer.Option(
             "--namespace",
-            metavar="NAME=PORT",
-            help="A namespace and its port; may be given several times, and port 0 is any free one. Without it:"
+            metavar="NAME=PORT[,TIER]",
+            help="A namespace and its port; may be given several times, and port 0 is any free one. TIER is basic,"
+            " standard (by itself) or premium; premium,2 and premium,4 are in as many partitions. Without it:"
             f" {' and '.join(DEFAULT)}",
         ),
     ] = None,
@@ -78,16 +79,17 @@ def command(
     Exit codes: 0 stopped by a signal; 7 a port is in use.
     """
     screen = Screen(display)
-    wanted = [_parsed(text) for text in namespace or DEFAULT]
     _check_host(host, expose=expose)
     if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
+    read = [_parsed(text) for text in namespace or DEFAULT]
     from sbpair.emulator import server
     from sbpair.emulator.setup import Setup
+    from sbpair.emulator.tiers import Wanted
 
     async def serve(_stop: asyncio.Event) -> None:
         await server.run(
-            wanted,
+            [Wanted(*each) for each in read],
             host=host,
             ready_file=ready_file,
             on_ready=lambda ready: _show(screen, ready),
@@ -101,11 +103,20 @@ def command(
     return 0
 
 
-def _parsed(text: str) -> tuple[str, int]:
-    name, equals, port = text.partition("=")
-    if not (name and equals and port.isascii() and port.isdigit()):
-        raise UsageError(f"--namespace {clean(text)!r} is not NAME=PORT", hint="write --namespace contoso=5672")
-    return name, int(port)
+def _parsed(text: str) -> tuple[str, int, str, int]:
+    """What `sbpair.emulator.tiers.Wanted` is made of: name, port, tier, partitions."""
+    name, equals, rest = text.partition("=")
+    port, tier, partitions, *more = *rest.split(","), *("", "standard", "1")[rest.count(",") + 1 :]
+    if more or not (name and equals and _is_number(port) and tier and _is_number(partitions)):
+        raise UsageError(
+            f"--namespace {clean(text)!r} is not NAME=PORT[,TIER[,PARTITIONS]]",
+            hint="write --namespace contoso=5672, or --namespace contoso=5672,premium",
+        )
+    return name, int(port), tier, int(partitions)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 def _check_host(host: str, *, expose: bool) -> None:

@@ -14,6 +14,7 @@ from sbpair.amqp.performatives import Accepted, Composite, Error, Modified, Outc
 from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator import envelope
 from sbpair.emulator.errors import ArgumentInvalid, Refusal
+from sbpair.emulator.queue import BATCH_BYTES
 from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, text_at, write_reply
 from sbpair.emulator.sas import Claim
 from sbpair.errors import ProtocolError
@@ -121,7 +122,7 @@ class Intake:
         self._with_id = target.queue.description.requires_duplicate_detection
         self._taken: list[Delivery] = []
         limit = target.queue.message_limit_bytes
-        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(limit)})
+        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, BATCH_BYTES))})
         link.max_message_size = OVERSIZE_FACTOR * limit
         link.grant(CREDIT)
 

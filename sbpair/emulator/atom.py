@@ -128,4 +128,4 @@ class AtomDoor:
         for name in ("ForwardTo", "ForwardDeadLetteredMessagesTo"):
             if values.get(name):
                 values[name] = forward_address(values[name], ask.host)
-        return from_elements(values, rules, before)
+        return from_elements(values, rules, before, self._namespace.tier)

@@ -105,7 +105,7 @@ class TopicsDoor:
         _, wanted, now = self._read(TOPIC, body)
         before = existing.description if existing else None
         rules = with_times(wanted.rules, before.authorization_rules if before else (), now)
-        found = from_elements(TOPIC, TopicDescription(), wanted.values, before, rules)
+        found = from_elements(TOPIC, TopicDescription(), wanted.values, before, rules, self._namespace.tier)
         if existing is not None:
             existing.check_whole()
             existing.update(found)
@@ -153,7 +153,9 @@ class TopicsDoor:
             if wanted.values.get(forwarded):
                 wanted.values[forwarded] = forward_address(wanted.values[forwarded], ask.host)
         before = existing.description if existing else None
-        found = from_elements(SUBSCRIPTION, SubscriptionDescription(), wanted.values, before)
+        found = from_elements(
+            SUBSCRIPTION, SubscriptionDescription(), wanted.values, before, tier=self._namespace.tier
+        )
         if existing is not None:
             existing.update(found)
             return respond(self._subscription_entry(ask, existing))

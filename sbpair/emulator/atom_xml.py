@@ -226,7 +226,7 @@ def namespace_xml(namespace: Namespace) -> str:
     return (
         f'<NamespaceInfo xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">'
         + element("CreatedTime", instant(namespace.created_at_ms))
-        + element("MessagingSKU", "Standard")
+        + element("MessagingSKU", namespace.tier.name)
         + element("ModifiedTime", instant(namespace.created_at_ms))
         + element("Name", namespace.name)
         + element("NamespaceType", "Messaging")

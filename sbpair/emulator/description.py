@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.errors import ArgumentInvalid
 from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.tiers import STANDARD, Tier
 from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
 
 MEGABYTE: Final = 1024 * 1024
@@ -70,6 +71,7 @@ class QueueDescription:
         return self.max_size_in_megabytes * (PARTITIONS if self.enable_partitioning else 1)
 
 
+D = TypeVar("D", bound=QueueDescription)
 Kind = Literal["duration", "int", "bool", "text"]
 Settable = Mapping[str, tuple[str, Kind]]
 
@@ -151,7 +153,10 @@ def check_order(
 
 
 def from_elements(
-    values: Mapping[str, str], rules: tuple[AuthorizationRule, ...], existing: QueueDescription | None
+    values: Mapping[str, str],
+    rules: tuple[AuthorizationRule, ...],
+    existing: QueueDescription | None,
+    tier: Tier = STANDARD,
 ) -> QueueDescription:
     """The description that a request asks for; what it leaves out is default, or as it was where it cannot change.
 
@@ -163,8 +168,9 @@ def from_elements(
             fields[field] = read_value(name, values[name])
         elif existing is not None and name in IMMUTABLE:
             fields[field] = getattr(existing, field)
-    description = replace(QueueDescription(), **fields)  # type: ignore[arg-type]  # read_value gives the field's type
-    validate(description)
+    # read_value gives the field's type
+    description = replace(default_of(QueueDescription(), tier), **fields)  # type: ignore[arg-type]
+    validate(description, tier)
     if existing is not None:
         check_update(existing, description)
     return description
@@ -212,21 +218,48 @@ def show_value(description: QueueDescription, name: str, settable: Settable = SE
     return str(value).lower() if kind == "bool" else str(value)
 
 
-def validate(description: QueueDescription) -> None:
-    """ArgumentInvalid, naming the property, where a value is outside the limits of a Standard namespace."""
+def default_of(description: D, tier: Tier) -> D:
+    """What a tier has by itself where a request says nothing."""
+    return replace(
+        description,
+        default_message_time_to_live=tier.ttl_most,
+        max_message_size_in_kilobytes=tier.message_kilobytes,
+    )
+
+
+def validate(description: QueueDescription, tier: Tier = STANDARD) -> None:
+    """ArgumentInvalid, naming the property, where a value is outside the limits of the namespace's tier."""
     d = description
     week = 7 * TICKS_PER_DAY
     window = d.duplicate_detection_history_time_window
     _limit(0 < d.lock_duration <= 5 * TICKS_PER_MINUTE, "LockDuration", "more than zero and at most 5 minutes")
-    _limit(d.max_size_in_megabytes in range(1024, 5121, 1024), "MaxSizeInMegabytes", "1024, 2048, 3072, 4096 or 5120")
+    *sizes, largest = tier.sizes_in_megabytes
+    allowed = f"{', '.join(map(str, sizes))} or {largest}"
+    _limit(d.max_size_in_megabytes in tier.sizes_in_megabytes, "MaxSizeInMegabytes", allowed)
     _limit(d.default_message_time_to_live >= TICKS_PER_SECOND, "DefaultMessageTimeToLive", "at least 1 second")
     _limit(20 * TICKS_PER_SECOND <= window <= week, "DuplicateDetectionHistoryTimeWindow", "from 20 seconds to 7 days")
     _limit(1 <= d.max_delivery_count <= INT32_MAX, "MaxDeliveryCount", f"from 1 to {INT32_MAX}")
     _limit(d.status in STATUSES, "Status", "one of " + ", ".join(STATUSES))
     _limit(len(d.user_metadata or "") <= 1024, "UserMetadata", "at most 1024 characters")
     _limit(d.auto_delete_on_idle >= 5 * TICKS_PER_MINUTE, "AutoDeleteOnIdle", "at least 5 minutes")
-    _limit(d.max_message_size_in_kilobytes == 256, "MaxMessageSizeInKilobytes", "256 in a Standard namespace")
+    least, most = tier.message_kilobytes, tier.message_kilobytes_most
+    allowed = f"{least if least == most else f'from {least} to {most}'} in a {tier.name} namespace"
+    _limit(least <= d.max_message_size_in_kilobytes <= most, "MaxMessageSizeInKilobytes", allowed)
+    _validate_tier(d, tier)
     _validate_rules(d.authorization_rules)
+
+
+def _validate_tier(d: QueueDescription, tier: Tier) -> None:
+    if d.enable_partitioning and not tier.partitioned_entities:
+        raise ArgumentInvalid(
+            f"EnablePartitioning is not supported in the {tier.name} tier: partitioning is the namespace's there."
+        )
+    _limit(d.default_message_time_to_live <= tier.ttl_most, "DefaultMessageTimeToLive", "at most 14 days")
+    if tier.has_everything:
+        return
+    for name in ("RequiresSession", "RequiresDuplicateDetection", "ForwardTo", "ForwardDeadLetteredMessagesTo"):
+        if getattr(d, SETTABLE[name][0]):
+            raise ArgumentInvalid(f"The property {name} is not supported in the {tier.name} tier.")
 
 
 def _validate_rules(rules: tuple[AuthorizationRule, ...]) -> None:

@@ -5,17 +5,18 @@ Paths are compared in lower case. Doors find entities, check tokens and are told
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.bearer import Bearers
-from sbpair.emulator.description import QueueDescription, check_path
-from sbpair.emulator.errors import EntityExists, EntityNotFound, QuotaExceeded
+from sbpair.emulator.description import QueueDescription, check_path, default_of
+from sbpair.emulator.errors import ArgumentInvalid, EntityExists, EntityNotFound, QuotaExceeded
 from sbpair.emulator.fault_points import FaultPoints
 from sbpair.emulator.queue import Queue
 from sbpair.emulator.sas import BEARER, AuthorizationRule, Grant, covers, parse, scope_of, verify
 from sbpair.emulator.subqueue import CallSoon, SubQueue, at_once
+from sbpair.emulator.tiers import STANDARD, Tier
 from sbpair.emulator.topic import SEGMENT, Subscription, Topic
 from sbpair.emulator.topic_description import TopicDescription
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
 """The well-known key of emulators: no secret."""
 
-ENTITY_LIMIT: Final = 10_000
-PARTITIONED_LIMIT: Final = 100
 DEAD_LETTERS: Final = "$deadletterqueue"
 MANAGEMENT: Final = "$management"
 
@@ -63,8 +62,12 @@ class Namespace:
         *,
         keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
         call_soon: CallSoon = at_once,
+        tier: Tier = STANDARD,
+        partitions: int = 1,
     ) -> None:
         self.name = name
+        self.tier = tier
+        self._partitions = partitions
         self.clock = clock
         self.agenda = agenda or Agenda()
         self.keys = tuple(keys)
@@ -95,7 +98,7 @@ class Namespace:
     def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
         """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
         path = self._new_path(path)
-        description = self._admitted(description or QueueDescription())
+        description = self._admitted(description or default_of(QueueDescription(), self.tier))
         queue = Queue(path, description, self.clock, self.agenda, self._call_soon)
         self._queues[path.lower()] = queue
         return queue
@@ -103,7 +106,11 @@ class Namespace:
     def create_topic(self, path: str, description: TopicDescription | None = None) -> Topic:
         """Raises as `create_queue` does: queues and topics share their names."""
         path = self._new_path(path)
-        described = self._admitted(description or TopicDescription())
+        if not self.tier.has_everything:
+            raise ArgumentInvalid(
+                f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
+            )
+        described = self._admitted(description or default_of(TopicDescription(), self.tier))
         topic = Topic(path, described, self.clock, self.agenda, self._call_soon)
         self._topics[path.lower()] = topic
         return topic
@@ -113,18 +120,22 @@ class Namespace:
         check_path(path)
         if path.lower() in self._queues or path.lower() in self._topics:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
-        if len(self._queues) + len(self._topics) >= ENTITY_LIMIT:
-            raise QuotaExceeded(f"Namespace '{self.name}' already has {ENTITY_LIMIT} entities.")
+        # Premium has its limit for each messaging unit.
+        most = self.tier.entities * self._partitions
+        if len(self._queues) + len(self._topics) >= most:
+            raise QuotaExceeded(f"Namespace '{self.name}' already has {most} entities.")
         return path
 
     def _admitted(self, description: Described) -> Described:
-        """The description for a new entity, if it may be partitioned."""
+        """The description for a new entity, which may be partitioned by itself or by its namespace."""
+        description = replace(description, partitions=self._partitions)
         if description.partition_count > 1:
             self.points.check_partitions()
         if description.enable_partitioning:
             partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
-            if partitioned >= PARTITIONED_LIMIT:
-                raise QuotaExceeded(f"Namespace '{self.name}' already has {PARTITIONED_LIMIT} partitioned entities.")
+            most = self.tier.partitioned_entities
+            if partitioned >= most:
+                raise QuotaExceeded(f"Namespace '{self.name}' already has {most} partitioned entities.")
         return description
 
     def find_queue(self, path: str) -> Queue | None:

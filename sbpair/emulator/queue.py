@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock
 
 BATCH_LIMIT: Final = 4500
+BATCH_BYTES: Final = 1_048_576
+"""A batch may have so many, also where a single message may have more."""
 
 Watcher = Callable[[Refusal], None]
 """Told once why the entity cannot be used any more; whoever has links to it closes them."""
@@ -97,7 +99,7 @@ class Queue:
 
     @property
     def message_limit_bytes(self) -> int:
-        """The size of the largest message, and of the largest batch, that this queue takes."""
+        """The size of the largest message that this queue takes; a batch has at most BATCH_BYTES of it."""
         return self._message_limit_bytes
 
     @property
@@ -128,9 +130,10 @@ class Queue:
         size = 0
         for message in messages:
             size += message.size
-        if size > self._message_limit_bytes:
+        limit = self._message_limit_bytes if len(messages) == 1 else min(self._message_limit_bytes, BATCH_BYTES)
+        if size > limit:
             raise MessageTooLarge(
-                f"The message or batch of {size} bytes exceeds the limit of {self._message_limit_bytes} bytes."
+                f"The message or batch of {size} bytes exceeds the limit of {limit} bytes."
             )
         if self.size_bytes + size > self._limit_bytes:
             raise QuotaExceeded(

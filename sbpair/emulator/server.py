@@ -24,6 +24,7 @@ from sbpair.emulator.faults import Faults
 from sbpair.emulator.first_bytes import Door, FirstBytes
 from sbpair.emulator.namespace import Namespace
 from sbpair.emulator.setup import PLAIN, Setup
+from sbpair.emulator.tiers import Wanted
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Emulator:
 
     def __init__(
         self,
-        namespaces: Iterable[tuple[str, int]] = (("contoso", 0), ("contoso-dr", 0)),
+        namespaces: Iterable[tuple[str, int] | Wanted] = (("contoso", 0), ("contoso-dr", 0)),
         *,
         host: str = "127.0.0.1",
         clock: AdjustableClock | None = None,
@@ -192,7 +193,7 @@ class Emulator:
         self._setup = setup
         self._identity: IdentityDoor | None = None
         self._tls: Tls | None = None
-        self._wanted = list(namespaces)
+        self._wanted = [Wanted(*each) for each in namespaces]
         self._host = host
         self._amqp = amqp_factory
         self.clock = clock or SystemClock()
@@ -204,7 +205,7 @@ class Emulator:
         check_wanted(self._wanted)
 
     async def __aenter__(self) -> Self:
-        listening = bind_all(self._host, [port for _, port in self._wanted])
+        listening = bind_all(self._host, [each.port for each in self._wanted])
         async with AsyncExitStack() as stack:
             for each in listening:
                 stack.callback(each.close)
@@ -220,7 +221,7 @@ class Emulator:
         from sbpair.emulator.tls import tls_for
 
         hosts = [] if self._host in _EVERYWHERE else [self._host]
-        names = [f"{name.lower()}.servicebus.windows.net" for name, _ in self._wanted]
+        names = [f"{name.lower()}.servicebus.windows.net" for name, *_ in self._wanted]
         return tls_for([*hosts, *names], self._setup.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
@@ -233,11 +234,18 @@ class Emulator:
 
             self._identity = IdentityDoor(self.clock)
         issuer = self._identity.issuer if self._identity else None
-        for (name, _), each in zip(self._wanted, listening, strict=True):
-            namespace = Namespace(name, self.clock, self.agenda, call_soon=soon)
+        for wanted, each in zip(self._wanted, listening, strict=True):
+            namespace = Namespace(
+                wanted.name,
+                self.clock,
+                self.agenda,
+                call_soon=soon,
+                tier=wanted.check(),
+                partitions=wanted.partitions,
+            )
             namespace.authority = authority_of(self._host, each.getsockname()[1])
             namespace.bearers = Bearers(issuer, accept_any=self._setup.accept_any_token)
-            self.namespaces[name] = namespace
+            self.namespaces[wanted.name] = namespace
             tls = self._tls.context if self._tls else None
             port = Port(namespace, each, self._amqp or amqp_door(), http_door(namespace, control, self._identity), tls)
             await port.start()
@@ -271,11 +279,13 @@ class Emulator:
         return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, sign_in)
 
 
-def check_wanted(namespaces: Sequence[tuple[str, int]]) -> None:
+def check_wanted(namespaces: Sequence[Wanted]) -> None:
     if not namespaces:
         raise UsageError("no namespace was named", hint="name one, as in --namespace contoso=5672")
-    names = [name.lower() for name, _ in namespaces]
-    for name, port in namespaces:
+    names = [each.name.lower() for each in namespaces]
+    for each in namespaces:
+        name, port = each.name, each.port
+        each.check()
         if _NAME.fullmatch(name) is None:
             raise NameInvalid(
                 f"'{name}' is no name for a namespace", hint="use 2 to 50 letters, digits and hyphens, a letter first"
@@ -384,7 +394,7 @@ def forget_ready(path: Path) -> None:
 
 
 async def run(
-    namespaces: list[tuple[str, int]],
+    namespaces: Sequence[tuple[str, int] | Wanted],
     *,
     host: str = "127.0.0.1",
     ready_file: Path | None = None,

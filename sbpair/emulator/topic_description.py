@@ -16,10 +16,12 @@ from sbpair.emulator.description import (
     Settable,
     check_order,
     check_update,
+    default_of,
     read_value,
     validate,
 )
 from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.tiers import STANDARD, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,7 +179,12 @@ D = TypeVar("D", bound=QueueDescription)
 
 
 def from_elements(
-    shape: Shape, default: D, values: Mapping[str, str], existing: D | None, rules: tuple[AuthorizationRule, ...] = ()
+    shape: Shape,
+    default: D,
+    values: Mapping[str, str],
+    existing: D | None,
+    rules: tuple[AuthorizationRule, ...] = (),
+    tier: Tier = STANDARD,
 ) -> D:
     """The description that a request asks for; what it leaves out is default, or as it was where it cannot change.
 
@@ -189,8 +196,9 @@ def from_elements(
             fields[field] = read_value(name, values[name], shape.settable)
         elif existing is not None and name in shape.immutable:
             fields[field] = getattr(existing, field)
-    description = replace(default, **fields)  # type: ignore[arg-type]  # read_value gives the field's type
-    validate(description)
+    # read_value gives the field's type
+    description = replace(default_of(default, tier), **fields)  # type: ignore[arg-type]
+    validate(description, tier)
     if existing is not None:
         check_update(existing, description, shape.immutable, shape.entity)
     return description

@@ -1,0 +1,140 @@
+"""What each tier allows, and what it says of what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator import atom_xml, timespan
+from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.description import QueueDescription, from_elements
+from sbpair.emulator.errors import ArgumentInvalid, MessageTooLarge, QuotaExceeded
+from sbpair.emulator.message import Message
+from sbpair.emulator.namespace import Namespace
+from sbpair.emulator.partitions import partition_of
+from sbpair.emulator.server import Emulator
+from sbpair.emulator.tiers import BASIC, PREMIUM, STANDARD, TIERS, Tier, Wanted
+from sbpair.errors import UsageError
+
+DAY = timespan.TICKS_PER_DAY
+
+
+def described(tier: Tier, **values: str) -> QueueDescription:
+    return from_elements(values, (), None, tier)
+
+
+def namespace(tier: Tier, partitions: int = 1) -> Namespace:
+    return Namespace("contoso", ManualClock(), tier=tier, partitions=partitions)
+
+
+@pytest.mark.parametrize(
+    ("tier", "megabytes", "whether"),
+    [
+        (BASIC, "5120", True),
+        (STANDARD, "5120", True),
+        (STANDARD, "10240", False),
+        (PREMIUM, "10240", True),
+        (PREMIUM, "81920", True),
+        (PREMIUM, "6144", False),
+        (PREMIUM, "163840", False),
+    ],
+)
+def test_sizes(tier, megabytes, whether) -> None:
+    if whether:
+        assert described(tier, MaxSizeInMegabytes=megabytes).max_size_in_megabytes == int(megabytes)
+        return
+    with pytest.raises(ArgumentInvalid, match=r"MaxSizeInMegabytes.* or \d+"):
+        described(tier, MaxSizeInMegabytes=megabytes)
+
+
+@pytest.mark.parametrize(
+    ("tier", "kilobytes", "whether"),
+    [
+        (STANDARD, "256", True),
+        (STANDARD, "1024", False),
+        (PREMIUM, "1024", True),
+        (PREMIUM, "102400", True),
+        (PREMIUM, "102401", False),
+        (PREMIUM, "256", False),
+    ],
+)
+def test_message_sizes(tier, kilobytes, whether) -> None:
+    if whether:
+        assert described(tier, MaxMessageSizeInKilobytes=kilobytes).max_message_size_in_kilobytes == int(kilobytes)
+        return
+    with pytest.raises(ArgumentInvalid, match=f"{tier.name} namespace"):
+        described(tier, MaxMessageSizeInKilobytes=kilobytes)
+
+
+def test_what_a_tier_has_by_itself() -> None:
+    assert [described(tier).max_message_size_in_kilobytes for tier in TIERS.values()] == [256, 256, 1024]
+    assert described(BASIC).default_message_time_to_live == 14 * DAY
+    assert described(PREMIUM).default_message_time_to_live == timespan.MAX_TICKS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RequiresSession", "true"),
+        ("RequiresDuplicateDetection", "true"),
+        ("ForwardTo", "sb://here/other"),
+        ("ForwardDeadLetteredMessagesTo", "sb://here/other"),
+        ("DefaultMessageTimeToLive", "P15D"),
+        ("DefaultMessageTimeToLive", "P10675199DT2H48M5.4775807S"),
+    ],
+)
+def test_basic_lacks_what_it_lacks(name, value) -> None:
+    with pytest.raises(ArgumentInvalid, match=name):
+        described(BASIC, **{name: value})
+    described(STANDARD, **{name: value})
+
+
+def test_basic_has_no_topics() -> None:
+    with pytest.raises(ArgumentInvalid, match=r"type Topic .*'Basic' tier") as refused:
+        namespace(BASIC).create_topic("news")
+    assert (refused.value.status, refused.value.sub_code) == (400, 40000)
+    namespace(PREMIUM).create_topic("news")
+
+
+def test_on_premium_partitioning_is_the_namespaces() -> None:
+    with pytest.raises(ArgumentInvalid, match="EnablePartitioning"):
+        described(PREMIUM, EnablePartitioning="true")
+    queue = namespace(PREMIUM, 4).create_queue("orders", described(PREMIUM, MaxSizeInMegabytes="5120"))
+    sent = [Message(Sections(), 10) for _ in range(8)]
+    for message in sent:
+        queue.send([message])
+    assert sorted(partition_of(message.sequence_number) for message in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert queue.description.total_size_in_megabytes == 5120
+    assert namespace(PREMIUM).create_queue("orders").partitions is None
+
+
+def test_premium_has_a_thousand_entities_for_each_unit() -> None:
+    premium = namespace(PREMIUM, 2)
+    for number in range(2_000):
+        premium.create_queue(f"q{number}")
+    with pytest.raises(QuotaExceeded, match="2000 entities") as refused:
+        premium.create_queue("one-too-many")
+    assert (refused.value.status, refused.value.sub_code) == (403, 40300)
+
+
+def test_a_large_message_goes_alone() -> None:
+    queue = namespace(PREMIUM).create_queue("orders", described(PREMIUM, MaxMessageSizeInKilobytes="102400"))
+    queue.send([Message(Sections(), 100 * 1024 * 1024)])
+    with pytest.raises(MessageTooLarge):
+        queue.send([Message(Sections(), 100 * 1024 * 1024 + 1)])
+    with pytest.raises(MessageTooLarge, match="1048576"):
+        queue.send([Message(Sections(), 600_000) for _ in range(2)])
+
+
+@pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
+def test_a_namespace_tells_its_tier(tier) -> None:
+    assert f"<MessagingSKU>{tier.name}</MessagingSKU>" in atom_xml.namespace_xml(namespace(tier))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [Wanted("contoso", 0, "gold"), Wanted("contoso", 0, "premium", 3), Wanted("contoso", 0, "standard", 2)],
+)
+def test_a_tier_that_cannot_be_is_refused(wanted) -> None:
+    with pytest.raises(UsageError):
+        Emulator([wanted])
