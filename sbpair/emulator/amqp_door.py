@@ -32,7 +32,7 @@ from sbpair.amqp.types import Map
 from sbpair.emulator import cbs, management
 from sbpair.emulator.amqp_links import End, Intake, Outlet, Replies, Requests, address_of, error_of, refuse
 from sbpair.emulator.cbs import Claims
-from sbpair.emulator.errors import NotAllowed, QuotaExceeded, Refusal, Unavailable
+from sbpair.emulator.errors import EntityNotFound, NotAllowed, QuotaExceeded, Refusal, Unavailable
 from sbpair.emulator.fault_points import belongs
 from sbpair.emulator.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request
 from sbpair.emulator.sas import Claim, scope_of
@@ -236,7 +236,7 @@ class AmqpDoor(asyncio.Protocol):
 
     def _settle(self, deliveries: list[Any], event: Disposed) -> None:
         end = deliveries[0].link.context
-        if type(end) is Outlet:
+        if isinstance(end, Outlet):
             end.settle(deliveries, event.state, settled=event.settled)
             self._touched[end] = None
 
@@ -309,7 +309,7 @@ class AmqpDoor(asyncio.Protocol):
             queue.watch(self._on_entity_gone)
 
     def _on_entity_gone(self, refusal: Refusal) -> None:
-        """An entity was deleted: its links end, all others stay."""
+        """An entity was deleted, or disabled: the links that could not be had now end, all others stay."""
         self._recheck(refusal)
 
     def _on_expired(self) -> None:
@@ -325,9 +325,11 @@ class AmqpDoor(asyncio.Protocol):
                     self._claims.require(end.claims, end.path)
                     if gone is not None:
                         self._namespace.resolve(end.path)
+                        end.check()
+                except EntityNotFound as refusal:
+                    self.end_link(link, gone or refusal)
                 except Refusal as refusal:
-                    link.close(error_of(gone or refusal))
-                    self._let_go(link, [], released=False)
+                    self.end_link(link, refusal)
         self.flush_soon()
 
     def end_link(self, link: Link, refusal: Refusal) -> None:

@@ -32,7 +32,7 @@ BATCH_BYTES: Final = 1_048_576
 """A batch may have so many, also where a single message may have more."""
 
 Watcher = Callable[[Refusal], None]
-"""Told once why the entity cannot be used any more; whoever has links to it closes them."""
+"""Told why the entity cannot be used any more, or not in every way; whoever has links to it closes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,9 @@ class Queue:
             dead_letter_expired=description.dead_lettering_on_message_expiration,
         )
         self.dead_letters.change_lock_duration(description.lock_ms)
+        if description.status != "Active":
+            for watcher in list(self._watchers):
+                watcher(EntityDisabled(f"Messaging entity '{self.path}' is currently disabled."))
 
     @property
     def message_limit_bytes(self) -> int:

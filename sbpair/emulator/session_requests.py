@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sbpair.amqp.types import Array, Map, Timestamp
+from sbpair.amqp.types import Array, Int, Map, Timestamp
 from sbpair.emulator.errors import ArgumentInvalid, NotAllowed
 from sbpair.emulator.requests import Reply, text_at
 from sbpair.emulator.sessions import HeldSession, SessionMessages
@@ -49,7 +49,7 @@ def get_message_sessions(target: Target, arguments: Map) -> Reply:
     found = with_sessions(target).list_sessions(None if after > END_OF_TIME_MS else after)[skip : skip + max(0, top)]
     if not found:
         return Reply(204, "NoContent", None, "com.microsoft:session-not-found")
-    return Reply(body=Map([("skip", skip + len(found)), ("sessions-ids", Array(found, code=_ARRAY_OF_STRINGS))]))
+    return Reply(body=Map([("skip", Int(skip + len(found))), ("sessions-ids", Array(found, code=_ARRAY_OF_STRINGS))]))
 
 
 def with_sessions(target: Target) -> SessionMessages:

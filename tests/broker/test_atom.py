@@ -198,7 +198,7 @@ def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
 def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
     async def scenario(manager: Manager) -> None:
         await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
-        manager.namespace.queue("orders").send([Message(Sections(), 100)])
+        manager.namespace.queue("orders").send([Message(Sections(), 100, session_id="s")])
         status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
         assert status == 200
         found = elements_of(text)

@@ -120,7 +120,7 @@ class Aio:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._wrapped, name)
         if not callable(value):
-            return Aio(value, self._run) if name.startswith("_") else value
+            return Aio(value, self._run) if name.startswith("_") or name == "session" else value
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = value(*arguments, **keywords)
@@ -150,6 +150,13 @@ class Official:
         with self._open(connection_string, lambda client: client.get_queue_receiver(queue, **options)) as receiver:
             yield receiver
 
+    def sessions(self, connection_string: str, queue: str) -> list[str]:
+        """The ids of the sessions that the queue tells of."""
+        if self._loop is None:
+            with ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
+                return list(client.list_queue_sessions(queue))
+        return self._loop.run_until_complete(_aio_sessions(connection_string, queue))
+
     @contextmanager
     def _open(self, connection_string: str, make: Callable[[Any], Any]) -> Iterator[Any]:
         # Without retries: the tests are about what the service answers.
@@ -169,6 +176,11 @@ class Official:
         finally:
             run(opened.close())
             run(client.close())
+
+
+async def _aio_sessions(connection_string: str, queue: str) -> list[str]:
+    async with AioServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
+        return [session_id async for session_id in client.list_queue_sessions(queue)]
 
 
 @pytest.fixture(scope="module", params=["sync", "aio"])
