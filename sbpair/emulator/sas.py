@@ -97,9 +97,10 @@ def covers(scope: str, path: str) -> bool:
 
 
 def scope_of(address: str) -> str:
-    """The path of `scheme://host:port/path`, or of a bare path: without slashes at the ends, in lower case."""
+    """The path of `scheme://host:port/path?query`, or of a bare path: without slashes at the ends, in lower case."""
     _, scheme, rest = address.partition("://")
-    path = rest.partition("/")[2] if scheme else address
+    # The SDK for JavaScript signs the whole URL of its management requests.
+    path = rest.partition("?")[0].partition("/")[2] if scheme else address
     return path.strip("/").lower()
 
 

@@ -49,6 +49,15 @@ def test_a_namespace_wide_token_is_good_for_every_entity(namespace, soon) -> Non
         assert grant.expires_at_ms == soon * 1000
 
 
+def test_a_token_for_a_whole_url_is_good_for_the_path_in_it(namespace, soon) -> None:
+    token = sign(ROOT_RULE, "https://127.0.0.1:5672/orders?api-version=2021-05&enrich=false", soon)
+    assert namespace.authenticate(token, ENTITY).scope == "orders"
+    listing = sign(ROOT_RULE, "https://127.0.0.1:5672/$resources/queues?$skip=0", soon)
+    assert namespace.authenticate(listing, "$Resources/queues").claims == ALL_CLAIMS
+    with pytest.raises(NotAuthenticated, match="InvalidAudience"):
+        namespace.authenticate(listing, ENTITY)
+
+
 def test_a_token_for_an_entity_is_good_for_it_and_what_is_below(namespace, soon) -> None:
     token = sign(ROOT_RULE, ENTITY, soon)
     for address in (ENTITY, "ORDERS", "orders/$DeadLetterQueue", "amqps://127.0.0.1:5672/orders/$management"):
