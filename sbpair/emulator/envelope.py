@@ -8,6 +8,7 @@ message is worked out once and remembered.
 from __future__ import annotations
 
 import struct
+import uuid
 from functools import lru_cache
 from typing import Final
 
@@ -18,6 +19,7 @@ from sbpair.amqp.message import (
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
+    PROPERTIES,
     Sections,
     batch_members,
     section,
@@ -32,6 +34,11 @@ _PING: Final = PING.encode()
 
 TTL_ELSEWHERE: Final = 0xFFFFFFFF
 """A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
+
+# Where the first field of a list's section is, by the list's constructor.
+_FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
+_NO_MORE: Final = b"\x40" * 12
+_ONLY_AN_ID: Final = section(PROPERTIES, bytes((0xC0, 1 + 34 + len(_NO_MORE), 13)))
 
 _REMEMBERED = 4096
 _WORTH_REMEMBERING = 256
@@ -65,6 +72,8 @@ def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
     """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
     sections = Sections.split(payload)
     sections.delivery_annotations = b""
+    if _lacks_id(sections.properties):
+        sections.properties = _with_new_id(sections.properties)
     message = Message(sections, len(payload))
     if sections.header:
         message.ttl_ms = _ttl_of(sections.header)
@@ -77,6 +86,23 @@ def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
     elif message.ttl_ms == TTL_ELSEWHERE:
         message.ttl_ms = None
     return message
+
+
+def _lacks_id(properties: bytes) -> bool:
+    return not properties or properties[_FIRST_FIELD.get(properties[3:4], 0) :][:1] in (b"", b"\x40")
+
+
+def _with_new_id(properties: bytes) -> bytes:
+    """As the service does: the SDK for JavaScript sends none, and cannot settle what has none."""
+    message_id = codec.encode(uuid.uuid4().hex)
+    start = _FIRST_FIELD.get(properties[3:4], 0)
+    if len(properties) <= start:
+        return _ONLY_AN_ID + message_id + _NO_MORE
+    fields = message_id + properties[start + 1 :]
+    count = int.from_bytes(properties[start - (1 if start == _FIRST_FIELD[b"\xc0"] else 4) : start])
+    if len(fields) < 255:
+        return section(PROPERTIES, bytes((0xC0, len(fields) + 1, count)) + fields)
+    return section(PROPERTIES, b"\xd0" + (len(fields) + 4).to_bytes(4) + count.to_bytes(4) + fields)
 
 
 def _only_an_id(properties: bytes) -> bool:
