@@ -133,6 +133,11 @@ class Sections:
         last = body_start = body_end = 0
         for code, start, end in _walk(payload):
             if code <= last or last >= DATA:
+                if code == DELIVERY_ANNOTATIONS and "delivery_annotations" not in found:
+                    # The SDK for Python puts them behind everything else, and the service takes them.
+                    found["delivery_annotations"] = payload[start:end]
+                    last = FOOTER
+                    continue
                 _check_order(code, last)
             if DATA <= code <= VALUE:
                 body_start, body_end = body_start if code == last else start, end

@@ -110,9 +110,22 @@ def test_sections_out_of_order_or_twice_are_refused(parts: list[tuple[int, bytes
     if code not in (DATA, SEQUENCE):
         with pytest.raises(ProtocolError):
             Sections.split(b"".join(raw for _, raw in parts) + raw)
-    if len({code for code, _ in parts}) > 1:
+    ordered = [(code, raw) for code, raw in parts if code != DELIVERY_ANNOTATIONS]
+    if len({code for code, _ in ordered}) > 1:
         with pytest.raises(ProtocolError):
-            Sections.split(b"".join(raw for _, raw in reversed(parts)))
+            Sections.split(b"".join(raw for _, raw in reversed(ordered)))
+
+
+@given(messages())
+@settings(deadline=None, max_examples=100)
+def test_delivery_annotations_are_found_behind_everything_else_too(parts: list[tuple[int, bytes]]) -> None:
+    rest = b"".join(raw for code, raw in parts if code != DELIVERY_ANNOTATIONS)
+    annotations = section(DELIVERY_ANNOTATIONS, codec.encode(Map([("x", Int(1))])))
+    expected = Sections.split(rest)
+    expected.delivery_annotations = annotations
+    assert Sections.split(rest + annotations) == expected
+    with pytest.raises(ProtocolError, match="out of its place"):
+        Sections.split(rest + annotations + data_body(b"more"))
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations([DATA, SEQUENCE, VALUE], 2)))
