@@ -62,6 +62,15 @@ def command(
     accept_any_token: Annotated[
         bool, typer.Option("--accept-any-token", help="Let in whoever has a bearer token that has not run out")
     ] = False,
+    credits_a_second: Annotated[
+        int | None,
+        typer.Option(
+            "--credits",
+            metavar="N",
+            min=1,
+            help="Throttle each namespace to N credits a second; the service gives Standard 1000. By itself: no limit",
+        ),
+    ] = None,
     display: Display,
 ) -> int:
     """Run namespaces on this machine, for trying things out and for tests.
@@ -93,7 +102,7 @@ def command(
             host=host,
             ready_file=ready_file,
             on_ready=lambda ready: _show(screen, ready),
-            setup=Setup(tls, ca_file, identity, accept_any_token),
+            setup=Setup(tls, ca_file, identity, accept_any_token, credits_a_second),
         )
 
     try:

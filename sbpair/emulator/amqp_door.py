@@ -198,6 +198,10 @@ class AmqpDoor(asyncio.Protocol):
     def _on_opened(self, _event: Opened) -> None:
         self._deadline.cancel()
         self._set_timer()
+        try:
+            self._points.check_connections()
+        except Refusal as refusal:
+            self._fail(refusal)
 
     def _on_attaching(self, event: LinkAttaching) -> None:
         link = event.link

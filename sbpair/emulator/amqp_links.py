@@ -134,7 +134,7 @@ class Intake:
             messages = envelope.take_in(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
                 if self._points.meter is not None:
-                    self._points.meter.spend(len(messages), self.path)
+                    self._points.meter.spend(len(messages) * self._queue.credits_a_message, self.path)
                 self._queue.send(messages)
         except Refusal as refusal:
             self._reject(delivery, error_of(refusal))

@@ -25,8 +25,9 @@ from sbpair.emulator.atom_request import (
 )
 from sbpair.emulator.atom_topics import TopicsDoor
 from sbpair.emulator.body import read_body
+from sbpair.emulator.credits import MANAGEMENT
 from sbpair.emulator.description import QueueDescription, check_path, from_elements
-from sbpair.emulator.errors import ArgumentInvalid, NotAuthenticated, Refusal
+from sbpair.emulator.errors import ArgumentInvalid, NotAuthenticated, Refusal, ServerBusy, Throttled
 from sbpair.emulator.sas import Claim, scope_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class AtomDoor:
 
     def _answer(self, ask: Ask, body: bytes) -> web.Response:
         self._authorize(ask)
+        self._charge(ask)
         if ask.api_version not in API_VERSIONS:
             raise ArgumentInvalid(f"The api-version '{ask.api_version[:40]}' is not one of {', '.join(API_VERSIONS)}.")
         if ask.path.lower() in _LISTS or ask.path.lower() == "$namespaceinfo":
@@ -77,9 +79,17 @@ class AtomDoor:
     def _authorize(self, ask: Ask) -> None:
         if not ask.token:
             raise NotAuthenticated("MissingToken: The authorization header was not found.")
-        path = "" if ask.path.startswith("$") else ask.path
-        grant = self._namespace.authenticate(ask.token, path)
-        grant.require(Claim.MANAGE, scope_of(path), self._namespace.clock.now_ms())
+        # `$Resources/…` is nobody's but the namespace's: no entity has keys that sign for it.
+        grant = self._namespace.authenticate(ask.token, ask.path)
+        grant.require(Claim.MANAGE, scope_of(ask.path), self._namespace.clock.now_ms())
+
+    def _charge(self, ask: Ask) -> None:
+        meter = self._namespace.points.meter
+        if meter is not None:
+            try:
+                meter.spend(MANAGEMENT, scope_of(ask.path))
+            except ServerBusy as busy:
+                raise Throttled(busy.message) from busy
 
     def _answer_of_namespace(self, ask: Ask) -> web.Response:
         if ask.method != "GET":

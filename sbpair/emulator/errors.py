@@ -18,6 +18,7 @@
     ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
     ├── ServerBusy              com.microsoft:server-busy                503  50009
     └── TimedOut                com.microsoft:timeout                    504  50400
+    ├── Throttled               com.microsoft:server-busy                429  50004   of the management door
 
 A refusal costs its peer one request or one link, never the connection of another. Entities raise them; only doors
 turn them into bytes.
@@ -121,3 +122,8 @@ class ServerBusy(Refusal):
 class TimedOut(Refusal):
     condition = "com.microsoft:timeout"
     status, sub_code = 504, 50400
+class Throttled(Refusal):
+    condition = "com.microsoft:server-busy"
+    status, sub_code = 429, 50004
+
+

@@ -5,9 +5,9 @@ While nothing is in force all of this is empty, and costs a door a look at an at
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from sbpair.emulator.errors import EntityUnavailable, TimedOut
+from sbpair.emulator.errors import EntityUnavailable, QuotaExceeded, TimedOut
 from sbpair.emulator.fault_line import FaultyLine
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sbpair.emulator.fault_line import Door, LineFault
 
+CONNECTIONS_MOST: Final = 5_000
 T = TypeVar("T")
 
 
@@ -77,6 +78,7 @@ class FaultPoints:
         self.swallows: list[Swallow] = []
         self.meter: Meter | None = None
         self.latency_seconds = 0.0
+        self.connections_most = CONNECTIONS_MOST
         self._meters: list[Meter] = []
         self._line_faults: list[LineFault] = []
         self._latencies: list[float] = []
@@ -90,6 +92,11 @@ class FaultPoints:
         self.doors.add(door)
         if self._wants_lines:
             self._line(door, transport)
+
+    def check_connections(self) -> None:
+        """QuotaExceeded with one connection too many, the latest included."""
+        if len(self.doors) > self.connections_most:
+            raise QuotaExceeded(f"ConnectionsQuotaExceeded: the namespace has {self.connections_most} connections.")
 
     def part(self, door: Door) -> None:
         self.doors.discard(door)

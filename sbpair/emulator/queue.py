@@ -106,6 +106,11 @@ class Queue:
         return self._message_limit_bytes
 
     @property
+    def credits_a_message(self) -> int:
+        """What a message that is sent here costs where credits are counted."""
+        return 1
+
+    @property
     def size_bytes(self) -> int:
         return self.messages.size_bytes + self.dead_letters.size_bytes
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.bearer import Bearers
 from sbpair.emulator.clock import AdjustableClock, SystemClock
+from sbpair.emulator.credits import Budget
 from sbpair.emulator.faults import Faults
 from sbpair.emulator.first_bytes import Door, FirstBytes
 from sbpair.emulator.namespace import Namespace
@@ -244,6 +245,9 @@ class Emulator:
                 partitions=wanted.partitions,
             )
             namespace.authority = authority_of(self._host, each.getsockname()[1])
+            if self._setup.credits is not None:
+                points = namespace.points
+                points.put_meter(Budget(self._setup.credits, self.clock, self.agenda, points.resume))
             namespace.bearers = Bearers(issuer, accept_any=self._setup.accept_any_token)
             self.namespaces[wanted.name] = namespace
             tls = self._tls.context if self._tls else None

@@ -12,13 +12,14 @@ class Setup:
     private place.
 
     `identity`: be a managed identity, and accept the tokens that it hands out. `accept_any_token`: accept every bearer
-    token that is well-formed and has not run out.
+    token that is well-formed and has not run out. `credits`: throttle each namespace to so many credits a second.
     """
 
     tls: bool = False
     ca_file: Path | None = None
     identity: bool = False
     accept_any_token: bool = False
+    credits: int | None = None
 
 
 PLAIN = Setup()

@@ -232,6 +232,11 @@ class Topic(Queue):
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
 
     @property
+    def credits_a_message(self) -> int:
+        """Each filter's evaluation costs as much as the message."""
+        return 1 + sum(len(each.rules) for each in self._subscriptions.values())
+
+    @property
     def size_bytes(self) -> int:
         """What all subscriptions hold counts, each copy for itself."""
         return self.messages.size_bytes + sum(each.size_bytes for each in self._subscriptions.values())

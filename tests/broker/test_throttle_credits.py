@@ -1,0 +1,108 @@
+"""Budgets of credits: what is spent, what is owed, and when there is more."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.emulator.credits import Budget
+from sbpair.emulator.errors import QuotaExceeded, ServerBusy, Throttled
+from sbpair.emulator.fault_points import FaultPoints, Meters
+from sbpair.emulator.rules.rule import Rule
+from sbpair.emulator.topic_description import SubscriptionDescription
+
+
+class Resumed:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+@pytest.fixture
+def resumed() -> Resumed:
+    return Resumed()
+
+
+@pytest.fixture
+def budget(namespace, clock, resumed) -> Budget:
+    return Budget(100, clock, namespace.agenda, resumed)
+
+
+def test_a_second_has_its_credits_and_the_next_one_has_new_ones(budget, clock) -> None:
+    for _ in range(10):
+        budget.spend(10, "orders")
+    with pytest.raises(ServerBusy, match="50009") as refused:
+        budget.spend(1, "orders")
+    assert (refused.value.condition, refused.value.sub_code) == ("com.microsoft:server-busy", 50009)
+    clock.advance(999)
+    with pytest.raises(ServerBusy):
+        budget.spend(1, "orders")
+    clock.advance(1)
+    budget.spend(100, "orders")
+
+
+def test_what_is_not_spent_is_not_saved(budget, clock) -> None:
+    clock.advance(60_000)
+    budget.spend(100, "orders")
+    with pytest.raises(ServerBusy):
+        budget.spend(1, "orders")
+
+
+def test_a_batch_larger_than_a_second_is_owed(budget, clock) -> None:
+    budget.spend(250, "orders")
+    for wait, busy in ((1_000, True), (1_000, False)):
+        clock.advance(wait)
+        if busy:
+            with pytest.raises(ServerBusy):
+                budget.spend(1, "orders")
+        else:
+            budget.spend(50, "orders")
+    with pytest.raises(ServerBusy):
+        budget.spend(1, "orders")
+
+
+def test_deliveries_wait_for_credits_and_go_on(budget, clock, namespace, resumed) -> None:
+    assert budget.allowed(250, "orders") == 100
+    budget.took(100, "orders")
+    assert budget.allowed(150, "orders") == 0
+    clock.advance(1_000)
+    namespace.agenda.advance(clock.now_ms())
+    assert resumed.times == 1
+    assert budget.allowed(50, "orders") == 50
+    clock.advance(10_000)
+    namespace.agenda.advance(clock.now_ms())
+    assert resumed.times == 1
+
+
+def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resumed) -> None:
+    other = Budget(10, clock, namespace.agenda, resumed)
+    both = Meters([budget, other])
+    assert both.allowed(50, "orders") == 10
+    both.took(10, "orders")
+    with pytest.raises(ServerBusy):
+        both.spend(1, "orders")
+
+
+def test_each_filter_of_a_topic_costs_as_much_as_the_message(namespace, queue) -> None:
+    topic = namespace.create_topic("news")
+    assert (queue.credits_a_message, topic.credits_a_message) == (1, 1)
+    for name in ("a", "b"):
+        topic.create_subscription(name, SubscriptionDescription(), Rule())
+    topic.subscription("b").add_rule(Rule(name="more"))
+    assert topic.credits_a_message == 4
+
+
+def test_a_namespace_has_so_many_connections() -> None:
+    points = FaultPoints()
+    points.connections_most = 1
+    points.doors.add("a door")
+    points.check_connections()
+    points.doors.add("another")
+    with pytest.raises(QuotaExceeded, match="ConnectionsQuotaExceeded"):
+        points.check_connections()
+    assert FaultPoints().connections_most == 5_000
+
+
+def test_the_management_door_says_it_in_its_own_way() -> None:
+    assert (Throttled.status, Throttled.sub_code) == (429, 50004)
