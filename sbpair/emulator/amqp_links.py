@@ -322,9 +322,8 @@ def settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Any:
 
 
 def _modifier(queue: SubQueue | HeldSession, state: Modified) -> Any:
-    if state.undeliverable_here:
-        return queue.defer
-    return queue.abandon if state.delivery_failed else queue.release
+    # Not looked at is whether the delivery failed: the SDK for JavaScript abandons without a word on that.
+    return queue.defer if state.undeliverable_here else queue.abandon
 
 
 def _reason(state: Rejected) -> tuple[str | None, str | None]:
