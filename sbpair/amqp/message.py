@@ -129,22 +129,25 @@ class Sections:
     @classmethod
     def split(cls, payload: bytes) -> Sections:
         """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
-        found: dict[str, bytes] = {}
+        found = cls()
         last = body_start = body_end = 0
         for code, start, end in _walk(payload):
             if code <= last or last >= DATA:
-                if code == DELIVERY_ANNOTATIONS and "delivery_annotations" not in found:
+                if code == DELIVERY_ANNOTATIONS and not found.delivery_annotations:
                     # The SDK for Python puts them behind everything else, and the service takes them.
-                    found["delivery_annotations"] = payload[start:end]
+                    found.delivery_annotations = payload[start:end]
                     last = FOOTER
                     continue
                 _check_order(code, last)
-            if DATA <= code <= VALUE:
+            if code == PROPERTIES:
+                found.properties = payload[start:end]
+            elif DATA <= code <= VALUE:
                 body_start, body_end = body_start if code == last else start, end
             else:
-                found[_SLOTS[code]] = payload[start:end]
+                setattr(found, _SLOTS[code], payload[start:end])
             last = code
-        return cls(body=payload[body_start:body_end], **found)
+        found.body = payload[body_start:body_end]
+        return found
 
     def join(self) -> bytes:
         return b"".join(
