@@ -302,7 +302,7 @@ class AmqpDoor(asyncio.Protocol):
             target.queue.check_send()
             return Intake(link, target, path, self._points)
         self._claims.require(Outlet.claims, path)
-        target.queue.check_receive()
+        target.check_receive()
         if isinstance(target.messages, SessionMessages) or asks_for_session(link):
             return open_session(self, cast("Sender", link), target, path, self._namespace)
         return Outlet(self, cast("Sender", link), target, path, self._points)

@@ -174,7 +174,7 @@ class Outlet:
         self._points = points
         self._door = door
         self._link = link
-        self._entity = target.queue
+        self._target = target
         self._slice = SLICE_FIRST
         self._completed: list[Sent] = []
         self._for_good = link.remote.snd_settle_mode == _SETTLED
@@ -186,7 +186,7 @@ class Outlet:
         return target.messages
 
     def check(self) -> None:
-        self._entity.check_receive()
+        self._target.check_receive()
 
     # Out
 

@@ -66,6 +66,14 @@ class QueueDescription:
         return PARTITIONS if self.enable_partitioning else self.partitions
 
     @property
+    def auto_delete_on_idle_ms(self) -> int:
+        return NEVER if self.auto_delete_on_idle == MAX_TICKS else self.auto_delete_on_idle // TICKS_PER_MS
+
+    @property
+    def duplicate_detection_window_ms(self) -> int:
+        return self.duplicate_detection_history_time_window // TICKS_PER_MS
+
+    @property
     def total_size_in_megabytes(self) -> int:
         """What the service reports: each of a partitioned entity's 16 partitions has the size that was asked for."""
         return self.max_size_in_megabytes * (PARTITIONS if self.enable_partitioning else 1)
@@ -246,6 +254,7 @@ def validate(description: QueueDescription, tier: Tier = STANDARD) -> None:
     allowed = f"{least if least == most else f'from {least} to {most}'} in a {tier.name} namespace"
     _limit(least <= d.max_message_size_in_kilobytes <= most, "MaxMessageSizeInKilobytes", allowed)
     _validate_tier(d, tier)
+    _limit(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
     _validate_rules(d.authorization_rules)
 
 

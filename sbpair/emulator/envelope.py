@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import struct
 import uuid
+from copy import copy
 from functools import lru_cache
 from typing import Final
 
-from sbpair.amqp import codec
+from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     BATCH_FORMAT,
@@ -25,8 +26,8 @@ from sbpair.amqp.message import (
     section,
     skip,
 )
-from sbpair.amqp.types import Int, Long, Symbol, Timestamp, UInt, Value, text_of
-from sbpair.emulator.message import DeadLetter, Message
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.emulator.message import DeadLetter, Forwarded, Message
 from sbpair.errors import ProtocolError
 
 PING: Final = "application/vnd.ms-servicebus-ping"
@@ -210,6 +211,9 @@ _PLAIN_HEAD = section(MESSAGE_ANNOTATIONS, bytes((0xC1, _PLAIN_SIZE, 10))) + _CO
 _PLAIN = struct.Struct(f">{len(_PLAIN_HEAD)}sq{len(_NUMBER_KEYS[1])}sq{len(_NUMBER_KEYS[2])}sq").pack
 
 
+_NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")
+
+
 def _annotations(message: Message, theirs: bytes) -> bytes:
     if theirs or message.deferred or message.dead_letter is not None or not message.lock_token:
         return _general_annotations(message, theirs, locked=bool(message.lock_token))
@@ -227,7 +231,7 @@ def _general_annotations(message: Message, theirs: bytes, *, locked: bool) -> by
     ours: list[tuple[str, Value]] = [
         ("x-opt-sequence-number", Long(message.sequence_number)),
         ("x-opt-enqueued-time", Timestamp(message.enqueued_at_ms)),
-        ("x-opt-enqueue-sequence-number", Long(0)),
+        ("x-opt-enqueue-sequence-number", Long(message.first_number if isinstance(message, Forwarded) else 0)),
         ("x-opt-message-state", Int(message.reported_state)),
     ]
     if locked:
@@ -260,6 +264,31 @@ def _with_reason(message: Message) -> bytes:
     count, kept = _pairs_without(theirs, frozenset(known))
     added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
     return _map_section(APPLICATION_PROPERTIES, count + len(known), kept + added)
+
+
+# Going on, and being changed on the way
+
+
+def as_it_goes_on(message: Message) -> Sections:
+    """The sections of a message for the entity that it is forwarded to; a dead letter keeps the reason."""
+    sections = copy(message.sections)
+    sections.application_properties = _with_reason(message)
+    # One that was forwarded has annotations of its own to tell, and these are looked for where there are any.
+    sections.message_annotations = sections.message_annotations or _NO_ANNOTATIONS
+    return sections
+
+
+def message_id_of(message: Message) -> str | None:
+    return text_of(message.sections.read_properties().message_id) if message.sections.properties else None
+
+
+def put_properties(message: Message, properties: Map) -> None:
+    """Adds application properties to a message, or changes them, as whoever settles it says."""
+    told = {str(key): value for key, value in properties.pairs}
+    sections = copy(message.sections)
+    kept = splice.without(sections.application_properties, lambda key: key in told)
+    sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(told.items()))
+    message.sections = sections
 
 
 def _map_section(code: int, pairs: int, body: bytes) -> bytes:

@@ -16,6 +16,7 @@
     ├── MessageTooLarge         amqp:link:message-size-exceeded          413  41300
     ├── Unavailable             amqp:connection:forced                   503  50300   the namespace is down
     ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
+    ├── LinkIdle                amqp:link:detach-forced                  503  50300   nothing came or went on a link
     ├── ServerBusy              com.microsoft:server-busy                503  50009
     └── TimedOut                com.microsoft:timeout                    504  50400
     ├── Throttled               com.microsoft:server-busy                429  50004   of the management door
@@ -110,6 +111,11 @@ class Unavailable(Refusal):
 
 
 class EntityUnavailable(Refusal):
+    condition = "amqp:link:detach-forced"
+    status, sub_code = 503, 50300
+
+
+class LinkIdle(Refusal):
     condition = "amqp:link:detach-forced"
     status, sub_code = 503, 50300
 

@@ -121,7 +121,7 @@ def _looked_at(target: Target, arguments: Map, first: int, count: int) -> list[M
 
 def receive_by_sequence_number(target: Target, arguments: Map) -> Reply:
     """Settle mode 0 takes the messages for good, 1 locks them."""
-    target.queue.check_receive()
+    target.check_receive()
     queue = messages_of(target, arguments)
     for_good = arguments.get("receiver-settle-mode") == 0
     answers: list[Value] = []

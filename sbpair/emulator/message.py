@@ -99,6 +99,9 @@ class Message:
 
     def published(self) -> Message:
         """The same message for a subscription, which numbers and times it anew. The sections are shared, not copied."""
+        return self._twin()
+
+    def _twin(self) -> Message:
         return Message(
             self.sections,
             self.size,
@@ -110,15 +113,41 @@ class Message:
 
     def for_dead_letters(self, dead_letter: DeadLetter) -> Message:
         """The same message for the dead-letter queue, where nothing expires. It keeps number, time and count."""
-        twin = Message(
-            self.sections,
-            self.size,
-            message_id=self.message_id,
-            ttl_ms=self.ttl_ms,
-            session_id=self.session_id,
-        )
+        twin = self._twin()
         twin.sequence_number = self.sequence_number
         twin.enqueued_at_ms = self.enqueued_at_ms
         twin.delivery_count = self.delivery_count
         twin.dead_letter = dead_letter
         return twin
+
+
+class Forwarded(Message):
+    """A message that another entity has sent on. `first_number` is the number that it had where it was sent to."""
+
+    __slots__ = ("first_number", "hops")
+    first_number: int
+    hops: int
+
+    @classmethod
+    def of(cls, message: Message, sections: Sections) -> Forwarded:
+        """What goes on to the next entity, with these sections."""
+        if isinstance(message, Forwarded):
+            return cls._copy(message, sections, hops=message.hops + 1, first_number=message.first_number)
+        return cls._copy(message, sections, hops=1, first_number=message.sequence_number)
+
+    @classmethod
+    def _copy(cls, message: Message, sections: Sections, *, hops: int, first_number: int) -> Forwarded:
+        twin = cls(
+            sections,
+            message.size,
+            message_id=message.message_id,
+            ttl_ms=message.ttl_ms,
+            session_id=message.session_id,
+            partition_key=message.partition_key,
+        )
+        twin.hops = hops
+        twin.first_number = first_number
+        return twin
+
+    def _twin(self) -> Forwarded:
+        return self._copy(self, self.sections, hops=self.hops, first_number=self.first_number)

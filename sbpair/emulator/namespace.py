@@ -29,6 +29,7 @@ ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE
 """The well-known key of emulators: no secret."""
 
 DEAD_LETTERS: Final = "$deadletterqueue"
+TRANSFER: Final = "$transfer"
 MANAGEMENT: Final = "$management"
 
 
@@ -45,7 +46,13 @@ class Target:
 
     @property
     def is_dead_letters(self) -> bool:
-        return self.messages is self.queue.dead_letters
+        return self.messages is not self.queue.messages
+
+    def check_receive(self) -> None:
+        """EntityDisabled, or NotAllowed where nothing can be received from here."""
+        self.queue.check_receive()
+        if not self.is_dead_letters:
+            self.queue.check_kept()
 
 
 class Namespace:
@@ -101,6 +108,7 @@ class Namespace:
         description = self._admitted(description or default_of(QueueDescription(), self.tier))
         queue = Queue(path, description, self.clock, self.agenda, self._call_soon)
         self._queues[path.lower()] = queue
+        queue.join(self)
         return queue
 
     def create_topic(self, path: str, description: TopicDescription | None = None) -> Topic:
@@ -113,6 +121,7 @@ class Namespace:
         described = self._admitted(description or default_of(TopicDescription(), self.tier))
         topic = Topic(path, described, self.clock, self.agenda, self._call_soon)
         self._topics[path.lower()] = topic
+        topic.join(self)
         return topic
 
     def _new_path(self, path: str) -> str:
@@ -192,17 +201,38 @@ class Namespace:
         del self._queues[queue.path.lower()]
         queue.close()
 
+    def delete(self, entity: Queue) -> None:
+        """Whatever kind of entity it is."""
+        if isinstance(entity, Subscription):
+            entity.topic.delete_subscription(entity.name)
+        elif isinstance(entity, Topic):
+            self.delete_topic(entity.path)
+        else:
+            self.delete_queue(entity.path)
+
+    def find_target(self, address: str) -> Queue:
+        path = scope_of(address)
+        found = self.find_queue(path) or self.find_topic(path)
+        if found is None:
+            raise missing(path)
+        return found
+
     def resolve(self, address: str) -> Target:
-        """`queue`, `queue/$deadletterqueue`, and either with `/$management`; bare or as `amqps://host:port/…`.
+        """`queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, and each with `/$management`.
+
+        Bare or as `amqps://host:port/…`.
 
         `topic` and `topic/subscriptions/name` too; a topic has no dead letters.
         """
         path = scope_of(address)
         path, management = _without(path, MANAGEMENT)
         path, dead = _without(path, DEAD_LETTERS)
+        path, transfer = _without(path, TRANSFER) if dead else (path, False)
         queue = self.entity(path)
         if dead and isinstance(queue, Topic):
             raise missing(f"{path}/{DEAD_LETTERS}")
+        if transfer:
+            return Target(queue, queue.transfer_dead_letters, management)
         return Target(queue, queue.dead_letters if dead else queue.messages, management)
 
     # Access

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.description import MEGABYTE, QueueDescription
+from sbpair.emulator.duplicates import Duplicates
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     EntityDisabled,
     EntityNotFound,
     MessageTooLarge,
+    NotAllowed,
     QuotaExceeded,
     Refusal,
 )
+from sbpair.emulator.forwarding import Forwarder
+from sbpair.emulator.idle import AutoDelete
 from sbpair.emulator.message import DeadLetter, Message
 from sbpair.emulator.partitions import Partitioned, Partitions
 from sbpair.emulator.sessions import PartitionedSessions, SessionMessages, check_sessions
@@ -35,9 +40,18 @@ Watcher = Callable[[Refusal], None]
 """Told why the entity cannot be used any more, or not in every way; whoever has links to it closes them."""
 
 
+class Home(Protocol):
+    """Where an entity lives among others."""
+
+    def find_target(self, address: str) -> Queue:
+        """The queue or topic that something is forwarded to. Raises EntityNotFound."""
+
+    def delete(self, entity: Queue) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The service's CountDetails. Nothing is transferred yet, so two of them are always 0."""
+    """The service's CountDetails. `transfer` is what waits to be forwarded, and then is not active."""
 
     active: int
     dead_letter: int
@@ -64,6 +78,12 @@ class Queue:
         lock_ms = description.lock_ms
         self.dead_letters = self._engine(clock, agenda, lock_ms=lock_ms, call_soon=call_soon)
         self.messages = self._make_messages(clock, agenda, lock_ms, call_soon)
+        self._transfers: SubQueue | None = None
+        self._make_transfers = partial(SubQueue, clock, agenda, call_soon=call_soon)
+        self._duplicates: Duplicates | None = None
+        self._home: Home | None = None
+        self._forwarders: list[Forwarder] = []
+        self._auto_delete = AutoDelete(self, clock, agenda, self._delete)
         for part in (self.messages, self.dead_letters):
             if self.partitions is not None and isinstance(part, Partitioned):
                 part.divide(self.partitions)
@@ -96,9 +116,68 @@ class Queue:
             dead_letter_expired=description.dead_lettering_on_message_expiration,
         )
         self.dead_letters.change_lock_duration(description.lock_ms)
-        if description.status != "Active":
+        self._detect_duplicates(description)
+        self._settle_forwarding()
+        if description.status != "Active" or description.forward_to is not None:
             for watcher in list(self._watchers):
                 watcher(EntityDisabled(f"Messaging entity '{self.path}' is currently disabled."))
+
+    def _detect_duplicates(self, description: QueueDescription) -> None:
+        if not description.requires_duplicate_detection:
+            return
+        window_ms = description.duplicate_detection_window_ms
+        if self._duplicates is None:
+            self._duplicates = Duplicates(window_ms)
+        self._duplicates.window_ms = window_ms
+
+    # Among others
+
+    def join(self, home: Home) -> None:
+        """There are other entities now to forward to, and somebody to delete this one."""
+        self._home = home
+        self._settle_forwarding()
+
+    def _settle_forwarding(self) -> None:
+        if self._home is None:
+            return
+        for forwarder in self._forwarders:
+            forwarder.stop()
+        self._forwarders = []
+        d = self.description
+        for messages, to in ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to)):
+            if to is not None:
+                self._forwarders.append(Forwarder(messages, to, self._home.find_target, self._put_aside))
+        for forwarder in self._forwarders:
+            forwarder.start()
+        self._auto_delete.arm()
+
+    def _put_aside(self, message: Message, reason: str | None, description: str | None) -> None:
+        """What cannot be forwarded is kept, with the reason."""
+        dead_letter = DeadLetter(reason, description, self.path)
+        self.transfer_dead_letters.adopt(message.for_dead_letters(dead_letter))
+
+    @property
+    def transfer_dead_letters(self) -> SubQueue:
+        if self._transfers is None:
+            self._transfers = self._make_transfers(lock_ms=self.description.lock_ms)
+        return self._transfers
+
+    def _delete(self) -> None:
+        if self._home is not None:
+            self._home.delete(self)
+
+    @property
+    def idle_limit_ms(self) -> int:
+        return self.description.auto_delete_on_idle_ms
+
+    @property
+    def used_ms(self) -> int:
+        return max(self.created_at_ms, self.updated_at_ms, self.accessed_at_ms)
+
+    @property
+    def is_used(self) -> bool:
+        waits = self.messages.is_waited_for or self.dead_letters.is_waited_for
+        return (waits and not self._forwarders) or self.messages.scheduled_count > 0
 
     @property
     def message_limit_bytes(self) -> int:
@@ -112,7 +191,8 @@ class Queue:
 
     @property
     def size_bytes(self) -> int:
-        return self.messages.size_bytes + self.dead_letters.size_bytes
+        aside = 0 if self._transfers is None else self._transfers.size_bytes
+        return self.messages.size_bytes + self.dead_letters.size_bytes + aside
 
     @property
     def accessed_at_ms(self) -> int:
@@ -123,7 +203,11 @@ class Queue:
         for part in (self.messages, self.dead_letters):
             if part.due_ms <= now:
                 part.advance(now)
-        return Counts(self.messages.active_count, len(self.dead_letters), self.messages.scheduled_count)
+        active, transfer = self.messages.active_count, 0
+        if self.description.forward_to is not None:
+            active, transfer = 0, active
+        aside = 0 if self._transfers is None else len(self._transfers)
+        return Counts(active, len(self.dead_letters), self.messages.scheduled_count, aside, transfer)
 
     def send(self, messages: Sequence[Message]) -> None:
         """Takes all of them in, or none. A message with a time in the future waits on the schedule.
@@ -149,7 +233,10 @@ class Queue:
             )
         if self.description.requires_session:
             check_sessions(messages)
-        self.messages.enqueue(messages)
+        if self._duplicates is None:
+            self.messages.enqueue(messages)
+        else:
+            self._duplicates.take_in(messages, self._clock.now_ms(), self.messages.enqueue)
 
     def schedule(self, messages: Sequence[Message]) -> list[int]:
         """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""
@@ -172,6 +259,11 @@ class Queue:
         if self.description.status in ("Disabled", "ReceiveDisabled"):
             raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for receiving.")
 
+    def check_kept(self) -> None:
+        """NotAllowed where nothing stays here to be received."""
+        if self.description.forward_to is not None:
+            raise NotAllowed(f"Nothing can be received from '{self.path}': it forwards its messages.")
+
     def _bury(self, message: Message, reason: str | None, description: str | None) -> None:
         self.dead_letters.adopt(message.for_dead_letters(DeadLetter(reason, description, self.path)))
 
@@ -185,6 +277,10 @@ class Queue:
         """The queue is deleted: its messages are gone and whoever has links to it is told."""
         self.messages.drop_all()
         self.dead_letters.drop_all()
+        if self._transfers is not None:
+            self._transfers.drop_all()
+        self._auto_delete.stop()
+        self._home = None
         watchers, self._watchers = list(self._watchers), {}
         for watcher in watchers:
             watcher(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))

@@ -140,7 +140,7 @@ class SessionWait:
         self._door.end_link(self._link, TimedOut("No session became available within the time that was given."))
 
     def check(self) -> None:
-        self._target.queue.check_receive()
+        self._target.check_receive()
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled, released

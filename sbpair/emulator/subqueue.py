@@ -52,7 +52,7 @@ class SubQueue:
         self, clock: Clock, agenda: Agenda, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
     ) -> None:
         self.due_ms = NEVER
-        self.touched_ms = 0
+        self.touched_ms = self.drawn_ms = 0
         self.size_bytes = 0
         self.scheduled_count = 0
         self.ttl_ms = NEVER
@@ -171,7 +171,7 @@ class SubQueue:
         consumer this is now or never.
         """
         now = self._now()
-        self.touched_ms = now
+        self.touched_ms = self.drawn_ms = now
         if consumer is not None and self._waiting and not self._pumping:
             self._wait(consumer, limit)
             return []
@@ -209,7 +209,7 @@ class SubQueue:
     def receive_deferred(self, sequences: Sequence[int]) -> list[Message]:
         """Locks deferred messages by their numbers, all of them or none."""
         now = self._now()
-        self.touched_ms = now
+        self.touched_ms = self.drawn_ms = now
         messages = [self._deferred(sequence) for sequence in dict.fromkeys(sequences)]
         if messages:
             self._due_by(self._locks.take(messages, now))
@@ -223,7 +223,7 @@ class SubQueue:
 
     def peek(self, from_sequence: int, limit: int) -> list[Message]:
         """Up to `limit` messages in order of sequence number, whatever their state; nothing changes for them."""
-        self._now()
+        self.touched_ms = self.drawn_ms = self._now()
         found: list[Message] = []
         if limit > 0:
             for message in self._shelf.read_from(from_sequence):
@@ -231,6 +231,25 @@ class SubQueue:
                 if len(found) == limit:
                     break
         return found
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
+
+    def delete(self, limit: int, before_ms: int, session_id: str | None = None) -> int:
+        """Deletes up to `limit` messages that wait to be received and came before a time; returns how many."""
+        self.touched_ms = self.drawn_ms = self._now()
+        doomed: list[Message] = []
+        for message in self._shelf.read_from(0):
+            if len(doomed) >= limit:
+                break
+            wanted = session_id is None or message.session_id == session_id
+            if wanted and message.state == ACTIVE and message.enqueued_at_ms < before_ms:
+                doomed.append(message)
+        for message in doomed:
+            self._remove(message)
+            self._leave_line(message)
+        return len(doomed)
 
     # Settlement. Each raises MessageLockLost where the token holds nothing any more.
 

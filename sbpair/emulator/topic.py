@@ -109,6 +109,12 @@ class Subscription(Queue):
     def message_limit_bytes(self) -> int:
         return self.topic.message_limit_bytes
 
+    @property
+    def used_ms(self) -> int:
+        """What its topic publishes is no use of a subscription; what is received of it is."""
+        drawn_ms = max(self.messages.drawn_ms, self.dead_letters.drawn_ms)
+        return max(self.created_at_ms, self.updated_at_ms, drawn_ms)
+
     def check_send(self) -> None:
         raise NotAllowed(f"Nothing can be sent to the subscription '{self.path}': send to its topic.")
 
@@ -279,6 +285,8 @@ class Topic(Queue):
         first = replace(rule or Rule(), created_at_ms=self._clock.now_ms())
         made = self._make(self, name, description or SubscriptionDescription(), first)
         self._subscriptions[name.lower()] = made
+        if self._home is not None:
+            made.join(self._home)
         return made
 
     def delete_subscription(self, name: str) -> None:

@@ -1,0 +1,104 @@
+"""What happens to links and entities that nobody uses, on the emulator's clock: links are detached, entities deleted.
+
+Use is noted where it happens, and looked at when the time would be over: nothing is rescheduled for every message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sbpair.emulator.clock import NEVER
+from sbpair.emulator.errors import LinkIdle, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sbpair.emulator.agenda import Agenda
+    from sbpair.emulator.clock import Clock
+
+LINK_IDLE_MS: Final = 600_000
+
+
+class IdleLink:
+    """Ends a link on which nothing has come or gone for ten minutes; credit alone is no use of it."""
+
+    __slots__ = ("_agenda", "_clock", "_end", "_used_ms", "due_ms")
+
+    def __init__(self, clock: Clock, agenda: Agenda, end: Callable[[Refusal], None]) -> None:
+        self._clock = clock
+        self._agenda = agenda
+        self._end = end
+        self._used_ms = clock.now_ms()
+        self._wait_until(self._used_ms + LINK_IDLE_MS)
+
+    def touch(self) -> None:
+        self._used_ms = self._clock.now_ms()
+
+    def stop(self) -> None:
+        self.due_ms = NEVER
+
+    def advance(self, now_ms: int) -> None:
+        if self._used_ms + LINK_IDLE_MS > now_ms:
+            self._wait_until(self._used_ms + LINK_IDLE_MS)
+            return
+        self.stop()
+        self._end(LinkIdle("The link is force detached. Details: IdleTimerExpired: Idle timeout: 00:10:00."))
+
+    def _wait_until(self, at_ms: int) -> None:
+        self.due_ms = at_ms
+        self._agenda.enter(at_ms, self)
+
+
+class Perishable(Protocol):
+    """An entity that may go when it is not used."""
+
+    @property
+    def idle_limit_ms(self) -> int:
+        """NEVER where it stays."""
+
+    @property
+    def used_ms(self) -> int:
+        """When it was used last."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody waits for messages, or messages for their time."""
+
+
+class AutoDelete:
+    """Deletes an entity that was not used for its AutoDeleteOnIdle. `arm` it again after every change of that."""
+
+    __slots__ = ("_agenda", "_clock", "_delete", "_entity", "due_ms")
+
+    def __init__(self, entity: Perishable, clock: Clock, agenda: Agenda, delete: Callable[[], None]) -> None:
+        self.due_ms = NEVER
+        self._entity = entity
+        self._clock = clock
+        self._agenda = agenda
+        self._delete = delete
+
+    def arm(self) -> None:
+        limit = self._entity.idle_limit_ms
+        self.due_ms = NEVER
+        if limit < NEVER:
+            self._wait_until(max(self._entity.used_ms, self._clock.now_ms()) + limit)
+
+    def stop(self) -> None:
+        self.due_ms = NEVER
+
+    def advance(self, now_ms: int) -> None:
+        limit = self._entity.idle_limit_ms
+        due = (now_ms if self._entity.is_used else self._entity.used_ms) + limit
+        if due > now_ms:
+            self._wait_until(due)
+            return
+        self.stop()
+        try:
+            self._delete()
+        except Refusal:
+            # A partition of it is down: later, then.
+            self._wait_until(now_ms + limit)
+
+    def _wait_until(self, at_ms: int) -> None:
+        self.due_ms = at_ms
+        self._agenda.enter(at_ms, self)
