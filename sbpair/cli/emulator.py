@@ -117,10 +117,8 @@ def _parsed(text: str) -> tuple[str, int, str, int]:
     name, equals, rest = text.partition("=")
     port, tier, partitions, *more = *rest.split(","), *("", "standard", "1")[rest.count(",") + 1 :]
     if more or not (name and equals and _is_number(port) and tier and _is_number(partitions)):
-        raise UsageError(
-            f"--namespace {clean(text)!r} is not NAME=PORT[,TIER[,PARTITIONS]]",
-            hint="write --namespace contoso=5672, or --namespace contoso=5672,premium",
-        )
+        form, example = ("NAME=PORT,TIER", "contoso=5672,premium") if "," in text else ("NAME=PORT", "contoso=5672")
+        raise UsageError(f"--namespace {clean(text)!r} is not {form}", hint=f"write --namespace {example}")
     return name, int(port), tier, int(partitions)
 
 
