@@ -34,6 +34,7 @@ from sbpair.emulator.amqp_links import End, Intake, Outlet, Replies, Requests, a
 from sbpair.emulator.cbs import Claims
 from sbpair.emulator.errors import EntityNotFound, NotAllowed, QuotaExceeded, Refusal, Unavailable
 from sbpair.emulator.fault_points import belongs
+from sbpair.emulator.idle import IdleLink
 from sbpair.emulator.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request
 from sbpair.emulator.sas import Claim, scope_of
 from sbpair.emulator.session_links import asks_for_session, open_session
@@ -300,7 +301,7 @@ class AmqpDoor(asyncio.Protocol):
             if target.is_dead_letters:
                 raise NotAllowed("Nothing can be sent to a dead-letter queue.")
             target.queue.check_send()
-            return Intake(link, target, path, self._points)
+            return Intake(self, link, target, path, self._points)
         self._claims.require(Outlet.claims, path)
         target.check_receive()
         if isinstance(target.messages, SessionMessages) or asks_for_session(link):
@@ -340,6 +341,9 @@ class AmqpDoor(asyncio.Protocol):
         link.close(error_of(refusal))
         self._let_go(link, [], released=False)
         self.flush_soon()
+
+    def watch_idle(self, link: Link) -> IdleLink:
+        return IdleLink(self._namespace.clock, self._namespace.agenda, partial(self.end_link, link))
 
     def _let_go(self, link: Link, unsettled: list[Sent], *, released: bool) -> None:
         end, link.context = link.context, None

@@ -10,12 +10,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sbpair.amqp.link import SERIAL, Link, Receiver, Sender, terminus_address
-from sbpair.amqp.performatives import Accepted, Composite, Error, Modified, Outcome, Rejected, Released
+from sbpair.amqp.performatives import Accepted, Composite, Error, Outcome, Rejected
 from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator import envelope
 from sbpair.emulator.errors import ArgumentInvalid, Refusal
+from sbpair.emulator.outcomes import settler
 from sbpair.emulator.queue import BATCH_BYTES
-from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, text_at, write_reply
+from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, write_reply
 from sbpair.emulator.sas import Claim
 from sbpair.errors import ProtocolError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.events import Delivery, Sent
     from sbpair.amqp.session import Session
     from sbpair.emulator.fault_points import FaultPoints
+    from sbpair.emulator.idle import IdleLink
     from sbpair.emulator.message import Message
     from sbpair.emulator.namespace import Target
     from sbpair.emulator.sessions import HeldSession
@@ -72,6 +74,9 @@ class Door(Protocol):
     def end_link(self, link: Link, refusal: Refusal) -> None:
         """Close a link on which nothing has come, and let go of what stands at our end of it."""
 
+    def watch_idle(self, link: Link) -> IdleLink:
+        """End the link once nothing has come or gone on it for long."""
+
     def hold(self, requests: Requests) -> None:
         """Read nothing more before `requests` has answered what it holds: `resume` it when the peer reads again."""
 
@@ -114,7 +119,7 @@ class Intake:
 
     claims: tuple[Claim, ...] = (Claim.SEND,)
 
-    def __init__(self, link: Receiver, target: Target, path: str, points: FaultPoints) -> None:
+    def __init__(self, door: Door, link: Receiver, target: Target, path: str, points: FaultPoints) -> None:
         self.path = path
         self._points = points
         self._link = link
@@ -124,6 +129,7 @@ class Intake:
         limit = target.queue.message_limit_bytes
         link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, BATCH_BYTES))})
         link.max_message_size = OVERSIZE_FACTOR * limit
+        self._idle = door.watch_idle(link)
         link.grant(CREDIT)
 
     def check(self) -> None:
@@ -147,6 +153,7 @@ class Intake:
     def finish(self) -> None:
         """Tell what has been taken since the last time, in as few words as possible."""
         session = self._link.session
+        self._idle.touch()
         if self._points.swallows:
             self._taken = self._points.acknowledged(self.path, self._taken)
         for first, last in runs(self._taken):
@@ -162,6 +169,8 @@ class Intake:
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         """Whatever has arrived has been taken."""
+        del unsettled, released
+        self._idle.stop()
 
 
 class Outlet:
@@ -179,6 +188,7 @@ class Outlet:
         self._completed: list[Sent] = []
         self._for_good = link.remote.snd_settle_mode == _SETTLED
         self._queue = self._open(target)
+        self._idle = door.watch_idle(link)
 
     def _open(self, target: Target) -> SubQueue | HeldSession:
         """Agree to the link; what it receives from."""
@@ -235,6 +245,7 @@ class Outlet:
             self._points.meter.took(len(messages), self.path)
         size = self._send_for_good(messages) if self._for_good else self._send_locked(messages)
         if size:
+            self._idle.touch()
             self._slice = max(1, min(SLICE_MOST, SLICE_BYTES * len(messages) // size))
             self._door.sent(size)
 
@@ -287,6 +298,7 @@ class Outlet:
 
     def finish(self) -> None:
         """Echo what was completed, which many clients say of every message by itself, in as few words as possible."""
+        self._idle.touch()
         self._echo_done(self._completed, Accepted())
         self._completed = []
 
@@ -298,6 +310,7 @@ class Outlet:
             session.dispose(first, last, said, receiver=False, settled=True)
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        self._idle.stop()
         self._queue.withdraw(self)
         give_back = self._queue.release if released else self._queue.abandon
         for delivery in unsettled:
@@ -306,32 +319,6 @@ class Outlet:
             except Refusal:
                 # Its lock has run out, or it was settled by way of the management node.
                 continue
-
-
-def settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Any:
-    """What to do with the lock tokens of deliveries with this outcome; None for what is no outcome."""
-    if isinstance(state, Accepted):
-        return queue.complete
-    if isinstance(state, Modified):
-        return _modifier(queue, state)
-    if isinstance(state, Rejected):
-        reason, description = _reason(state)
-        return lambda token: queue.dead_letter(token, reason, description)
-    # A peer that forgets a delivery without a word on it has not processed it.
-    return queue.release if isinstance(state, Released) or (state is None and settled) else None
-
-
-def _modifier(queue: SubQueue | HeldSession, state: Modified) -> Any:
-    # Not looked at is whether the delivery failed: the SDK for JavaScript abandons without a word on that.
-    return queue.defer if state.undeliverable_here else queue.abandon
-
-
-def _reason(state: Rejected) -> tuple[str | None, str | None]:
-    error = state.error
-    if not isinstance(error, Error):
-        return None, None
-    info = error.info if isinstance(error.info, Map) else Map()
-    return text_at(info, "DeadLetterReason"), text_at(info, "DeadLetterErrorDescription") or error.description or None
 
 
 class Requests:

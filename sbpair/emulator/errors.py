@@ -18,8 +18,8 @@
     ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
     ├── LinkIdle                amqp:link:detach-forced                  503  50300   nothing came or went on a link
     ├── ServerBusy              com.microsoft:server-busy                503  50009
-    └── TimedOut                com.microsoft:timeout                    504  50400
     ├── Throttled               com.microsoft:server-busy                429  50004   of the management door
+    └── TimedOut                com.microsoft:timeout                    504  50400
 
 A refusal costs its peer one request or one link, never the connection of another. Entities raise them; only doors
 turn them into bytes.
@@ -125,11 +125,11 @@ class ServerBusy(Refusal):
     status, sub_code = 503, 50009
 
 
-class TimedOut(Refusal):
-    condition = "com.microsoft:timeout"
-    status, sub_code = 504, 50400
 class Throttled(Refusal):
     condition = "com.microsoft:server-busy"
     status, sub_code = 429, 50004
 
 
+class TimedOut(Refusal):
+    condition = "com.microsoft:timeout"
+    status, sub_code = 504, 50400

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sbpair.amqp.types import Array, Long, Map, Timestamp, Value
+from sbpair.amqp.types import Array, Int, Long, Map, Timestamp, Value
 from sbpair.emulator import envelope, rule_requests, session_requests
 from sbpair.emulator.errors import ArgumentInvalid, MessageTooLarge, Refusal
 from sbpair.emulator.namespace import Target
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.subqueue import SubQueue
 
 PEEK_MOST: Final = 250
+DELETE_MOST: Final = 4_000
 PEEK_BYTES: Final = 1_048_576
 """A peek answers with less than was asked for rather than with more than this."""
 
@@ -72,8 +73,10 @@ def update_disposition(target: Target, arguments: Map) -> Reply:
     if settle is None:
         raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
     tokens, messages = _tokens(arguments), messages_of(target, arguments)
-    for token in tokens:
-        messages.locked(token)
+    properties = arguments.get("properties-to-modify")
+    for message in [messages.locked(token) for token in tokens]:
+        if isinstance(properties, Map) and properties:
+            envelope.put_properties(message, properties)
     for token in tokens:
         settle(messages, token, arguments)
     return Reply()
@@ -132,6 +135,18 @@ def receive_by_sequence_number(target: Target, arguments: Map) -> Reply:
     return Reply(body=Map([("messages", answers)]))
 
 
+def batch_delete_messages(target: Target, arguments: Map) -> Reply:
+    """Deletes what waits to be received and came before a time, oldest first; locked and deferred messages stay."""
+    target.check_receive()
+    limit, before_ms = _number(arguments, "message-count"), _number(arguments, "enqueued-time-utc")
+    if not 0 < limit <= DELETE_MOST:
+        raise ArgumentInvalid(f"A 'message-count' to delete is from 1 to {DELETE_MOST}.")
+    deleted = target.messages.delete(limit, before_ms, text_at(arguments, "session-id"))
+    if not deleted:
+        return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
+    return Reply(body=Map([("message-count", Int(deleted))]))
+
+
 # Messages for later
 
 
@@ -168,6 +183,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:update-disposition": Operation(Claim.LISTEN, update_disposition),
     "com.microsoft:peek-message": Operation(Claim.LISTEN, peek_message),
     "com.microsoft:receive-by-sequence-number": Operation(Claim.LISTEN, receive_by_sequence_number),
+    "com.microsoft:batch-delete-messages": Operation(Claim.LISTEN, batch_delete_messages),
     "com.microsoft:schedule-message": Operation(Claim.SEND, schedule_message),
     "com.microsoft:cancel-scheduled-message": Operation(Claim.SEND, cancel_scheduled_message),
     "com.microsoft:renew-session-lock": Operation(Claim.LISTEN, session_requests.renew_session_lock),

@@ -107,6 +107,7 @@ class SessionOutlet(Outlet):
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled
+        self._idle.stop()
         self._queue.withdraw(self)
         self._held.on_lost = None
         self._held.close(failed=not released)

@@ -382,11 +382,11 @@ class SubQueue:
         if self.dead_letter_expired and self._expel is not None:
             self._expel(message, TTL_EXPIRED, "The message expired and was dead lettered.")
 
-    def _leave_line(self, message: Message) -> None:  # noqa: ARG002  # for those who have several lines
-        self._line.leave()
-
     def _first_lock_ms(self) -> int:
         return self._locks.first_ms()
+
+    def _leave_line(self, message: Message) -> None:  # noqa: ARG002  # for those who have several lines
+        self._line.leave()
 
     def next_deadline_ms(self) -> int:
         return min(self._first_lock_ms(), self._expiries.first_ms(), self._schedule.first_ms())
