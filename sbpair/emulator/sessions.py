@@ -296,7 +296,39 @@ class SessionMessages(SubQueue):
 
 
 class PartitionedSessions(SessionMessages, Partitioned):
-    """In a partitioned entity all of a session is in one partition, since its id is the key."""
+    """In a partitioned entity all of a session is in one partition, since its id is the key.
+
+    While that is down the session is not lent, and whoever has it already gets nothing more out of it.
+    """
+
+    def _is_up(self, session: Session) -> bool:
+        return self._partitions.is_up(self._partitions.of_key(session.id))
+
+    def accept(self, session_id: str) -> HeldSession:
+        self._partitions.check(self._partitions.of_key(session_id))
+        return super().accept(session_id)
+
+    def _next_free(self) -> Session | None:
+        free = self._lines.free
+        passed = [session for session in free if not self._is_up(session)]
+        for session in passed:
+            del free[session]
+        found = super()._next_free()
+        for session in passed:
+            free.setdefault(session)
+        return found
+
+    def receive_of(self, held: HeldSession, limit: int) -> list[Message]:
+        if not self._is_up(held.session):
+            held.check()
+            return []
+        return super().receive_of(held, limit)
+
+    def resume(self) -> None:
+        for session in self._lines.sessions.values():
+            if session.holder is not None and len(session.line):
+                self._lines.stirred.setdefault(session)
+        super().resume()
 
 
 class HeldSession:

@@ -251,6 +251,42 @@ def test_a_partition_that_is_not_there_cannot_be_taken_down(make_queue, faults, 
     assert refused.value.where == where
 
 
+class Borrower:
+    """Wants any session, and keeps what it is lent."""
+
+    def __init__(self) -> None:
+        self.lent = []
+
+    def lend(self, held) -> None:
+        self.lent.append(held)
+
+
+def test_a_session_in_a_partition_that_is_down_is_not_lent(make_queue, faults) -> None:
+    queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
+    queue.send([message(session_id="a")])
+    down = queue.partitions.of_key("a")
+    up = next(name for name in "bcdefgh" if queue.partitions.of_key(name) != down)
+    with faults.during("partition-down", "contoso", partition=down):
+        with pytest.raises(TimedOut):
+            queue.messages.accept("a")
+        borrower = Borrower()
+        assert queue.messages.accept_next(borrower) is None
+        queue.send([message(session_id=up)])
+        assert [held.id for held in borrower.lent] == [up]
+        assert queue.messages.accept_next(borrower) is None
+    assert [held.id for held in borrower.lent] == [up, "a"]
+
+
+def test_who_has_a_session_gets_on_when_its_partition_does(make_queue, faults) -> None:
+    queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
+    held, waiter = queue.messages.accept("a"), Waiter()
+    queue.send([message(session_id="a")])
+    with faults.during("partition-down", "contoso", partition=queue.partitions.of_key("a")):
+        assert held.receive(1, waiter) == []
+    assert waiter.woken == 1
+    assert len(held.receive(1)) == 1
+
+
 def test_a_topic_hands_its_partitions_to_its_subscriptions(namespace, faults) -> None:
     topic = namespace.create_topic("news", TopicDescription(enable_partitioning=True))
     subscription = topic.create_subscription("all", SubscriptionDescription(), Rule())
