@@ -1,0 +1,530 @@
+"""Valid conversations, broken: frames, performatives and sections that are nearly right, said to a door through memory.
+
+Whatever is said: nothing goes wrong unheard, nothing takes for ever or grows without bound, and a client in good faith
+is served afterwards. The quick runs are for every day; `-m slow` runs the long ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import codec
+from sbpair.amqp.connection import Connection
+from sbpair.amqp.events import CreditChanged, Delivery, Disposed
+from sbpair.amqp.frames import AMQP_HEADER, frame
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
+from sbpair.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
+from sbpair.amqp.sasl import SaslClient
+from sbpair.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+from sbpair.emulator.amqp_door import OUTPUT_MOST, AmqpDoor
+from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.namespace import ROOT_RULE, Namespace
+from sbpair.errors import ProtocolError
+
+Draw = Any
+QUEUE, SESSIONS, TOPIC = "orders", "sessions", "topic"
+SECONDS_MOST = 10.0
+
+OUTPUT_BOUND = 4 * OUTPUT_MOST
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=400)
+LONG = settings(QUICK, max_examples=20_000)
+
+INTERESTING = [
+    None,
+    True,
+    False,
+    Int(0),
+    Int(-1),
+    UByte(255),
+    Byte(-128),
+    UShort(65535),
+    UInt(0),
+    UInt(1),
+    UInt(2**32 - 1),
+    Int(2**31 - 1),
+    Int(-(2**31)),
+    Long(2**63 - 1),
+    Long(-(2**63)),
+    ULong(2**64 - 1),
+    Timestamp(-(2**63)),
+    Timestamp(2**63 - 1),
+    Float(float("inf")),
+    float("nan"),
+    1e308,
+    "",
+    "x" * 300,
+    "\x00\ud7ff\U0010ffff",
+    QUEUE,
+    f"{QUEUE}/$management",
+    f"{QUEUE}/$deadletterqueue",
+    f"{TOPIC}/subscriptions/all",
+    "/" * 50,
+    Symbol(""),
+    Symbol("com.microsoft:session-filter"),
+    Symbol("x" * 300),
+    b"",
+    b"\xff" * 16,
+    b"\x00Su\xa0\x01x",
+    Char("x"),
+    [],
+    [[]],
+    [None] * 200,
+    Map(),
+    Map([(None, None)]),
+    Map([(Symbol("com.microsoft:session-filter"), None)]),
+    Map([(b"operation", "com.microsoft:peek-message")]),
+    Array([Long(0), Long(1)], code=0x81),
+    Array([], code=0x98),
+    Described(Symbol("amqp:accepted:list"), []),
+    Described(ULong(0x24), []),
+    Described(ULong(0x26), []),
+    Described(ULong(0x27), [True, True, Map()]),
+    Described(ULong(0x25), [None]),
+    Described(ULong(2**64 - 1), None),
+]
+
+
+class Memory(asyncio.Transport):
+    """The transport of a door that nobody but the test is at the other end of."""
+
+    def __init__(self, door: asyncio.Protocol) -> None:
+        super().__init__()
+        self.door = door
+        self.said = bytearray()
+        self.total = 0
+        self.closing = False
+        door.connection_made(self)
+
+    def hear(self, data: bytes) -> None:
+        if not self.closing:
+            self.door.data_received(data)
+
+    def take(self) -> bytes:
+        said, self.said = bytes(self.said), bytearray()
+        return said
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.said += data
+        self.total += len(data)
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            asyncio.get_running_loop().call_soon(self.door.connection_lost, None)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002  # there is nothing to know
+        return default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is taken at once."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read but what the test says."""
+
+    def resume_reading(self) -> None:
+        """As above."""
+
+
+async def settled() -> None:
+    """Let everything run that is due."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Client:
+    """A client in good faith. `said` keeps what it has sent, a piece for every time that it spoke."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.connection = Connection(
+            SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key), container_id="good", hostname="h"
+        )
+        self.transport = Memory(AmqpDoor(namespace))
+        self.said: list[bytes] = []
+        self.events: list[Any] = []
+
+    async def talk(self) -> None:
+        """To and fro until there is nothing to say."""
+        while True:
+            if out := self.connection.take():
+                self.said.append(out)
+                self.transport.hear(out)
+            await settled()
+            answer = self.transport.take()
+            if not out and not answer:
+                return
+            self.events += self.connection.receive(answer, 0.0)
+
+    async def links(self, *addresses: str) -> list[Any]:
+        """A sender for `>address`, a receiver for `<address`, each in a session of its own."""
+        made = []
+        await self.talk()
+        for address in addresses:
+            session = self.connection.begin()
+            await self.talk()
+            is_sender, name = address[0] == ">", address[1:]
+            link = (session.sender if is_sender else session.receiver)(address)
+            filters = (
+                Map([(Symbol("com.microsoft:session-filter"), "s")]) if name == SESSIONS and not is_sender else None
+            )
+            source = Source("good") if is_sender else Source(name, filter=filters)
+            link.open(source=source, target=Target(name) if is_sender else Target("good"))
+            await self.talk()
+            made.append(link)
+        return made
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def is_served(self) -> None:
+        """Sends a message and gets it back, or fails."""
+        sender, receiver = await self.links(">good", "<good")
+        assert self.of(CreditChanged)
+        sender.send(data_body(b"good"), b"t")
+        await self.talk()
+        assert isinstance(self.of(Disposed)[-1].state, Accepted)
+        receiver.grant(1)
+        await self.talk()
+        (delivery,) = self.of(Delivery)
+        assert delivery.payload.endswith(b"good")
+        self.transport.close()
+        await settled()
+
+
+def furnished() -> Namespace:
+    namespace = Namespace("contoso", ManualClock(), call_soon=asyncio.get_running_loop().call_soon)
+    namespace.create_queue(QUEUE)
+    namespace.create_queue("good")
+    namespace.create_queue(SESSIONS, QueueDescription(requires_session=True))
+    namespace.create_topic(TOPIC).create_subscription("all")
+    return namespace
+
+
+def unharmed(scene: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Plays a scene, and sees that nothing goes wrong unheard and nothing takes for ever."""
+    caplog.clear()
+    unheard: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        async with asyncio.timeout(SECONDS_MOST):
+            await scene()
+
+    asyncio.run(main())
+    assert not unheard
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+# Breaking values
+
+
+def broken(draw: Draw, value: Any) -> Any:
+    """The value with one place in it changed: anywhere, at the top or deep inside."""
+    inside = children(value)
+    if not inside or draw(st.integers(0, 3)) == 0:
+        return draw(st.sampled_from(INTERESTING))
+    number = draw(st.integers(0, len(inside) - 1))
+    how = draw(st.sampled_from(["in", "in", "in", "drop", "twice", "deeper"]))
+    changed = {
+        "in": lambda: [broken(draw, inside[number])],
+        "drop": list,
+        "twice": lambda: [inside[number]] * 2,
+        "deeper": lambda: [nested(inside[number], draw(st.integers(1, 80)))],
+    }[how]()
+    return with_children(value, [*inside[:number], *changed, *inside[number + 1 :]])
+
+
+def nested(value: Any, depth: int) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def children(value: Any) -> list[Any]:
+    if isinstance(value, Described):
+        return [value.descriptor, value.value]
+    if isinstance(value, Map):
+        return [each for pair in value.pairs for each in pair]
+    return list(value) if isinstance(value, list) else []
+
+
+def with_children(value: Any, inside: list[Any]) -> Any:
+    if isinstance(value, Described):
+        return Described(*inside) if len(inside) == 2 else inside
+    if isinstance(value, Map):
+        return Map(list(zip(inside[::2], inside[1::2], strict=False)))
+    return inside
+
+
+def values_of(data: bytes) -> list[Any]:
+    """The values that follow each other in a frame: its performative, and the sections of its payload."""
+    values, position = [], 0
+    while position < len(data):
+        value, position = codec.decode(data, position)
+        values.append(value)
+    return values
+
+
+def broken_bytes(draw: Draw, data: bytes) -> bytes:
+    position = draw(st.integers(0, len(data)))
+    rest = data[position:]
+    return draw(
+        st.sampled_from(
+            [
+                data[:position],
+                data[:position] + rest[1:],
+                data[:position] + b"\xff\xff\xff\xff" + rest[4:],
+                data[:position] + b"\x00" + rest[1:],
+                data[:position] + rest + rest,
+                data[:position] + bytes([draw(st.integers(0, 255))]) + rest[1:],
+            ]
+        )
+    )
+
+
+# Conversations in good faith
+
+
+def request(operation: str, **arguments: Any) -> bytes:
+    return Sections(
+        properties=Properties(message_id=f"{operation}-1", reply_to="good").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, Map([("operation", f"com.microsoft:{operation}")])),
+        body=value_body(Map([(name.replace("_", "-"), value) for name, value in arguments.items()])),
+    ).join()
+
+
+def message(number: int, **annotations: Any) -> bytes:
+    named = {"x-opt-partition-key": "s"} | annotations
+    return Sections(
+        message_annotations=encode_map(0x72, Map([(Symbol(name), value) for name, value in named.items()])),
+        properties=Properties(message_id=f"m{number}", group_id="s").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, Map([("n", Int(number)), ("text", "t")])),
+        body=data_body(b"x" * 50),
+    ).join()
+
+
+async def sends_and_settles(client: Client, address: str, source: str) -> None:
+    sender, receiver = await client.links(f">{address}", f"<{source}")
+    for number in range(6):
+        sender.send(message(number), b"%d" % number)
+    batch = b"".join(data_body(message(number)) for number in range(10, 13))
+    sender.send(batch, b"batch", message_format=0x80013700)
+    await client.talk()
+    receiver.grant(6)
+    await client.talk()
+    outcomes: list[Any] = [Accepted(), Released(), Modified(True), Modified(True, True), Rejected(), None]
+    for delivery, outcome in zip(client.of(Delivery), outcomes, strict=False):
+        receiver.session.dispose(delivery.id, delivery.id, outcome, receiver=True, settled=outcome is None)
+        await client.talk()
+    receiver.drain() if hasattr(receiver, "drain") else receiver.grant(1)
+    await client.talk()
+    for link in (sender, receiver):
+        link.close()
+    await client.talk()
+    client.connection.close()
+    await client.talk()
+
+
+async def asks(client: Client, address: str, *requests: bytes) -> None:
+    node = f"{address}/$management"
+    sender, asking, answers = await client.links(f">{address.partition('/')[0]}", f">{node}", f"<{node}")
+    sender.send(message(1), b"1")
+    if address == SESSIONS:
+        await client.links(f"<{SESSIONS}")
+    answers.grant(50)
+    for number, each in enumerate(requests):
+        asking.send(each, b"r%d" % number)
+        await client.talk()
+
+
+def scheduled(number: int) -> Map:
+    later = {"x-opt-scheduled-enqueue-time": Timestamp(2**42)}
+    return Map([("message-id", "m"), ("message", message(number, **later))])
+
+
+TOKEN = uuid.UUID(int=1)
+ONE = Array([Long(1)], code=0x81)
+SESSION = {"session_id": "s"}
+CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
+    "a queue": lambda client: sends_and_settles(client, QUEUE, QUEUE),
+    "a topic": lambda client: sends_and_settles(client, TOPIC, f"{TOPIC}/subscriptions/all"),
+    "sessions": lambda client: sends_and_settles(client, SESSIONS, SESSIONS),
+    "requests": lambda client: asks(
+        client,
+        QUEUE,
+        request("peek-message", from_sequence_number=Long(0), message_count=Int(5)),
+        request("schedule-message", messages=[scheduled(1), scheduled(2)]),
+        request("cancel-scheduled-message", sequence_numbers=Array([Long(2)], code=0x81)),
+        request("renew-lock", lock_tokens=Array([TOKEN], code=0x98)),
+        request("update-disposition", disposition_status="completed", lock_tokens=Array([TOKEN], code=0x98)),
+        request(
+            "receive-by-sequence-number", sequence_numbers=Array([Long(1)], code=0x81), receiver_settle_mode=UInt(1)
+        ),
+        request("batch-delete-messages", message_count=Int(3), enqueued_time_utc=Timestamp(2**42)),
+    ),
+    "requests of sessions": lambda client: asks(
+        client,
+        SESSIONS,
+        request("get-message-sessions", last_updated_time=Timestamp(2**42), skip=Int(0), top=Int(10)),
+        request("set-session-state", **SESSION, session_state=b"state"),
+        request("get-session-state", **SESSION),
+        request("renew-session-lock", **SESSION),
+        request("peek-message", **SESSION, from_sequence_number=Long(0), message_count=Int(5)),
+    ),
+    "requests of rules": lambda client: asks(
+        client,
+        f"{TOPIC}/subscriptions/all",
+        request(
+            "add-rule",
+            rule_name="r",
+            rule_description=Map(
+                [
+                    ("sql-filter", Map([("expression", "a = 1")])),
+                    ("sql-rule-action", Map([("expression", "SET b = 2")])),
+                ]
+            ),
+        ),
+        request(
+            "add-rule",
+            rule_name="c",
+            rule_description=Map(
+                [
+                    ("correlation-filter", Map([("correlation-id", "x"), ("properties", Map([("n", Int(1))]))])),
+                ]
+            ),
+        ),
+        request("enumerate-rules", top=Int(10), skip=Int(0)),
+        request("remove-rule", rule_name="r"),
+    ),
+}
+
+
+@cache
+def recorded(name: str) -> list[bytes]:
+    """What a client says in a conversation: its handshake as one piece, then frame by frame."""
+
+    async def record() -> list[bytes]:
+        client = Client(furnished())
+        await CONVERSATIONS[name](client)
+        client.transport.close()
+        await settled()
+        return client.said
+
+    said = b"".join(asyncio.run(record()))
+    start = said.rindex(AMQP_HEADER) + len(AMQP_HEADER)
+    return [said[:start], *frames_of(said[start:])]
+
+
+def frames_of(said: bytes) -> list[bytes]:
+    frames = []
+    while said:
+        size = int.from_bytes(said[:4])
+        frames.append(said[:size])
+        said = said[size:]
+    return frames
+
+
+# Breaking them
+
+
+def broken_frame(draw: Draw, data: bytes) -> bytes:
+    try:
+        values = values_of(data[8:])
+    except ProtocolError:  # the part of a message's payload that ends a frame
+        return broken_bytes(draw, data)
+    if not values or draw(st.integers(0, 4)) == 0:
+        return broken_bytes(draw, data)
+    number = draw(st.integers(0, len(values) - 1))
+    values[number] = broken(draw, values[number])
+    try:
+        body = b"".join(codec.encode(value) for value in values)
+    except (TypeError, ValueError, ProtocolError):  # an array of two kinds, say: nothing that could be sent
+        return broken_bytes(draw, data)
+    return frame(body, channel=draw(st.sampled_from([int.from_bytes(data[6:8])] * 5 + [0, 9, 65535])))
+
+
+@st.composite
+def broken_conversations(draw: Draw) -> tuple[str, list[bytes]]:
+    name = draw(st.sampled_from(sorted(CONVERSATIONS)))
+    said = list(recorded(name))
+    for _ in range(draw(st.integers(1, 4))):
+        number = draw(st.integers(1, len(said) - 1))
+        other = draw(st.integers(1, len(said) - 1))
+        how = draw(st.sampled_from(["break", "break", "break", "break", "drop", "twice", "swap"]))
+        if how == "break":
+            said[number] = broken_frame(draw, said[number])
+        elif how == "drop":
+            said[number] = b""
+        elif how == "twice":
+            said.insert(other, said[number])
+        else:
+            said[number], said[other] = said[other], said[number]
+    return name, said
+
+
+def survive(caplog: pytest.LogCaptureFixture, said: list[bytes]) -> None:
+    async def scene() -> None:
+        namespace = furnished()
+        attacked = Memory(AmqpDoor(namespace))
+        for piece in said:
+            attacked.hear(piece)
+            await settled()
+        assert attacked.total < OUTPUT_BOUND
+        attacked.close()
+        await settled()
+        await Client(namespace).is_served()
+
+    unharmed(scene, caplog)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_what_is_broken_here_is_sound_at_first(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(recorded(name)) > 10
+    survive(caplog, recorded(name))
+
+
+@QUICK
+@given(broken_conversations())
+def test_broken_conversations_harm_nobody(caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]) -> None:
+    survive(caplog, told[1])
+
+
+@pytest.mark.slow
+@LONG
+@given(broken_conversations())
+def test_broken_conversations_harm_nobody_for_long(
+    caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]
+) -> None:
+    survive(caplog, told[1])
