@@ -153,9 +153,7 @@ class TopicsDoor:
             if wanted.values.get(forwarded):
                 wanted.values[forwarded] = forward_address(wanted.values[forwarded], ask.host)
         before = existing.description if existing else None
-        found = from_elements(
-            SUBSCRIPTION, SubscriptionDescription(), wanted.values, before, tier=self._namespace.tier
-        )
+        found = from_elements(SUBSCRIPTION, SubscriptionDescription(), wanted.values, before, tier=self._namespace.tier)
         if existing is not None:
             existing.update(found)
             return respond(self._subscription_entry(ask, existing))

@@ -224,9 +224,7 @@ class Queue:
             size += message.size
         limit = self._message_limit_bytes if len(messages) == 1 else min(self._message_limit_bytes, BATCH_BYTES)
         if size > limit:
-            raise MessageTooLarge(
-                f"The message or batch of {size} bytes exceeds the limit of {limit} bytes."
-            )
+            raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
         if self.size_bytes + size > self._limit_bytes:
             raise QuotaExceeded(
                 f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
