@@ -23,6 +23,8 @@ async def read_body(request: web.BaseRequest, *, seconds: float = SECONDS_MOST) 
             return await _all_of(request)
     except TimeoutError as error:
         raise ArgumentInvalid(f"The request body did not arrive within {seconds:g} seconds.") from error
+    except ConnectionError as error:
+        raise ArgumentInvalid("The request ended before its body did.") from error
 
 
 async def _all_of(request: web.BaseRequest) -> bytes:

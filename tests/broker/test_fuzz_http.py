@@ -1,0 +1,258 @@
+"""Valid management requests, broken: in their XML, their paths, their headers, and as bytes, said to a real port.
+
+Whatever is asked: an answer in the service's terms or the end of that connection, nothing unheard, and a client in good
+faith is served afterwards. The quick runs are for every day; `-m slow` runs the long ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from aiohttp.http_exceptions import HttpProcessingError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sbpair.emulator.sas import sign
+from sbpair.emulator.testing import Emulator
+
+Draw = Any
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
+LONG = settings(QUICK, max_examples=20_000)
+SECONDS_MOST = 10.0
+PATIENCE_SECONDS = 0.2
+ANSWER_MOST = 1_000_000
+ATOM = "http://www.w3.org/2005/Atom"
+SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
+SCHEMA = "http://www.w3.org/2001/XMLSchema"
+
+FILTER = (
+    "<Filter i:type=\"SqlFilter\"><SqlExpression>a = @p AND b LIKE 'x%'</SqlExpression><CompatibilityLevel>20"
+    "</CompatibilityLevel><Parameters><KeyValueOfstringanyType><Key>@p</Key>"
+    f'<Value xmlns:d="{SCHEMA}" i:type="d:int">1</Value></KeyValueOfstringanyType></Parameters></Filter>'
+    '<Action i:type="SqlRuleAction"><SqlExpression>SET c = 2</SqlExpression></Action>'
+)
+CORRELATION = (
+    '<Filter i:type="CorrelationFilter"><CorrelationId>x</CorrelationId><Label>l</Label><Properties>'
+    f'<KeyValueOfstringanyType><Key>n</Key><Value xmlns:d="{SCHEMA}" i:type="d:double">1.5</Value>'
+    "</KeyValueOfstringanyType></Properties></Filter>"
+)
+RIGHTS = (
+    '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule"><ClaimType>SharedAccessKey'
+    "</ClaimType><ClaimValue>None</ClaimValue><Rights><AccessRights>Send</AccessRights></Rights><KeyName>k</KeyName>"
+    "<PrimaryKey>cA==</PrimaryKey><SecondaryKey>cw==</SecondaryKey></AuthorizationRule></AuthorizationRules>"
+)
+QUEUE = (
+    "<LockDuration>PT30S</LockDuration><MaxSizeInMegabytes>1024</MaxSizeInMegabytes><DefaultMessageTimeToLive>P1D"
+    f"</DefaultMessageTimeToLive><MaxDeliveryCount>5</MaxDeliveryCount>{RIGHTS}<Status>Active</Status>"
+)
+TOPIC = f"<DefaultMessageTimeToLive>PT1H</DefaultMessageTimeToLive>{RIGHTS}<SupportOrdering>true</SupportOrdering>"
+SUBSCRIPTION = "<LockDuration>PT1M</LockDuration><RequiresSession>false</RequiresSession><Status>Active</Status>"
+
+
+def entry(kind: str, elements: str) -> bytes:
+    described = f'<{kind}Description xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{elements}</{kind}Description>'
+    return f'<entry xmlns="{ATOM}"><content type="application/xml">{described}</content></entry>'.encode()
+
+
+REQUESTS: dict[str, tuple[str, str, bytes]] = {
+    "a queue": ("PUT", "/fuzzed", entry("Queue", QUEUE)),
+    "a queue again": ("PUT", "/orders", entry("Queue", QUEUE)),
+    "a topic": ("PUT", "/fuzzed", entry("Topic", TOPIC)),
+    "a subscription": ("PUT", "/topic/subscriptions/fuzzed", entry("Subscription", SUBSCRIPTION)),
+    "a rule": ("PUT", "/topic/subscriptions/all/rules/fuzzed", entry("Rule", f"{FILTER}<Name>fuzzed</Name>")),
+    "a correlation": ("PUT", "/topic/subscriptions/all/rules/fuzzed", entry("Rule", f"{CORRELATION}<Name>f</Name>")),
+    "queues": ("GET", "/$Resources/queues", b""),
+    "topics": ("GET", "/$Resources/topics", b""),
+    "subscriptions": ("GET", "/topic/subscriptions", b""),
+    "rules": ("GET", "/topic/subscriptions/all/rules", b""),
+    "one": ("GET", "/topic/subscriptions/all/rules/$Default", b""),
+    "the namespace": ("GET", "/$namespaceinfo", b""),
+    "an end": ("DELETE", "/fuzzed", b""),
+}
+QUERIES = [
+    "api-version=2021-05",
+    "api-version=2017-04",
+    "",
+    "api-version=",
+    "$skip=0&$top=5",
+    "$skip=-1",
+    "$top=x",
+    "%",
+]
+HEADERS = ["", "If-Match: *", "If-Match: \x01", "Content-Length: 5", "Transfer-Encoding: chunked", "Expect: nothing"]
+TEXTS = [
+    "", " ", "true", "-1", "0", "9" * 400, "PT0S", "P10675199DT2H48M5.4775807S", "P99999999999D", "PT" + "9" * 50 + "S",
+    "NaN", "\u0660", "x" * 5_000, "]]>", "sb://elsewhere/x", "/", "../..", "$Default", "a = ", "(" * 200 + "1",
+    "Disabled", "d:int", "SqlFilter", "2026-01-01T00:00:00Z",
+]  # fmt: skip
+ANYWHERE = [
+    "/",
+    "//",
+    "/%00",
+    "/%2f%2F",
+    "/" + "a/" * 200,
+    "/" + "x" * 300,
+    "/%ff",
+    "/topic/rules",
+    "/$x",
+    "/topic/$x",
+]
+
+
+def broken_tree(draw: Draw, data: bytes) -> bytes:
+    root = ET.fromstring(data)  # noqa: S314  # it was written above
+    parents = [element for element in root.iter() if len(element)]
+    if not parents:
+        return data
+    parent = draw(st.sampled_from(parents))
+    number = draw(st.integers(0, len(parent) - 1))
+    child = parent[number]
+    how = draw(st.sampled_from(["text", "text", "drop", "twice", "name", "last", "type", "deeper", "tail"]))
+    if how == "text":
+        child.text = draw(st.sampled_from(TEXTS) | st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20))
+    elif how == "drop":
+        parent.remove(child)
+    elif how == "twice":
+        parent.insert(number, child)
+    elif how == "name":
+        child.tag = draw(st.sampled_from([element.tag for element in root.iter()]) | st.just("x"))
+    elif how == "last":
+        parent.remove(child)
+        parent.append(child)
+    elif how == "type":
+        child.set(f"{{{INSTANCE}}}type", draw(st.sampled_from(TEXTS)))
+    elif how == "tail":
+        child.tail = draw(st.sampled_from(TEXTS))
+    else:
+        for _ in range(draw(st.integers(1, 300))):
+            wrapped = ET.Element(child.tag)
+            wrapped.append(child)
+            child = wrapped
+        parent[number] = child
+    return ET.tostring(root)
+
+
+@st.composite
+def broken_requests(draw: Draw) -> tuple[str, str, str, bytes, int]:
+    """Method, target, a header more, body; and where the bytes of it all are hit, if anywhere."""
+    method, path, body = REQUESTS[draw(st.sampled_from(sorted(REQUESTS)))]
+    for _ in range(draw(st.integers(0, 3)) if body else 0):
+        body = broken_tree(draw, body)
+    if draw(st.integers(0, 5)) == 0:
+        path = draw(st.sampled_from(ANYWHERE))
+    if draw(st.integers(0, 5)) == 0:
+        method = draw(st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "PATCH", "OPTIONS"]))
+    query = draw(st.sampled_from([QUERIES[0]] * 8 + QUERIES))
+    header = draw(st.sampled_from([HEADERS[0]] * 8 + HEADERS))
+    return method, f"{path}?{query}", header, body, draw(st.sampled_from([-1] * 3) | st.integers(0, 2_000))
+
+
+class Attacked:
+    """An emulator on a loop that runs as far as a test wants."""
+
+    def __init__(self) -> None:
+        self.unheard: list[dict[str, Any]] = []
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Attacked:
+        self._runner.get_loop().set_exception_handler(lambda _, context: self.unheard.append(context))
+        self.emulator = self._runner.run(self._started())
+        self.namespace = self.emulator.namespaces["contoso"]
+        self.namespace.create_queue("orders")
+        self.namespace.create_topic("topic").create_subscription("all")
+        self.token = sign(self.namespace.keys[0], f"https://{self.namespace.authority}", 2**33)
+        return self
+
+    async def _started(self) -> Emulator:
+        return await Emulator([("contoso", 0)]).__aenter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self.emulator.__aexit__(None, None, None))
+        self._runner.close()
+
+    def ask(self, method: str, target: str, header: str, body: bytes, hit: int = -1) -> bytes:
+        lines = [
+            f"{method} {target} HTTP/1.1",
+            f"Host: {self.namespace.authority}",
+            f"Authorization: {self.token}",
+            "Connection: close",
+            *([header] if header else []),
+            *([f"Content-Length: {len(body)}"] if "Content-Length" not in header and "chunked" not in header else []),
+        ]
+        said = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+        if 4 <= hit < len(said):
+            said = said[:hit] + bytes([said[hit] ^ 0x15]) + said[hit + 1 :]
+        return self._runner.run(self._exchange(said, promises=bool(header) or hit >= 0))
+
+    async def _exchange(self, said: bytes, *, promises: bool) -> bytes:
+        host, _, port = self.namespace.authority.rpartition(":")
+        async with asyncio.timeout(SECONDS_MOST):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(said)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE_SECONDS if promises else SECONDS_MOST):
+                        return await reader.read(ANSWER_MOST)
+                # It waits for what was promised and does not come.
+                writer.write_eof()
+                return await reader.read(ANSWER_MOST)
+            except ConnectionError:
+                return b""
+            finally:
+                writer.transport.abort()
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Iterator[Attacked]:
+    with Attacked() as attacked:
+        yield attacked
+
+
+def is_no_http(record: logging.LogRecord) -> bool:
+    """What aiohttp has to say on what is no HTTP at all: it never gets as far as anything of ours."""
+    return bool(record.exc_info) and isinstance(record.exc_info[1], HttpProcessingError)
+
+
+def survive(attacked: Attacked, caplog: pytest.LogCaptureFixture, *request: Any) -> None:
+    caplog.clear()
+    answer = attacked.ask(*request)
+    head = answer[: answer.find(b"\r\n")].decode()
+    assert not answer or head.split()[1] in {"200", "201", "400", "401", "403", "404", "405", "409", "411", "501"}, head
+    assert len(answer) < ANSWER_MOST
+    assert not attacked.unheard
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR and not is_no_http(record)]
+    for path in ("fuzzed", "topic/subscriptions/fuzzed", "topic/subscriptions/all/rules/fuzzed"):
+        attacked.ask("DELETE", f"/{path}?{QUERIES[0]}", "", b"")
+    assert attacked.ask("GET", f"/$namespaceinfo?{QUERIES[0]}", "", b"").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("name", [name for name in REQUESTS if name != "an end"])
+def test_what_is_broken_here_is_sound_at_first(attacked: Attacked, name: str) -> None:
+    method, path, body = REQUESTS[name]
+    header = "If-Match: *" if name == "a queue again" else ""
+    answer = attacked.ask(method, f"{path}?{QUERIES[0]}", header, body)
+    assert answer.startswith(b"HTTP/1.1 20"), answer
+    if name.startswith("a ") and "again" not in name:
+        assert attacked.ask("DELETE", f"{path}?{QUERIES[0]}", "", b"").startswith(b"HTTP/1.1 200")
+
+
+@QUICK
+@given(request_=broken_requests())
+def test_broken_requests_harm_nobody(attacked: Attacked, caplog: pytest.LogCaptureFixture, request_: Any) -> None:
+    survive(attacked, caplog, *request_)
+
+
+@pytest.mark.slow
+@LONG
+@given(request_=broken_requests())
+def test_broken_requests_harm_nobody_for_long(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, request_: Any
+) -> None:
+    survive(attacked, caplog, *request_)
