@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -13,9 +14,12 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.errors import MessageLockLost, MessageNotFound
+from sbpair.emulator.errors import MessageLockLost, MessageNotFound, SessionCannotBeLocked, SessionLockLost
 from sbpair.emulator.message import Message
 from sbpair.emulator.namespace import Namespace
+
+if TYPE_CHECKING:
+    from sbpair.emulator.sessions import HeldSession
 
 LOCK_MS = 1_000
 MOST_DELIVERIES = 3
@@ -263,3 +267,157 @@ class EngineBesideModel(RuleBasedStateMachine):
 
 EngineBesideModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_the_engine_and_the_model_agree = EngineBesideModel.TestCase
+
+
+@dataclass
+class Told:
+    """What the second model knows of one message of one session."""
+
+    number: int
+    session: str
+    token: bytes = b""
+    failed: int = 0
+    deferred: bool = False
+
+
+class SessionsBesideModel(RuleBasedStateMachine):
+    """Sessions, deferral and duplicates: who holds what, and in which order it comes."""
+
+    WINDOW_MS = 20_000
+    NAMES = ("a", "b", "c")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock(1_000_000)
+        self.namespace = Namespace("contoso", self.clock)
+        self.queue = self.namespace.create_queue(
+            "orders",
+            replace(
+                QueueDescription(),
+                lock_duration=LOCK_MS * timespan.TICKS_PER_MS,
+                max_delivery_count=1_000,
+                requires_session=True,
+                requires_duplicate_detection=True,
+                duplicate_detection_history_time_window=self.WINDOW_MS * timespan.TICKS_PER_MS,
+            ),
+        )
+        self.last = 0
+        self.told: list[Told] = []
+        self.seen: dict[str, int] = {}
+        self.loans: dict[str, tuple[HeldSession, int]] = {}
+
+    def waiting(self, session: str) -> list[Told]:
+        return sorted(
+            (each for each in self.told if each.session == session and not each.token and not each.deferred),
+            key=lambda each: each.number,
+        )
+
+    @rule(session=st.sampled_from(NAMES), ids=st.lists(st.none() | st.integers(0, 5), min_size=1, max_size=4))
+    def send(self, session, ids) -> None:
+        self.queue.send(
+            [Message(Sections(), 1, session_id=session, message_id=None if each is None else str(each)) for each in ids]
+        )
+        for each in ids:
+            if each is not None and self.clock.now_ms() < self.seen.get(str(each), 0) + self.WINDOW_MS:
+                continue
+            if each is not None:
+                self.seen[str(each)] = self.clock.now_ms()
+            self.last += 1
+            self.told.append(Told(self.last, session))
+
+    @rule(session=st.sampled_from(NAMES))
+    def accept(self, session) -> None:
+        if session in self.loans:
+            with pytest.raises(SessionCannotBeLocked):
+                self.queue.messages.accept(session)
+        else:
+            self._lent(self.queue.messages.accept(session))
+
+    def _lent(self, held: HeldSession) -> None:
+        self.loans[held.id] = (held, self.clock.now_ms() + LOCK_MS)
+
+    @rule()
+    def accept_next(self) -> None:
+        free = {name for name in self.NAMES if name not in self.loans and self.waiting(name)}
+        applicant = Applicant()
+        held = self.queue.messages.accept_next(applicant)
+        self.queue.messages.give_up(applicant)
+        assert (held.id in free) if held else not free
+        if held:
+            self._lent(held)
+
+    @precondition(lambda self: self.loans)
+    @rule(data=st.data(), limit=st.integers(1, 3))
+    def receive(self, data, limit) -> None:
+        held, _ = data.draw(st.sampled_from(list(self.loans.values())))
+        taken, expected = held.receive(limit), self.waiting(held.id)[:limit]
+        assert facts(taken) == [(each.number, each.failed) for each in expected]
+        for message, each in zip(taken, expected, strict=True):
+            each.token = message.lock_token
+
+    @precondition(lambda self: any(each.token for each in self.told))
+    @rule(data=st.data(), how=st.sampled_from(["complete", "abandon", "release", "defer"]))
+    def settle(self, data, how) -> None:
+        each = data.draw(st.sampled_from([each for each in self.told if each.token]))
+        getattr(self.loans[each.session][0], how)(each.token)
+        if how == "complete":
+            self.told.remove(each)
+        each.failed += how == "abandon"
+        each.deferred = each.deferred or how == "defer"
+        each.token = b""
+
+    @precondition(lambda self: self.loans)
+    @rule(data=st.data(), number=st.integers(1, 20))
+    def receive_deferred(self, data, number) -> None:
+        held, _ = data.draw(st.sampled_from(list(self.loans.values())))
+        each = next((each for each in self.told if each.number == number), None)
+        if each is None or not each.deferred or each.token or each.session != held.id:
+            with pytest.raises(MessageNotFound):
+                held.receive_deferred([number])
+        else:
+            each.token = held.receive_deferred([number])[0].lock_token
+
+    @precondition(lambda self: self.loans)
+    @rule(data=st.data(), how=st.sampled_from(["renew", "close"]))
+    def renew_or_close(self, data, how) -> None:
+        held, _ = data.draw(st.sampled_from(list(self.loans.values())))
+        if how == "renew":
+            assert held.renew() == self.clock.now_ms() + LOCK_MS
+            self._lent(held)
+        else:
+            held.close()
+            self._over(held.id, failed=False)
+
+    def _over(self, session: str, *, failed: bool) -> None:
+        del self.loans[session]
+        for each in self.told:
+            if each.session == session and each.token:
+                each.token = b""
+                each.failed += failed
+
+    @rule(ms=st.integers(1, 900), timer=st.booleans())
+    def time_passes(self, ms, timer) -> None:
+        self.clock.advance(ms)
+        if timer:
+            self.namespace.agenda.advance(self.clock.now_ms())
+        for held, until in list(self.loans.values()):
+            if until <= self.clock.now_ms():
+                self._over(held.id, failed=True)
+                with pytest.raises(SessionLockLost):
+                    held.receive(1)
+
+    @invariant()
+    def all_is_there(self) -> None:
+        assert self.queue.counts().active == len(self.told)
+        assert self.queue.messages.locked_count == sum(bool(each.token) for each in self.told)
+        listed = {each.session for each in self.told if each.token or not each.deferred}
+        assert self.queue.messages.list_sessions() == sorted(listed)
+
+
+class Applicant:
+    def lend(self, held: HeldSession) -> None:
+        raise AssertionError(f"nobody waited for {held.id}")
+
+
+SessionsBesideModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_sessions_and_their_model_agree = SessionsBesideModel.TestCase

@@ -1,0 +1,267 @@
+"""Duplicates, forwarding, deletion and idleness, step by step, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sbpair.amqp.message import Properties, Sections
+from sbpair.emulator import envelope
+from sbpair.emulator.description import QueueDescription, validate
+from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
+from sbpair.emulator.message import Message
+from sbpair.emulator.timespan import parse
+from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
+
+MINUTE = 60_000
+
+
+def let_pass(namespace, clock, ms: int) -> None:
+    clock.advance(ms)
+    namespace.agenda.advance(clock.now_ms())
+
+
+def named(*ids: str | None, **fields: object) -> list[Message]:
+    return [Message(Sections(), 10, message_id=each, **fields) for each in ids]
+
+
+def annotations_of(message: Message):
+    return Sections.split(envelope.give_out(message)).read_message_annotations()
+
+
+# Duplicates
+
+
+def test_an_id_is_taken_in_once(make_queue) -> None:
+    queue = make_queue(requires_duplicate_detection=True)
+    queue.send(named("a", "b", "a", None, None))
+    queue.send(named("b"))
+    assert queue.counts().active == 4
+    assert queue.size_bytes == 40
+
+
+def test_a_repeated_message_has_the_number_of_the_first(make_queue, clock) -> None:
+    queue = make_queue(requires_duplicate_detection=True)
+    at = clock.now_ms() + MINUTE
+    first = queue.schedule(named("a", scheduled_at_ms=at))
+    assert queue.schedule(named("a", scheduled_at_ms=at)) == first
+    queue.cancel_scheduled(first)
+    queue.send(named("a"))
+    assert queue.counts().total == 0
+
+
+def test_an_id_is_forgotten_with_its_window(make_queue, clock) -> None:
+    queue = make_queue(requires_duplicate_detection=True, duplicate_detection_history_time_window="PT1M")
+    for _ in range(3):
+        queue.send(named("a", "b"))
+        clock.advance(MINUTE - 1)
+        queue.send(named("a"))
+        clock.advance(1)
+    assert queue.counts().active == 6
+    queue.send(named("c"))
+    assert len(queue._duplicates) == 1
+
+
+def test_a_shorter_window_holds_for_what_was_seen_before(make_queue, clock) -> None:
+    queue = make_queue(requires_duplicate_detection=True)
+    queue.send(named("a"))
+    clock.advance(MINUTE)
+    queue.update(replace(queue.description, duplicate_detection_history_time_window=parse("PT30S")))
+    queue.send(named("a"))
+    assert queue.counts().active == 2
+
+
+def test_a_topic_detects_duplicates_for_its_subscriptions(namespace) -> None:
+    topic = namespace.create_topic("topic", TopicDescription(requires_duplicate_detection=True))
+    subscription = topic.create_subscription("sub")
+    topic.send(named("a", "a"))
+    topic.send(named("a", "b"))
+    assert subscription.counts().active == 2
+
+
+# Forwarding
+
+
+def chain(make_queue, length: int) -> list:
+    queues = [make_queue(f"q{n}", forward_to=f"sb://host:1/q{n + 1}") for n in range(length - 1)]
+    return [*queues, make_queue(f"q{length - 1}")]
+
+
+def test_a_message_is_forwarded_with_its_keys_and_its_first_number(make_queue) -> None:
+    first, second = chain(make_queue, 2)
+    second.send(named(None))
+    first.send(named(None, session_id="s", partition_key="s"))
+    got = second.messages.receive(9)[1]
+    assert (got.session_id, got.partition_key, got.sequence_number) == ("s", "s", 2)
+    assert annotations_of(got)["x-opt-enqueue-sequence-number"] == 1
+    assert first.counts().total == first.size_bytes == 0
+
+
+def test_a_message_goes_four_hops_and_no_further(make_queue) -> None:
+    queues = chain(make_queue, 6)
+    queues[0].send(named(None))
+    queues[1].send(named(None))
+    assert [queue.counts().total for queue in queues] == [0, 0, 0, 0, 1, 1]
+    aside = queues[4].transfer_dead_letters.receive(9)
+    assert [each.dead_letter.reason for each in aside] == ["MaxTransferHopCountExceeded"]
+    assert queues[4].counts().transfer_dead_letter == 1
+
+
+def test_a_circle_ends_too(make_queue) -> None:
+    queue = make_queue(forward_to="orders")
+    queue.send(named(*[None] * 250))
+    assert queue.counts().transfer_dead_letter == 250
+    assert queue.size_bytes == 2_500
+
+
+def test_hops_are_counted_through_topics(namespace, make_queue) -> None:
+    topic = namespace.create_topic("topic")
+    topic.create_subscription("sub", SubscriptionDescription(forward_to="orders"))
+    queue = make_queue(forward_to="topic")
+    queue.send(named(None))
+    subscription = topic.subscription("sub")
+    assert subscription.counts().transfer_dead_letter + queue.counts().transfer_dead_letter == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [(None, "EntityNotFound"), ({"status": "Disabled"}, "EntityDisabled"), ({"requires_session": True}, "NotAllowed")],
+)
+def test_what_the_target_does_not_take_is_put_aside(make_queue, target, reason) -> None:
+    if target is not None:
+        make_queue("target", **target)
+    queue = make_queue(forward_to="target")
+    queue.send(named("a"))
+    (aside,) = queue.transfer_dead_letters.peek(0, 9)
+    assert (aside.dead_letter.reason, aside.dead_letter.source) == (reason, "orders")
+
+
+def test_dead_letters_are_forwarded_with_their_reason(make_queue) -> None:
+    bin_ = make_queue("bin")
+    queue = make_queue(forward_dead_lettered_messages_to="bin")
+    queue.send(named(None))
+    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
+    (got,) = bin_.messages.receive(9)
+    properties = Sections.split(envelope.give_out(got)).read_application_properties()
+    assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("bad", "very")
+    assert queue.counts().total == 0
+
+
+def test_forwarding_can_begin_and_end_later(make_queue) -> None:
+    target = make_queue("target")
+    queue = make_queue()
+    queue.send(named(None))
+    told = []
+    queue.watch(told.append)
+    queue.update(replace(queue.description, forward_to="target"))
+    assert (queue.counts().total, target.counts().active, len(told)) == (0, 1, 1)
+    with pytest.raises(NotAllowed):
+        queue.check_kept()
+    queue.update(replace(queue.description, forward_to=None))
+    queue.send(named(None))
+    assert (queue.counts().active, target.counts().active) == (1, 1)
+
+
+def test_the_target_knows_duplicates_by_the_bytes(make_queue) -> None:
+    target = make_queue("target", requires_duplicate_detection=True)
+    queue = make_queue(forward_to="target")
+    for _ in range(2):
+        queue.send([Message(Sections(properties=Properties(message_id="same").encode()), 10)])
+    assert target.counts().active == 1
+
+
+def test_an_entity_with_sessions_does_not_forward() -> None:
+    with pytest.raises(ArgumentInvalid, match="ForwardTo"):
+        validate(QueueDescription(requires_session=True, forward_to="x"))
+
+
+def test_the_transfer_dead_letters_have_an_address(namespace, make_queue) -> None:
+    queue = make_queue(forward_to="nowhere")
+    target = namespace.resolve("amqps://h:1/Orders/$Transfer/$DeadLetterQueue/$management")
+    assert (target.messages, target.management, target.is_dead_letters) == (queue.transfer_dead_letters, True, True)
+    target.check_receive()
+    with pytest.raises(NotAllowed):
+        namespace.resolve("orders").check_receive()
+
+
+# Changed, deleted, disabled
+
+
+def test_properties_change_with_the_settlement(put) -> None:
+    (message,) = put()
+    properties = envelope.Map([("mine", "new"), ("other", True)])
+    for _ in range(2):
+        envelope.put_properties(message, properties)
+    assert message.sections.read_application_properties().pairs == properties.pairs
+
+
+def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:
+    put(5)
+    put(1, scheduled_at_ms=clock.now_ms() + MINUTE)
+    queue.messages.receive(1)
+    clock.advance(1_000)
+    put(1)
+    assert queue.messages.delete(2, clock.now_ms()) == 2
+    assert queue.messages.delete(9, clock.now_ms()) == 2
+    assert queue.messages.delete(9, clock.now_ms()) == 0
+    assert [message.sequence_number for message in queue.messages.receive(9)] == [7]
+    assert queue.size_bytes == 300
+
+
+def test_whoever_has_links_is_told_of_a_change_of_status(queue) -> None:
+    told = []
+    queue.watch(told.append)
+    queue.update(replace(queue.description, max_delivery_count=3))
+    assert told == []
+    queue.update(replace(queue.description, status="SendDisabled"))
+    assert [type(refusal) for refusal in told] == [EntityDisabled]
+
+
+# Left alone
+
+
+def test_an_entity_that_nobody_uses_is_deleted(namespace, make_queue, clock) -> None:
+    queue = make_queue(auto_delete_on_idle="PT5M")
+    for use in (lambda: queue.send(named("a")), lambda: queue.messages.peek(0, 1), lambda: queue.messages.receive(1)):
+        let_pass(namespace, clock, 4 * MINUTE)
+        use()
+    let_pass(namespace, clock, 5 * MINUTE - 1)
+    assert namespace.find_queue("orders") is queue
+    let_pass(namespace, clock, 1)
+    assert namespace.find_queue("orders") is None
+    with pytest.raises(EntityNotFound):
+        namespace.queue("orders")
+
+
+def test_who_waits_for_messages_uses_an_entity(namespace, make_queue, clock) -> None:
+    class Waiting:
+        def wake(self) -> None:
+            """Nothing comes."""
+
+    queue, waiting = make_queue(auto_delete_on_idle="PT5M"), Waiting()
+    queue.messages.receive(1, waiting)
+    let_pass(namespace, clock, 60 * MINUTE)
+    assert namespace.find_queue("orders") is queue
+    queue.messages.withdraw(waiting)
+    let_pass(namespace, clock, 5 * MINUTE)
+    assert namespace.find_queue("orders") is None
+
+
+def test_publishing_is_no_use_of_a_subscription(namespace, clock) -> None:
+    idle = parse("PT5M")
+    topic = namespace.create_topic("topic")
+    topic.create_subscription("sub", SubscriptionDescription(auto_delete_on_idle=idle))
+    for _ in range(2):
+        let_pass(namespace, clock, 3 * MINUTE)
+        topic.send(named("a"))
+    assert topic.find_subscription("sub") is None
+
+
+def test_an_idle_limit_can_be_set_and_lifted_later(namespace, make_queue, clock) -> None:
+    queue = make_queue()
+    queue.update(replace(queue.description, auto_delete_on_idle=parse("PT5M")))
+    let_pass(namespace, clock, 4 * MINUTE)
+    queue.update(QueueDescription())
+    let_pass(namespace, clock, 60 * MINUTE)
+    assert namespace.find_queue("orders") is queue

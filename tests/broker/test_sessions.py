@@ -1,0 +1,287 @@
+"""Sessions, step by step, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbpair.amqp.message import Sections
+from sbpair.emulator.errors import (
+    ArgumentInvalid,
+    MessageLockLost,
+    MessageNotFound,
+    NotAllowed,
+    SessionCannotBeLocked,
+    SessionLockLost,
+)
+from sbpair.emulator.message import Message
+from sbpair.emulator.topic_description import SubscriptionDescription
+
+MINUTE = 60_000
+
+
+class Applicant:
+    def __init__(self) -> None:
+        self.held = None
+
+    def lend(self, held) -> None:
+        self.held = held
+
+
+class Taker:
+    """A consumer of one session."""
+
+    def __init__(self, held, credit: int) -> None:
+        self.held = held
+        self.credit = credit
+        self.got: list[int] = []
+
+    def wake(self) -> None:
+        taken = self.held.receive(self.credit, self)
+        self.credit -= len(taken)
+        self.got += numbers(taken)
+
+
+def numbers(messages) -> list[int]:
+    return [message.sequence_number for message in messages]
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "partitioned"])
+def queue(make_queue, request):
+    return make_queue(requires_session=True, max_delivery_count=3, enable_partitioning=request.param)
+
+
+@pytest.fixture
+def say(queue):
+    """Sends a message to each of these sessions; their numbers."""
+
+    def send(*sessions: str, **fields: object) -> list[int]:
+        messages = [Message(Sections(), 100, session_id=each, **fields) for each in sessions]
+        for message in messages:
+            queue.send([message])
+        return numbers(messages)
+
+    return send
+
+
+def let_pass(namespace, clock, ms: int) -> None:
+    clock.advance(ms)
+    namespace.agenda.advance(clock.now_ms())
+
+
+def test_a_session_has_its_own_messages_in_order(queue, say) -> None:
+    first, other, second = say("a", "b", "a")
+    assert numbers(queue.messages.accept("a").receive(9)) == [first, second]
+    assert numbers(queue.messages.accept("b").receive(9)) == [other]
+    with pytest.raises(NotAllowed):
+        queue.messages.receive(1)
+
+
+def test_a_session_is_lent_to_one_at_a_time(queue, say) -> None:
+    say("a")
+    held = queue.messages.accept("a")
+    with pytest.raises(SessionCannotBeLocked):
+        queue.messages.accept("a")
+    held.close()
+    assert queue.messages.accept("a").id == "a"
+
+
+def test_an_empty_session_can_be_asked_for_by_name(queue) -> None:
+    held = queue.messages.accept("new")
+    assert held.receive(1) == []
+    held.close()
+    assert queue.messages.list_sessions() == []
+    assert queue.messages._lines.sessions == {}
+
+
+def test_the_session_that_is_free_for_longest_comes_first(queue, say) -> None:
+    say("b", "a", "b", "c")
+    lent = [queue.messages.accept_next(Applicant()) for _ in range(4)]
+    assert [held and held.id for held in lent] == ["b", "a", "c", None]
+
+
+def test_who_waits_for_a_session_gets_the_first_that_is_free(queue, say) -> None:
+    first, second, third = Applicant(), Applicant(), Applicant()
+    for applicant in (first, second, third):
+        assert queue.messages.accept_next(applicant) is None
+    queue.messages.give_up(second)
+    say("a")
+    assert (first.held.id, third.held) == ("a", None)
+    first.held.close()
+    assert third.held.id == "a"
+    third.held.close()
+    assert second.held is None
+
+
+def test_a_message_for_a_session_that_is_held_wakes_its_consumer(queue, say) -> None:
+    held = queue.messages.accept("a")
+    taker = Taker(held, credit=2)
+    taker.wake()
+    said = say("a", "b", "a", "a")
+    assert taker.got == [said[0], said[2]]
+
+
+def test_what_is_abandoned_comes_again_before_the_rest(queue, say) -> None:
+    said = say("a", "a", "a")
+    held = queue.messages.accept("a")
+    held.abandon(held.receive(1)[0].lock_token)
+    again = held.receive(9)
+    assert [(each.sequence_number, each.delivery_count) for each in again] == [
+        (said[0], 1),
+        (said[1], 0),
+        (said[2], 0),
+    ]
+
+
+def test_a_lock_that_runs_out_ends_the_loan_and_counts(namespace, queue, say, clock) -> None:
+    say("a", "a")
+    held = queue.messages.accept("a")
+    lost = []
+    held.on_lost = lost.append
+    token = held.receive(1)[0].lock_token
+    let_pass(namespace, clock, MINUTE)
+    assert [type(refusal) for refusal in lost] == [SessionLockLost]
+    for late in (lambda: held.complete(token), lambda: held.receive(1), held.renew, lambda: held.set_state(b"x")):
+        with pytest.raises(SessionLockLost):
+            late()
+    again = queue.messages.accept("a").receive(9)
+    assert [message.delivery_count for message in again] == [1, 0]
+
+
+def test_a_lock_has_run_out_even_where_no_timer_ran(queue, say, clock) -> None:
+    say("a")
+    held = queue.messages.accept("a")
+    token = held.receive(1)[0].lock_token
+    clock.advance(MINUTE)
+    with pytest.raises(SessionLockLost):
+        held.complete(token)
+    queue.messages.accept("a")
+
+
+def test_renewing_a_session_renews_what_was_received_from_it(namespace, queue, say, clock) -> None:
+    say("a")
+    held = queue.messages.accept("a")
+    message = held.receive(1)[0]
+    let_pass(namespace, clock, MINUTE - 1)
+    assert held.renew() == message.locked_until_ms == clock.now_ms() + MINUTE
+    let_pass(namespace, clock, MINUTE - 1)
+    held.complete(message.lock_token)
+    with pytest.raises(MessageLockLost):
+        held.complete(message.lock_token)
+    with pytest.raises(NotAllowed):
+        queue.messages.renew(message.lock_token)
+
+
+def test_a_session_that_is_given_back_counts_nothing(queue, say) -> None:
+    say("a", "a")
+    held = queue.messages.accept("a")
+    held.receive(2)
+    held.close()
+    held.close()
+    assert queue.messages.locked_count == 0
+    assert [message.delivery_count for message in queue.messages.accept("a").receive(9)] == [0, 0]
+
+
+def test_one_that_was_lost_with_its_connection_counts(queue, say) -> None:
+    say("a")
+    held = queue.messages.accept("a")
+    held.receive(1)
+    held.close(failed=True)
+    assert queue.messages.accept("a").receive(1)[0].delivery_count == 1
+
+
+def test_deliveries_that_fail_too_often_leave_for_the_dead_letters(queue, say) -> None:
+    say("a")
+    held = queue.messages.accept("a")
+    for _ in range(3):
+        held.abandon(held.receive(1)[0].lock_token)
+    dead = queue.dead_letters.receive(9)
+    assert [(each.session_id, each.dead_letter.reason) for each in dead] == [("a", "MaxDeliveryCountExceeded")]
+
+
+def test_a_deferred_message_is_received_through_its_session(queue, say) -> None:
+    mine, other = say("a", "b")
+    for name in ("a", "b"):
+        held = queue.messages.accept(name)
+        held.defer(held.receive(1)[0].lock_token)
+        held.close()
+    held = queue.messages.accept("a")
+    with pytest.raises(MessageNotFound):
+        held.receive_deferred([other])
+    with pytest.raises(NotAllowed):
+        queue.messages.receive_deferred([mine])
+    held.complete(held.receive_deferred([mine])[0].lock_token)
+    assert queue.counts().active == 1
+
+
+def test_state_outlives_the_loan_and_is_listed(queue, say, clock) -> None:
+    say("full")
+    held = queue.messages.accept("stateful")
+    held.set_state(b"state")
+    held.close()
+    assert queue.messages.list_sessions() == ["full", "stateful"]
+    assert queue.messages.list_sessions(clock.now_ms() - 1) == ["stateful"]
+    assert queue.messages.list_sessions(clock.now_ms()) == []
+    held = queue.messages.accept("stateful")
+    assert held.state == b"state"
+    held.set_state(None)
+    held.close()
+    assert queue.messages.list_sessions() == ["full"]
+
+
+def test_expired_messages_leave_their_session(namespace, queue, say, clock) -> None:
+    say("a", ttl_ms=1_000)
+    say("b")
+    let_pass(namespace, clock, 1_000)
+    assert queue.messages.list_sessions() == ["b"]
+    assert queue.messages.accept_next(Applicant()).id == "b"
+
+
+def test_a_scheduled_message_joins_its_session_when_its_time_comes(namespace, queue, say, clock) -> None:
+    applicant = Applicant()
+    say("a", scheduled_at_ms=clock.now_ms() + MINUTE)
+    assert queue.messages.accept_next(applicant) is None
+    let_pass(namespace, clock, MINUTE)
+    assert len(applicant.held.receive(9)) == 1
+
+
+def test_peeking_can_be_of_one_session(queue, say) -> None:
+    said = say("a", "b", "a")
+    assert numbers(queue.messages.peek_of("a", 0, 9)) == [said[0], said[2]]
+    assert numbers(queue.messages.peek_of("a", said[0] + 1, 9)) == [said[2]]
+    assert numbers(queue.messages.peek_of("a", 0, 1)) == [said[0]]
+
+
+def test_messages_without_a_session_are_refused(queue, say) -> None:
+    with pytest.raises(NotAllowed):
+        queue.send([Message(Sections(), 1)])
+    with pytest.raises(ArgumentInvalid):
+        say("x" * 129)
+    assert queue.counts().total == 0
+
+
+def test_expiring_all_locks_takes_every_session_back(queue, say) -> None:
+    say("a", "b")
+    held = [queue.messages.accept(name) for name in ("a", "b")]
+    for each in held:
+        each.receive(1)
+    queue.messages.expire_locks()
+    assert queue.messages.locked_count == 0
+    assert [queue.messages.accept(name).receive(1)[0].delivery_count for name in ("a", "b")] == [1, 1]
+
+
+def test_a_deleted_queue_ends_every_loan(namespace, queue, say) -> None:
+    say("a")
+    held = queue.messages.accept("a")
+    held.receive(1)
+    namespace.delete_queue("orders")
+    with pytest.raises(SessionLockLost):
+        held.receive(1)
+    assert queue.size_bytes == 0
+
+
+def test_a_subscription_can_require_sessions(namespace) -> None:
+    topic = namespace.create_topic("topic")
+    subscription = topic.create_subscription("sub", SubscriptionDescription(requires_session=True))
+    topic.send([Message(Sections(), 1, session_id="a"), Message(Sections(), 1)])
+    assert len(subscription.messages.accept("a").receive(9)) == 1
+    assert [each.dead_letter.reason for each in subscription.dead_letters.receive(9)] == ["Session ID is null"]
