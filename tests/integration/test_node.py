@@ -23,7 +23,6 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpa
 INSTALL_SECONDS = 120
 RUN_SECONDS = 60
 CHECKS = re.findall(r'^  "([^"]+)": async', (HERE / "checks.mjs").read_text(), flags=re.MULTILINE)
-UNMET = {"properties change with a settlement": "the emulator takes no properties with a settlement"}
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +79,6 @@ def outcomes(node: str, modules: Path, another: Any) -> dict[str, str | None]:
     return {line["check"]: line["error"] for line in lines}
 
 
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(check, marks=pytest.mark.xfail(reason=UNMET[check]) if check in UNMET else ()) for check in CHECKS],
-)
+@pytest.mark.parametrize("check", CHECKS)
 def test_the_client_for_javascript_finds_a_service_bus(outcomes: dict[str, str | None], check: str) -> None:
     assert outcomes[check] is None, outcomes[check]
