@@ -235,6 +235,21 @@ def batch_members(payload: bytes) -> Iterator[bytes]:
             yield payload[start + 4 + width : end] if width else codec.decode_all(payload[start:end]).value
 
 
+def leading_properties(payload: bytes) -> bytes:
+    """The properties of a message that has nothing before them and a body after them, as most have; else b"".
+
+    Raises ProtocolError as `Sections.split` does, except for what is out of order: that has no leading properties.
+    """
+    parts = _walk(payload)
+    if len(parts) < 2 or parts[0][0] != PROPERTIES:
+        return b""
+    if len(parts) == 2:
+        usual = DATA <= parts[1][0] <= VALUE
+    else:
+        usual = len(parts) == 3 and parts[1][0] == APPLICATION_PROPERTIES and DATA <= parts[2][0] <= VALUE
+    return payload[: parts[0][2]] if usual else b""
+
+
 def skip(buffer: bytes, position: int) -> int:
     """The position after the value at `position`, found without decoding it. Raises ProtocolError."""
     try:

@@ -23,6 +23,7 @@ from sbpair.amqp.message import (
     PROPERTIES,
     Sections,
     batch_members,
+    leading_properties,
     section,
     skip,
 )
@@ -71,6 +72,12 @@ def take_in(payload: bytes, message_format: int, *, with_id: bool = False) -> li
 
 def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
     """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
+    properties = leading_properties(payload)
+    if properties and _begins_with_text(properties):
+        plain = Message(payload, len(payload))
+        if not with_id and _only_text(properties):
+            return plain
+        return plain if _take_properties(plain, Sections(properties=properties), with_id) else None
     sections = Sections.split(payload)
     sections.delivery_annotations = b""
     if _lacks_id(sections.properties):
@@ -80,13 +87,29 @@ def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
         message.ttl_ms = _ttl_of(sections.header)
     if sections.message_annotations:
         message.scheduled_at_ms, message.partition_key = _told_by(sections.message_annotations)
-    if sections.properties and (with_id or not _only_an_id(sections.properties)):
+    return message if _take_properties(message, sections, with_id) else None
+
+
+def _begins_with_text(properties: bytes) -> bool:
+    """Whether the first of the properties, the message id, is a string, in the usual short forms."""
+    return properties[3] == 0xC0 and properties[6:7] == b"\xa1"
+
+
+def _only_text(properties: bytes) -> bool:
+    """Whether there is nothing behind that string, as in most messages: then there is nothing to decode."""
+    end = 8 + properties[7]
+    return properties.count(0x40, end) == len(properties) - end
+
+
+def _take_properties(message: Message, sections: Sections, with_id: bool) -> bool:
+    """Note what the entity has to know; False for a ping."""
+    if with_id or not _only_an_id(sections.properties):
         if _PING in sections.properties and sections.read_properties().content_type == PING:
-            return None
+            return False
         _read_properties(message, sections, with_id)
     elif message.ttl_ms == TTL_ELSEWHERE:
         message.ttl_ms = None
-    return message
+    return True
 
 
 def _lacks_id(properties: bytes) -> bool:
@@ -144,8 +167,11 @@ def _told_by(annotations: bytes) -> tuple[int | None, str | None]:
 
 def give_out(message: Message) -> bytes:
     """The payload of a delivery under lock; of one that is not locked, without a word on locks."""
-    sections: Sections = message.sections
     token = message.lock_token
+    if isinstance(message.content, bytes) and token and message.dead_letter is None:
+        head = _header(b"", message.delivery_count) + _token_before(token[:8])
+        return b"".join((head, token[8:], _annotations(message, b""), message.content))
+    sections = message.sections
     return b"".join(
         (
             _header(sections.header, message.delivery_count),
@@ -161,7 +187,7 @@ def give_out(message: Message) -> bytes:
 
 def show(message: Message) -> bytes:
     """The payload of a message that is only looked at."""
-    sections: Sections = message.sections
+    sections = message.sections
     return b"".join(
         (
             _header(sections.header, message.delivery_count),

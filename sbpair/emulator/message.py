@@ -1,18 +1,16 @@
 """A message as an entity holds it: an opaque payload and what the service itself needs to know of it.
 
-The entities never look into `sections`. A door makes a Message out of what it received, and out of a Message what it
+The entities never look into `content`. A door makes a Message out of what it received, and out of a Message what it
 sends. Plain slots, no dataclass: there may be a million of these.
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import NEVER
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
 
 # The first three are the values that the service gives to clients as a message's state.
 ACTIVE: Final = 0
@@ -39,6 +37,7 @@ class Message:
     """
 
     __slots__ = (
+        "content",
         "dead_letter",
         "deferred",
         "delivery_count",
@@ -49,7 +48,6 @@ class Message:
         "message_id",
         "partition_key",
         "scheduled_at_ms",
-        "sections",
         "sequence_number",
         "session_id",
         "size",
@@ -59,7 +57,7 @@ class Message:
 
     def __init__(
         self,
-        sections: Sections,
+        content: Sections | bytes,
         size: int,
         *,
         message_id: str | None = None,
@@ -68,7 +66,7 @@ class Message:
         scheduled_at_ms: int | None = None,
         partition_key: str | None = None,
     ) -> None:
-        self.sections = sections
+        self.content = content
         self.size = size
         self.message_id = message_id
         self.ttl_ms = ttl_ms
@@ -84,6 +82,17 @@ class Message:
         self.state = ACTIVE
         self.deferred = False
         self.dead_letter: DeadLetter | None = None
+
+    @property
+    def sections(self) -> Sections:
+        """The payload in its parts. Most messages are never asked for them, and stay the bytes that they came as."""
+        if isinstance(self.content, bytes):
+            self.content = Sections.split(self.content)
+        return self.content
+
+    @sections.setter
+    def sections(self, sections: Sections) -> None:
+        self.content = sections
 
     @property
     def lock_uuid(self) -> uuid.UUID:
@@ -103,7 +112,7 @@ class Message:
 
     def _twin(self) -> Message:
         return Message(
-            self.sections,
+            self.content,
             self.size,
             message_id=self.message_id,
             ttl_ms=self.ttl_ms,
@@ -136,9 +145,9 @@ class Forwarded(Message):
         return cls._copy(message, sections, hops=1, first_number=message.sequence_number)
 
     @classmethod
-    def _copy(cls, message: Message, sections: Sections, *, hops: int, first_number: int) -> Forwarded:
+    def _copy(cls, message: Message, content: Sections | bytes, *, hops: int, first_number: int) -> Forwarded:
         twin = cls(
-            sections,
+            content,
             message.size,
             message_id=message.message_id,
             ttl_ms=message.ttl_ms,
@@ -150,4 +159,4 @@ class Forwarded(Message):
         return twin
 
     def _twin(self) -> Forwarded:
-        return self._copy(self, self.sections, hops=self.hops, first_number=self.first_number)
+        return self._copy(self, self.content, hops=self.hops, first_number=self.first_number)
