@@ -36,17 +36,24 @@ class IdleLink:
 
     def stop(self) -> None:
         self.due_ms = NEVER
+        # The agenda still has the entry, and must not keep a connection that is gone.
+        self._end = _nobody
 
     def advance(self, now_ms: int) -> None:
         if self._used_ms + LINK_IDLE_MS > now_ms:
             self._wait_until(self._used_ms + LINK_IDLE_MS)
             return
+        end = self._end
         self.stop()
-        self._end(LinkIdle("The link is force detached. Details: IdleTimerExpired: Idle timeout: 00:10:00."))
+        end(LinkIdle("The link is force detached. Details: IdleTimerExpired: Idle timeout: 00:10:00."))
 
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms
         self._agenda.enter(at_ms, self)
+
+
+def _nobody(refusal: Refusal) -> None:
+    del refusal
 
 
 class Perishable(Protocol):

@@ -241,6 +241,10 @@ class SessionMessages(SubQueue):
             return sorted(session.id for session in sessions if session.is_listed)
         return sorted(session.id for session in sessions if session.changed_ms > changed_after_ms)
 
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._applicants) or any(session.holder is not None for session in self._lines.sessions.values())
+
     # Waking
 
     def enqueue(self, messages: Iterable[Message]) -> None:
