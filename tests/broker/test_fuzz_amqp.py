@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from functools import cache
@@ -51,7 +52,8 @@ QUEUE, SESSIONS, TOPIC = "orders", "sessions", "topic"
 SECONDS_MOST = 10.0
 
 OUTPUT_BOUND = 4 * OUTPUT_MOST
-QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=400)
+MEMORY_BOUND = 8_000_000
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
 LONG = settings(QUICK, max_examples=20_000)
 
 INTERESTING = [
@@ -519,6 +521,20 @@ def test_what_is_broken_here_is_sound_at_first(name: str, caplog: pytest.LogCapt
 @given(broken_conversations())
 def test_broken_conversations_harm_nobody(caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]) -> None:
     survive(caplog, told[1])
+
+
+@settings(QUICK, max_examples=60)
+@given(broken_conversations())
+def test_broken_conversations_take_little_memory(
+    caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]
+) -> None:
+    tracemalloc.start()
+    try:
+        survive(caplog, told[1])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MEMORY_BOUND
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from sbpair.emulator.rules.rule import Rule, SqlAction, SqlFilter, TrueFilter, s
 from sbpair.emulator.rules.view import View
 
 Draw = Any
-QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=200)
 LONG = settings(QUICK, max_examples=30_000)
 SECONDS_MOST = 5.0
 
