@@ -212,9 +212,15 @@ def _read(path: Path) -> dict[str, object]:
             content: dict[str, object] = tomllib.load(file)
     except FileNotFoundError:
         return {}
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", hint="name a file, with --config or SBPAIR_CONFIG"
+        ) from error
     except OSError as error:
         raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io for its few rules") from error
     entries = _table(content, ("pairs",), str(path))
     pairs = entries.get("pairs", {})

@@ -16,6 +16,9 @@ from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
 AMQP_PORT = 5672
 AMQPS_PORT = 5671
 
+BACKLOG_QUEUES_MOST = 10_000
+"""A namespace of the Standard tier holds no more entities than that."""
+
 # The service refuses anything above this, and Python's timedelta, with its six decimals, rounds it up.
 TIMESPAN_MAX = "P10675199DT2H48M5.4775807S"
 TIMESPAN_MAX_DAYS = 10_675_199
@@ -88,6 +91,12 @@ class Pair:
         if self.backlog_queues < 1:
             raise UsageError(
                 f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at least 1",
+                hint="10 is the default, and what the original used",
+            )
+        if self.backlog_queues > BACKLOG_QUEUES_MOST:
+            raise UsageError(
+                f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at most"
+                f" {BACKLOG_QUEUES_MOST}",
                 hint="10 is the default, and what the original used",
             )
         self._check_seconds("failover_interval", self.failover_interval, 0, 3600)

@@ -90,13 +90,23 @@ def invoke(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+# Typer checks values with a library that speaks to programmers.
+_PLAINER = (
+    ("Value error, ", ""),
+    ("Input should be a valid integer, unable to parse string as an integer", "it is not a whole number"),
+)
+
+
 def _usage(error: typer.TyperException) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else PROGRAM
     hint = f"see {path} --help"
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"
-    return UsageError(error.format_message().rstrip("."), hint=hint)
+    message = error.format_message().rstrip(".")
+    for said, meant in _PLAINER:
+        message = message.replace(said, meant)
+    return UsageError(message, hint=hint)
 
 
 def _complete(command: Any) -> int:

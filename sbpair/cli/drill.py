@@ -44,7 +44,9 @@ def command(
         if value < 1:
             raise UsageError(f"{name} is {value}, and must be at least 1", hint="leave it out for the default")
     from sbpair import drill
-    from sbpair.cli.progress import tell
+    from sbpair.cli.progress import Teller
+
+    tell = Teller(screen)
 
     def on_event(event: "drill.DrillEvent") -> None:
         match event:
@@ -53,7 +55,7 @@ def command(
             case drill.Written() | drill.Compared():
                 pass
             case _:
-                tell(screen, event)
+                tell(event)
 
     result = run(lambda _stop: drill.run(messages=messages, queues=queues, seed=seed, on_event=on_event))
     told = {"schema": SCHEMA, **asdict(result), "seconds": round(result.seconds, 3)}

@@ -4,11 +4,14 @@ Text that came out of messages or out of a service is stripped of what a termina
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 from sbpair.cli.options import Display, LogFormat, Output
+from sbpair.errors import MachineLacks
 
 Document = Mapping[str, object]
 
@@ -48,8 +51,18 @@ class Screen:
 
     def write(self, line: str) -> None:
         """One line to stdout, at once: whoever reads it may be waiting."""
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        if sys.stdout is None:
+            raise MachineLacks("there is no stdout to write the results to", hint="do not close it, or use /dev/null")
+        try:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _discard(sys.stdout)
+            raise MachineLacks(
+                f"the results cannot be written: {error.strerror}", hint="what was done is done; free some room first"
+            ) from error
 
     def say(self, text: str) -> None:
         """What is going on, for whoever watches."""
@@ -77,6 +90,11 @@ class Screen:
         from sbpair.cli.logs import start
 
         start(self._display)
+
+
+def _discard(stream: TextIO) -> None:
+    """Python writes once more what is left in the buffer when it ends, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def columns(rows: Sequence[Sequence[object]]) -> list[str]:

@@ -1,7 +1,7 @@
 """`sbpair syphon`: options into one call of `sbpair.syphon`, and its receipt into output."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +15,11 @@ from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair import syphon
+    from sbpair.move.receipt import Named
 
 SCHEMA = "sbpair/syphon/1"
 INTERRUPTED = 130
+IDS_SHOWN = 3
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 
 
@@ -66,8 +68,8 @@ def command(
     result = run(move, graceful=True)
     told = document(result)
     screen.result(told, [told], table(result))
-    for queue, error in result.failures:
-        screen.warn(f"{queue}: {error.message}")
+    for reason, (queues, hint) in _failures(result).items():
+        screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
     return exit_code_of(result, once=once)
 
 
@@ -91,12 +93,28 @@ def table(result: "syphon.Result") -> Iterator[str]:
         [("MESSAGES", "COUNT"), ("received", receipt.received)]
         + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
     )
-    for each in receipt.dead_letters:
-        yield clean(f"dead-lettered: {each.queue}: {each.message_id or each.sequence_number}: {each.reason}")
-    for each in receipt.doubtful:
-        yield clean(f"may be there twice: {each.destination}: {each.message_id or each.sequence_number}: {each.reason}")
+    yield from _named("dead-lettered", receipt.dead_letters)
+    yield from _named("may be there twice", receipt.doubtful)
     if not receipt.balanced:
         yield "the counts do not add up: please report this"
+
+
+def _named(heading: str, messages: "Iterable[Named]") -> Iterator[str]:
+    """Messages by what became of them: a line a reason, with the first few of the ids. JSON has them all."""
+    by_reason: dict[str, list[str]] = {}
+    for each in messages:
+        by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
+    for reason, ids in by_reason.items():
+        some = ", ".join(ids[:IDS_SHOWN]) + (", …" if len(ids) > IDS_SHOWN else "")
+        yield clean(f"{heading}: {len(ids)} message{'s' if len(ids) != 1 else ''} ({some}): {reason}")
+
+
+def _failures(result: "syphon.Result") -> dict[str, tuple[list[str], str]]:
+    """Why lanes could not go on: {reason: (their queues, what to do)}."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for queue, error in result.failures:
+        found.setdefault(error.message, ([], error.hint))[0].append(queue)
+    return found
 
 
 def exit_code_of(result: "syphon.Result", *, once: bool) -> int:

@@ -145,7 +145,7 @@ async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> lis
 
 
 def _id_of(payload: bytes) -> str:
-    """"" for what has none, and for what cannot be read: nobody sent that."""
+    """ "" for what has none, and for what cannot be read: nobody sent that."""
     with suppress(ProtocolError):
         return text_of(Sections.split(payload).read_properties().message_id) or ""
     return ""

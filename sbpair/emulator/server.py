@@ -388,7 +388,7 @@ def write_ready(path: Path, ready: Ready) -> None:
 
 
 def forget_ready(path: Path) -> None:
-    """A file that an earlier run left would say "ready" too soon."""
+    """A file that a run leaves behind would say "ready" to the next one's users too soon."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -414,4 +414,8 @@ async def run(
             write_ready(ready_file, emulator.ready)
         if on_ready is not None:
             on_ready(emulator.ready)
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if ready_file is not None:
+                forget_ready(ready_file)

@@ -29,7 +29,7 @@ from sbpair.errors import (
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting, SyphonEvent
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Named, Tally
-from sbpair.move.route import DeadLetter, Expire, Send, key_of, refused, route
+from sbpair.move.route import DeadLetter, Expire, Send, key_of, missing, refused, route
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Destination, Source
@@ -225,7 +225,8 @@ class Mover:
         except (ServiceRefused, EntityMissing) as error:
             road.waiting.popleft()
             self._awake(road)
-            await self._dead_letter(arrival, refused(road.destination, error.message))
+            decide = missing if isinstance(error, EntityMissing) else refused
+            await self._dead_letter(arrival, decide(road.destination, error.message))
         except SbpairError as error:
             self._give_up(error)
 

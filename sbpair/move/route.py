@@ -83,6 +83,7 @@ Route: TypeAlias = Send | Expire | DeadLetter | Hold
 
 INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"
+MISSING = "DestinationNotFound"
 
 
 def route(facts: Facts, *, resting: str | None = None) -> Route:
@@ -101,3 +102,8 @@ def route(facts: Facts, *, resting: str | None = None) -> Route:
 def refused(destination: str, why: str) -> DeadLetter:
     """What becomes of a message that the primary refuses for good."""
     return DeadLetter(REFUSED, f"{destination!r} refused the message: {why}")
+
+
+def missing(destination: str, why: str) -> DeadLetter:
+    """What becomes of a message whose destination does not exist."""
+    return DeadLetter(MISSING, f"there is no queue or topic {destination!r} in the primary namespace: {why}")

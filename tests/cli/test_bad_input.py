@@ -79,6 +79,13 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ),
     ),
     (
+        ["provision", "--count", "99999999999"],
+        PAIR,
+        2,
+        "pair 'default': backlog_queues is 99999999999, and must be at most 10000",
+        "10 is the default, and what the original used",
+    ),
+    (
         ["provision", "--count", "0"],
         PAIR,
         2,
@@ -249,3 +256,18 @@ def test_a_reader_that_goes_away_is_no_reason_to_complain() -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "what"),
+    [
+        (">/dev/full", "the results cannot be written: No space left on device"),
+        (">&-", "there is no stdout to write the results to"),
+    ],
+)
+def test_results_that_cannot_be_written_are_a_lack_of_this_machine(redirection: str, what: str) -> None:
+    command = f"{sys.executable} -m sbpair emulator --namespace contoso=0 --output json {redirection}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    first, second = done.stderr.splitlines()
+    assert (done.returncode, first) == (7, f"error: {what}")
+    assert second.startswith("hint: ")

@@ -248,7 +248,7 @@ def with_property(name: str, value: Any) -> dict[str, Any]:
         ({"application_properties": b""}, "the message has no x-ms-path"),
         (with_property("x-ms-path", Int(1)), "x-ms-path is of type int"),
         (with_property("x-ms-path", Timestamp(1)), "the message has no x-ms-path"),
-        (with_property("x-ms-path", "nowhere"), "'nowhere' refused the message: "),
+        (with_property("x-ms-path", "nowhere"), "there is no queue or topic 'nowhere' in the primary namespace: "),
         (with_property("x-ms-path", "no such/name!"), "no entity can have that path"),
         (with_property("x-ms-sessionid", Int(1)), "x-ms-sessionid is of type int"),
         (with_property("x-ms-timetolive", Long(1)), "x-ms-timetolive is of type long"),
@@ -271,7 +271,7 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
         assert (result.receipt.sent, result.receipt.dead_lettered, result.receipt.released) == (3, 1, 0)
         assert ids(w.destination()) == names(0, 2, 3)
         (dead,) = held_in(w.backlog(), dead=True)
-        assert dead.dead_letter.reason in ("InvalidBacklogMessage", "RefusedByPrimary")
+        assert dead.dead_letter.reason in ("InvalidBacklogMessage", "RefusedByPrimary", "DestinationNotFound")
         assert why in dead.dead_letter.description
         (named,) = result.receipt.dead_letters
         assert why in named.reason

@@ -199,7 +199,19 @@ def test_a_file_that_was_asked_for_must_be_there(home: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_a_lack_of_this_machine(home: Path) -> None:
     with pytest.raises(MachineLacks):
+        loaded(home, Flags(config=Path("/proc/self/mem")))  # it opens, and every read of it fails
+
+
+def test_a_directory_where_a_file_belongs_is_a_mistake_of_usage(home: Path) -> None:
+    with pytest.raises(UsageError, match="Is a directory"):
         loaded(home, Flags(config=home))
+
+
+def test_a_file_in_another_encoding_is_a_mistake_of_usage(home: Path) -> None:
+    path = home / "latin.toml"
+    path.write_bytes(b"# caf\xe9")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        loaded(home, Flags(config=path))
 
 
 def test_a_malformed_connection_string_names_its_variable_and_not_its_text(home: Path) -> None:

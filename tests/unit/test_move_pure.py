@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import BUCKETS, LISTED_MOST, Named, Tally
-from sbpair.move.route import INVALID, REFUSED, DeadLetter, Facts, Hold, Send, key_of, refused, route
+from sbpair.move.route import INVALID, MISSING, REFUSED, DeadLetter, Facts, Hold, Send, key_of, missing, refused, route
 
 # Route
 
@@ -59,6 +59,7 @@ def test_a_message_for_a_destination_that_rests_is_held_unless_it_could_go_nowhe
 
 
 def test_a_refusal_names_the_destination_and_the_error():
+    assert missing("orders", "404").reason == MISSING
     assert refused("orders", "too large") == DeadLetter(REFUSED, "'orders' refused the message: too large")
 
 
