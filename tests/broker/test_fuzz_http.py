@@ -23,7 +23,7 @@ from sbpair.emulator.testing import Emulator
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
-LONG = settings(QUICK, max_examples=20_000)
+LONG = settings(QUICK, max_examples=4_000)
 SECONDS_MOST = 10.0
 PATIENCE_SECONDS = 0.2
 ANSWER_MOST = 1_000_000
