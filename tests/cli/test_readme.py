@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sbpair.cli.app import COMMANDS
+from sbpair.emulator.testing import Emulator
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -51,3 +56,23 @@ def test_both_lines_that_set_everything_up_are_marked_for_those_who_run_them() -
 
 def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_messages_that_it_strands_come_back() -> None:
+    [script] = re.findall(r"<!-- strand -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+
+    async def follow() -> tuple[int, int]:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+                environ[f"SBPAIR_{side}_NAME"] = namespace.name
+            for words in (["-m", "sbpair", "provision"], ["-c", script], ["-m", "sbpair", "syphon", "--once"]):
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, *words, env=environ, stdout=subprocess.DEVNULL
+                )
+                assert await process.wait() == 0
+            backlog = emulator.namespaces["contoso-dr"].queue("contoso/x-servicebus-transfer/0")
+            return emulator.namespaces["contoso"].queue("orders").counts().active, backlog.counts().total
+
+    assert asyncio.run(follow()) == (10, 0)
