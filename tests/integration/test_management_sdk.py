@@ -242,11 +242,12 @@ def test_every_property_that_can_be_set_is_given_back(admin: Admin, served: Serv
         "enable_express": True,
         "lock_duration": timedelta(seconds=30, milliseconds=500),
         "requires_duplicate_detection": True,
-        "requires_session": True,
         "user_metadata": "<notes> & 'more'",
         "status": "SendDisabled",
     }
     admin.create_queue("target")
+    # Where sessions are required nothing is forwarded, so that no queue has it all.
+    assert admin.create_queue("sessions", requires_session=True).requires_session is True
     created = admin.create_queue(
         "orders", forward_to="target", forward_dead_lettered_messages_to="target", authorization_rules=[rule], **asked
     )
