@@ -23,7 +23,7 @@ from sbpair.emulator.rules.view import View
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=200)
-LONG = settings(QUICK, max_examples=30_000)
+LONG = settings(QUICK, max_examples=10_000)
 SECONDS_MOST = 5.0
 
 FILTERS = """
