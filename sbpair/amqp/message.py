@@ -240,6 +240,12 @@ def leading_properties(payload: bytes) -> bytes:
 
     Raises ProtocolError as `Sections.split` does, except for what is out of order: that has no leading properties.
     """
+    if payload.startswith(_SHORT_PROPERTIES):
+        # The most common message of all, properties and one data section, needs no list of its parts.
+        end = 5 + payload[4]
+        code, width = _USUAL.get(payload[end : end + 4], (0, 0))
+        if code == DATA and end + 4 + width + int.from_bytes(payload[end + 4 : end + 4 + width]) == len(payload):
+            return payload[:end]
     parts = _walk(payload)
     if len(parts) < 2 or parts[0][0] != PROPERTIES:
         return b""
@@ -248,6 +254,9 @@ def leading_properties(payload: bytes) -> bytes:
     else:
         usual = len(parts) == 3 and parts[1][0] == APPLICATION_PROPERTIES and DATA <= parts[2][0] <= VALUE
     return payload[: parts[0][2]] if usual else b""
+
+
+_SHORT_PROPERTIES = bytes((0x00, 0x53, PROPERTIES, 0xC0))
 
 
 def skip(buffer: bytes, position: int) -> int:
