@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_settlement_after_the_locks_have_run_out_is_refused(official: Any, run
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("kind", ["drop", "reset"])
 def test_a_sender_gets_over_a_broken_connection(official: Any, running: Any, faults: Any, kind: str) -> None:
-    queue = running.do(lambda: running.other.create_queue(f"{kind}-{id(official)}"))
+    queue = running.do(lambda: running.other.create_queue(f"{kind}-{uuid.uuid4()}"))
     where = (running.emulator.ready.namespaces[1].connection_string, queue.path)
     with official.sender(*where) as sender:
         sender.send_messages(ServiceBusMessage("first"))

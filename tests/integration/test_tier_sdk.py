@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_basic_has_queues_and_little_else(tiers: Any) -> None:
 def test_premium_has_large_messages(tiers: Any, official: Any) -> None:
     with administration(tiers, 1) as client:
         assert client.get_namespace_properties().messaging_sku == MessagingSku.PREMIUM
-        name = f"large-{id(official)}"
+        name = f"large-{uuid.uuid4()}"
         made = client.create_queue(name, max_message_size_in_kilobytes=102_400, max_size_in_megabytes=81_920)
         assert (made.max_message_size_in_kilobytes, made.max_size_in_megabytes) == (102_400, 81_920)
     where = (tiers.emulator.ready.namespaces[1].connection_string, name)
