@@ -100,7 +100,7 @@ def table(result: "syphon.Result") -> Iterator[str]:
 
 
 def _named(heading: str, messages: "Iterable[Named]") -> Iterator[str]:
-    """Messages by what became of them: a line a reason, with the first few of the ids. JSON has them all."""
+    """Messages by what became of them: a line a reason, with the first few of the ids. JSON has a thousand."""
     by_reason: dict[str, list[str]] = {}
     for each in messages:
         by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
