@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sbpair.amqp import disposition, frames
+from sbpair.amqp import frames
+from sbpair.amqp.disposition import Run
 from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
 from sbpair.amqp.events import Closed, Event, Opened
 from sbpair.amqp.performatives import (
@@ -193,6 +194,11 @@ class Connection(Endpoint):
             self._out.append(frames.head(len(head) + len(payload), channel) + head)
             self._out.append(payload)
 
+    def put_frames(self, pieces: list[bytes]) -> None:
+        """Frames as they leave, in pieces."""
+        if not self._said_goodbye:
+            self._out += pieces
+
     def _goodbye(self, close: Close) -> None:
         self.put(0, close.encode())
         self._said_goodbye = True
@@ -272,25 +278,31 @@ class Connection(Endpoint):
     # AMQP proper.
 
     def _read_frames(self) -> bool:
-        remote, add = self._remote_sessions, self._events.append
-        for channel, buffer, start, end in self._buffer.frames(frames.AMQP_FRAME):
-            if start == end:
-                continue
-            if buffer.startswith(_TRANSFER, start):
-                session = remote.get(channel)
-                if session is not None and session.state is OPEN:
-                    delivery = session.on_transfer(buffer, start, end)
-                    if delivery is not None:
-                        add(delivery)
+        remote, add, dispositions = self._remote_sessions, self._events.append, Run(self._on_performative)
+        try:
+            for channel, buffer, start, end in self._buffer.frames(frames.AMQP_FRAME):
+                if start == end:
                     continue
-            frame = buffer[start:end]
-            body = disposition.read(frame) if frame.startswith(_DISPOSITION) else decode_composite(frame)[0]
-            self._on_performative(channel, body, frame)
-            if self._over:
-                break
+                if buffer.startswith(_DISPOSITION, start):
+                    dispositions.add(channel, buffer[start:end])
+                    continue
+                dispositions.end()
+                if buffer.startswith(_TRANSFER, start):
+                    session = remote.get(channel)
+                    if session is not None and session.state is OPEN:
+                        delivery = session.on_transfer(buffer, start, end)
+                        if delivery is not None:
+                            add(delivery)
+                        continue
+                frame = buffer[start:end]
+                self._on_performative(channel, decode_composite(frame)[0], frame)
+                if self._over:
+                    break
+        finally:
+            dispositions.end()
         return False
 
-    def _on_performative(self, channel: int, body: Composite, frame: bytes) -> None:
+    def _on_performative(self, channel: int, body: Composite, frame: bytes = b"") -> None:
         if isinstance(body, Open):
             self._on_open(body)
         elif isinstance(body, Close):

@@ -7,6 +7,7 @@ Only outcomes that say nothing but their name are known here; whatever else a pe
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import product
 
 from sbpair.amqp.performatives import Accepted, Composite, Disposition, Released, decode_composite
@@ -22,29 +23,60 @@ _STATES = {
     b"\x00\x53\x26\xc0\x01\x00": RELEASED,
 }
 
-Tail = tuple[int, bool, Accepted | Released | None]
+Said = tuple[bool, int, bool, Accepted | Released | None]
+"""(role, how many fields say so, settled, state)"""
 
 
-def _usual_tails() -> dict[bytes, Tail]:
-    """What follows the ids, by its bytes: how many fields it makes, and what the first two of them say."""
-    tails: dict[bytes, Tail] = {}
-    for settled, state, batchable in product(_FLAGS, _STATES, (b"", *_FLAGS)):
-        tails[settled + state + batchable] = (2 + bool(batchable), _FLAGS[settled], _STATES[state])
-    return tails
+def _usual() -> dict[tuple[int, bytes], Said]:
+    """What is said by the byte of the role and the bytes behind the ids."""
+    usual: dict[tuple[int, bytes], Said] = {}
+    for role, settled, state, batchable in product((0x41, 0x42), _FLAGS, _STATES, (b"", *_FLAGS)):
+        fields = 5 + bool(batchable)
+        usual[role, settled + state + batchable] = (role == 0x41, fields, _FLAGS[settled], _STATES[state])
+    return usual
 
 
-_TAILS = _usual_tails()
+_SAID = _usual()
 
 
-def read(frame: bytes) -> Composite:
-    """The performative that a frame's body, beginning as a disposition does, holds. Raises ProtocolError."""
+class Run:
+    """Dispositions that come in one go. Those that say the same of one delivery after the other are heard as one."""
+
+    __slots__ = ("_channel", "_first", "_hear", "_last", "_said")
+
+    def __init__(self, hear: Callable[[int, Composite], None]) -> None:
+        self._hear = hear
+        self._said: Said | None = None
+        self._channel = self._first = self._last = 0
+
+    def add(self, channel: int, frame: bytes) -> None:
+        """Take the body of a frame, beginning as a disposition does. Raises ProtocolError."""
+        usual = _read_usual(frame)
+        if usual is None:
+            self.end()
+            self._hear(channel, decode_composite(frame)[0])
+            return
+        first, last, said = usual
+        if said is not self._said or first != self._last + 1 or channel != self._channel:
+            self.end()
+            self._said, self._channel, self._first = said, channel, first
+        self._last = last
+
+    def end(self) -> None:
+        """Nothing follows on."""
+        if self._said is not None:
+            (role, _, settled, state), self._said = self._said, None
+            self._hear(self._channel, Disposition(role, self._first, self._last, settled, state))
+
+
+def _read_usual(frame: bytes) -> tuple[int, int, Said] | None:
+    """(first, last, what is said of them) where it is written as nearly all are."""
     try:
         first, position = uint(frame, 7)
         last, position = uint(frame, position)
-        number, settled, state = _TAILS[frame[position:]]
-        whole = frame[3] == 0xC0 and frame[4] == len(frame) - 5 and frame[5] == 3 + number
-        if whole and first is not None and frame[6] in (0x41, 0x42):
-            return Disposition(frame[6] == 0x41, first, last, settled, state)
+        said = _SAID[frame[6], frame[position:]]
+        if first is not None and frame[3] == 0xC0 and frame[4] == len(frame) - 5 and frame[5] == said[1]:
+            return first, first if last is None else last, said
     except (IndexError, KeyError, struct.error):
         pass
-    return decode_composite(frame)[0]
+    return None

@@ -6,6 +6,7 @@ keep AMQP's `delivery-count` on the same idea of what was sent. AMQP 1.0, parts 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import transfer
@@ -21,6 +22,9 @@ SERIAL, SERIAL_HALF = 0xFFFFFFFF, 0x80000000
 """Delivery counts and ids are serial numbers of 32 bits: they wrap, and what is half the circle ahead is behind."""
 
 TAG_MOST = 32
+
+Parts = tuple[bytes, bytes, bytes]
+"""A delivery's tag, and its payload in two pieces, so that the larger one need not be copied."""
 
 
 class Link(Endpoint):
@@ -174,6 +178,35 @@ class Sender(Link):
             payload = payload[position:]
         session.put_transfer(self, head, payload, last=True)
         return delivery_id
+
+    def send_all(self, deliveries: Sequence[Parts]) -> None:
+        """Put unsettled messages on the link. As `send` does for each, at half the cost where none needs two frames.
+
+        A delivery's tag is its context too.
+        """
+        session = self.session
+        if len(deliveries) > min(self.credit, session.room) or not deliveries:
+            self._send_each(deliveries)
+            return
+        head_of = transfer.frame_head(session.channel, self.handle, len(deliveries[0][0]))
+        room = session.connection.remote_max_frame_size - len(head_of(0, 0, deliveries[0][0]))
+        frames: list[bytes] = []
+        sent, delivery_id = session.sent, session.numbered
+        for number, (tag, beginning, rest) in enumerate(deliveries):
+            size = len(beginning) + len(rest)
+            if size > room:
+                session.put_frames(self, frames)
+                self._send_each(deliveries[number:])
+                return
+            frames.append(head_of(size, delivery_id, tag) + beginning)
+            frames.append(rest)
+            sent[delivery_id] = Sent(self, delivery_id, tag)
+            delivery_id = (delivery_id + 1) & SERIAL
+        session.put_frames(self, frames)
+
+    def _send_each(self, deliveries: Sequence[Parts]) -> None:
+        for tag, beginning, rest in deliveries:
+            self.send(beginning + rest, tag, context=tag)
 
     def drained(self) -> None:
         """Give back the credit that a draining receiver has granted and there is nothing for."""

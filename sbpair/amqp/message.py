@@ -5,7 +5,7 @@ What nobody asks for is never re-encoded, and so never altered. AMQP 1.0, part 3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -227,12 +227,42 @@ def value_body(value: Value) -> bytes:
     return section(VALUE, codec.encode(value))
 
 
-def batch_members(payload: bytes) -> Iterator[bytes]:
+def batch_members(payload: bytes) -> list[bytes]:
     """The encoded messages of a batch (message-format BATCH_FORMAT), in order. Raises ProtocolError."""
-    for code, start, end in _walk(payload):
-        if code == DATA:
-            width = _USUAL.get(payload[start : start + 4], (0, 0))[1]
-            yield payload[start + 4 + width : end] if width else codec.decode_all(payload[start:end]).value
+    found: list[bytes] = []
+    position, size = 0, len(payload)
+    while payload.startswith(_LONG_DATA, position) and position + 8 <= size:
+        start = position + 8
+        position = start + _U32(payload, position + 4)[0]
+        if position > size:
+            raise ProtocolError("a message is cut short")
+        found.append(payload[start:position])
+    if position < size:
+        rest = payload[position:]
+        found += [codec.decode_all(rest[start:end]).value for code, start, end in _walk(rest) if code == DATA]
+    return found
+
+
+_LONG_DATA = bytes((0x00, 0x53, DATA, 0xB0))
+_U32 = struct.Struct(">I").unpack_from
+
+
+def is_plain(payload: bytes) -> bool:
+    """Whether a message is properties with a text for its id and nothing else, then one data section, as most are."""
+    try:
+        if not payload.startswith(_SHORT_PROPERTIES) or payload[6] != 0xA1:
+            return False
+        end, id_end = 5 + payload[4], 8 + payload[7]
+        if id_end > end or payload[id_end:end].strip(b"\x40"):
+            return False
+        if payload.startswith(_LONG_DATA, end):
+            return bool(end + 8 + _U32(payload, end + 4)[0] == len(payload))
+        return payload.startswith(_SHORT_DATA, end) and end + 5 + payload[end + 4] == len(payload)
+    except (IndexError, struct.error):
+        return False
+
+
+_SHORT_DATA = bytes((0x00, 0x53, DATA, 0xA0))
 
 
 def leading_properties(payload: bytes) -> bytes:
@@ -240,12 +270,6 @@ def leading_properties(payload: bytes) -> bytes:
 
     Raises ProtocolError as `Sections.split` does, except for what is out of order: that has no leading properties.
     """
-    if payload.startswith(_SHORT_PROPERTIES):
-        # The most common message of all, properties and one data section, needs no list of its parts.
-        end = 5 + payload[4]
-        code, width = _USUAL.get(payload[end : end + 4], (0, 0))
-        if code == DATA and end + 4 + width + int.from_bytes(payload[end + 4 : end + 4 + width]) == len(payload):
-            return payload[:end]
     parts = _walk(payload)
     if len(parts) < 2 or parts[0][0] != PROPERTIES:
         return b""

@@ -103,6 +103,16 @@ class Session(Endpoint):
             self._waiting.append((link, head, payload, last))
             link.queued += last
 
+    def put_frames(self, link: Sender, frames: list[bytes]) -> None:
+        """Let whole frames leave, each a delivery and given as two pieces. There must be room for them."""
+        count = len(frames) // 2
+        self._delivery_id = (self._delivery_id + count) & SERIAL
+        self._remote_window -= count
+        self._next_outgoing_id = (self._next_outgoing_id + count) & SERIAL
+        link.delivery_count = (link.delivery_count + count) & SERIAL
+        link.credit -= count
+        self.connection.put_frames(frames)
+
     def after_queued(self, link: Sender) -> None:
         """Let the link say that it is drained when what it has sent before has left."""
         self._waiting.append((link, None, b"", False))
@@ -125,6 +135,11 @@ class Session(Endpoint):
             elif link.state is State.OPEN_SENT:
                 flow.delivery_count = None
         self.put(flow)
+
+    @property
+    def numbered(self) -> int:
+        """The id of the next delivery."""
+        return self._delivery_id
 
     def next_delivery_id(self) -> int:
         delivery_id = self._delivery_id

@@ -6,6 +6,7 @@ Whatever is not as peers usually write it goes through `performatives.Transfer`:
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import product
 
 from sbpair.amqp.performatives import Transfer, decode_composite
@@ -16,6 +17,7 @@ Fields = tuple[int, int | None, bytes | None, int, bool, bool, bool, int]
 
 _U32 = struct.Struct(">I")
 _HEAD = struct.Struct(">4sBBBIBIBB")
+_FRAME = struct.Struct(">IBBH4sBBBIBIBB")
 _START = b"\x00\x53\x14\xc0"
 _OFF = b"\x40\x40\x42\x42\x42"  # no settle mode, no state, not resumed, not aborted, not batchable
 _FLAGS = {
@@ -106,6 +108,23 @@ def _read_any(buffer: bytes, start: int, end: int) -> Fields:
         bool(transfer.aborted),
         start + length,
     )
+
+
+def frame_head(channel: int, handle: int, tag_size: int) -> Callable[[int, int, bytes], bytes]:
+    """Writes, for (payload size, delivery id, tag), all of a frame that stands before its payload.
+
+    It is for unsettled messages that need but one frame: what is the same for all of a link is worked out once.
+    """
+    end = b"\x43" + _FLAGS[False, False]
+    body = _HEAD.size + tag_size + len(end)
+    pack, size = _FRAME.pack, 8 + body
+
+    def write_head(payload_size: int, delivery_id: int, tag: bytes) -> bytes:
+        whole = size + payload_size
+        head = pack(whole, 2, 0, channel, _START, body - 5, 11, 0x70, handle, 0x70, delivery_id, 0xA0, tag_size)
+        return head + tag + end
+
+    return write_head
 
 
 def write(handle: int, delivery_id: int, tag: bytes, message_format: int, *, settled: bool, more: bool) -> bytes:

@@ -14,7 +14,7 @@ from sbpair.amqp.performatives import Accepted, Composite, Error, Outcome, Rejec
 from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator import envelope
 from sbpair.emulator.errors import ArgumentInvalid, Refusal
-from sbpair.emulator.outcomes import settler
+from sbpair.emulator.outcomes import settle_all
 from sbpair.emulator.queue import BATCH_BYTES
 from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, write_reply
 from sbpair.emulator.sas import Claim
@@ -125,6 +125,7 @@ class Intake:
         self._link = link
         self._queue = target.queue
         self._with_id = target.queue.description.requires_duplicate_detection
+        self._arrived: list[Delivery] = []
         self._taken: list[Delivery] = []
         limit = target.queue.message_limit_bytes
         link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, BATCH_BYTES))})
@@ -136,6 +137,27 @@ class Intake:
         self._queue.check_send()
 
     def take(self, delivery: Delivery) -> None:
+        self._arrived.append(delivery)
+
+    def _take_in(self, arrived: list[Delivery]) -> None:
+        if len(arrived) == 1 or not self._take_together(arrived):
+            for delivery in arrived:
+                self._take_one(delivery)
+
+    def _take_together(self, arrived: list[Delivery]) -> bool:
+        """Messages that came one by one in the same breath, unless one of them needs a look of its own."""
+        if self._points.meter is not None or any(delivery.format for delivery in arrived):
+            return False
+        try:
+            read = [envelope.read_message(delivery.payload, with_id=self._with_id) for delivery in arrived]
+        except ProtocolError:
+            return False
+        if not self._queue.send_each([message for message in read if message is not None]):
+            return False
+        self._taken += [delivery for delivery in arrived if not delivery.settled]
+        return True
+
+    def _take_one(self, delivery: Delivery) -> None:
         try:
             messages = envelope.take_in(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
@@ -151,7 +173,9 @@ class Intake:
                 self._taken.append(delivery)
 
     def finish(self) -> None:
-        """Tell what has been taken since the last time, in as few words as possible."""
+        """Take in what has arrived since the last time, and tell so in as few words as possible."""
+        arrived, self._arrived = self._arrived, []
+        self._take_in(arrived)
         session = self._link.session
         self._idle.touch()
         if self._points.swallows:
@@ -250,13 +274,9 @@ class Outlet:
             self._door.sent(size)
 
     def _send_locked(self, messages: list[Message]) -> int:
-        send, give_out, size = self._link.send, envelope.give_out, 0
-        for message in messages:
-            payload = give_out(message)
-            token = message.lock_token
-            send(payload, token, context=token)
-            size += len(payload)
-        return size
+        parts = [(message.lock_token, *envelope.give_out_in_two(message)) for message in messages]
+        self._link.send_all(parts)
+        return sum([len(beginning) + len(rest) for _, beginning, rest in parts])
 
     def _send_for_good(self, messages: list[Message]) -> int:
         size = 0
@@ -271,30 +291,22 @@ class Outlet:
 
     def settle(self, deliveries: list[Sent], state: Any, *, settled: bool) -> None:
         """Apply an outcome to deliveries of this link and, unless the peer has forgotten them, say so."""
-        settle_one = settler(self._queue, state, settled=settled)
-        if settle_one is None:
+        tokens = [delivery.context for delivery in deliveries]
+        refused = settle_all(self._queue, tokens, state, settled=settled)
+        if settled or refused is None:
             return
-        done: list[Sent] = []
-        failed: list[tuple[Sent, Refusal]] = []
-        for delivery in deliveries:
-            try:
-                settle_one(delivery.context)
-            except Refusal as refusal:
-                failed.append((delivery, refusal))
-            else:
-                done.append(delivery)
-        if not settled:
-            self._echo(done, failed, state)
-
-    def _echo(self, done: list[Sent], failed: list[tuple[Sent, Refusal]], state: Outcome) -> None:
+        done = deliveries if not refused else [each for each in deliveries if each.context not in refused]
         if isinstance(state, Accepted):
             self._completed += done
         else:
             self._echo_done(done, state)
-        session = self._link.session
-        for delivery, refusal in failed:
-            error = Rejected(error_of(refusal))
-            session.dispose(delivery.id, delivery.id, error, receiver=False, settled=True)
+        if refused:
+            self._echo_refused([each for each in deliveries if each.context in refused], refused)
+
+    def _echo_refused(self, deliveries: list[Sent], refused: dict[bytes, Refusal]) -> None:
+        for delivery in deliveries:
+            error = Rejected(error_of(refused[delivery.context]))
+            self._link.session.dispose(delivery.id, delivery.id, error, receiver=False, settled=True)
 
     def finish(self) -> None:
         """Echo what was completed, which many clients say of every message by itself, in as few words as possible."""

@@ -23,6 +23,7 @@ from sbpair.amqp.message import (
     PROPERTIES,
     Sections,
     batch_members,
+    is_plain,
     leading_properties,
     section,
     skip,
@@ -72,11 +73,11 @@ def take_in(payload: bytes, message_format: int, *, with_id: bool = False) -> li
 
 def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
     """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
+    if not with_id and is_plain(payload):
+        return Message(payload, len(payload))
     properties = leading_properties(payload)
     if properties and _begins_with_text(properties):
         plain = Message(payload, len(payload))
-        if not with_id and _only_text(properties):
-            return plain
         return plain if _take_properties(plain, Sections(properties=properties), with_id) else None
     sections = Sections.split(payload)
     sections.delivery_annotations = b""
@@ -93,12 +94,6 @@ def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
 def _begins_with_text(properties: bytes) -> bool:
     """Whether the first of the properties, the message id, is a string, in the usual short forms."""
     return properties[3] == 0xC0 and properties[6:7] == b"\xa1"
-
-
-def _only_text(properties: bytes) -> bool:
-    """Whether there is nothing behind that string, as in most messages: then there is nothing to decode."""
-    end = 8 + properties[7]
-    return properties.count(0x40, end) == len(properties) - end
 
 
 def _take_properties(message: Message, sections: Sections, with_id: bool) -> bool:
@@ -167,12 +162,17 @@ def _told_by(annotations: bytes) -> tuple[int | None, str | None]:
 
 def give_out(message: Message) -> bytes:
     """The payload of a delivery under lock; of one that is not locked, without a word on locks."""
-    token = message.lock_token
-    if isinstance(message.content, bytes) and token and message.dead_letter is None:
-        head = _header(b"", message.delivery_count) + _token_before(token[:8])
-        return b"".join((head, token[8:], _annotations(message, b""), message.content))
+    return b"".join(give_out_in_two(message))
+
+
+def give_out_in_two(message: Message) -> tuple[bytes, bytes]:
+    """The same payload in two pieces, where its larger one need not be copied."""
+    token, content = message.lock_token, message.content
+    if type(content) is bytes and token and message.dead_letter is None:
+        before = _plain_before(message.delivery_count, token[:8])
+        return before + token[8:] + _annotations(message, b""), content
     sections = message.sections
-    return b"".join(
+    return b"", b"".join(
         (
             _header(sections.header, message.delivery_count),
             _token_before(token[:8]) + token[8:] if token else b"",
@@ -217,6 +217,12 @@ def _token_before(first_half: bytes) -> bytes:
     """The annotation that holds a lock token, up to its second half: a GUID's first half travels in another order."""
     swapped = first_half[3::-1] + first_half[5:3:-1] + first_half[7:5:-1]
     return section(DELIVERY_ANNOTATIONS, _TOKEN_HEAD + swapped)
+
+
+@lru_cache(_REMEMBERED)
+def _plain_before(delivery_count: int, first_half: bytes) -> bytes:
+    """All that stands before the second half of a plain message's lock token."""
+    return _header(b"", delivery_count) + _token_before(first_half)
 
 
 def _key(name: str) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.types import Map
 from sbpair.emulator import envelope
+from sbpair.emulator.errors import Refusal
 from sbpair.emulator.requests import text_at
 
 if TYPE_CHECKING:
@@ -23,10 +24,26 @@ REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 
 
-def settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Settle | None:
-    """What to do with the lock tokens of deliveries with this outcome; None for what is no outcome."""
+def settle_all(
+    queue: SubQueue | HeldSession, tokens: list[bytes], state: Any, *, settled: bool
+) -> dict[bytes, Refusal] | None:
+    """Apply an outcome to what these tokens hold; what could not be, with why. None for what is no outcome."""
     if isinstance(state, Accepted):
-        return queue.complete
+        return queue.complete_all(tokens)
+    settle = _settler(queue, state, settled=settled)
+    if settle is None:
+        return None
+    refused: dict[bytes, Refusal] = {}
+    for token in tokens:
+        try:
+            settle(token)
+        except Refusal as refusal:
+            refused[token] = refusal
+    return refused
+
+
+def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Settle | None:
+    """What to do with the lock tokens of deliveries with this outcome; None for what is no outcome."""
     if isinstance(state, Modified):
         # Not looked at is whether the delivery failed: the SDK for JavaScript abandons without a word on that.
         settle = queue.defer if state.undeliverable_here else queue.abandon

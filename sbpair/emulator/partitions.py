@@ -209,9 +209,9 @@ class Partitioned(SubQueue):
         if message is not None:
             self._partitions.check(partition_of(message.sequence_number))
 
-    def _unlock(self, token: bytes) -> Message:
+    def _end_lock(self, token: bytes) -> Message:
         self._check_token(token)
-        return super()._unlock(token)
+        return super()._end_lock(token)
 
     def locked(self, token: bytes) -> Message:
         self._check_token(token)

@@ -236,6 +236,21 @@ class Queue:
         else:
             self._duplicates.take_in(messages, self._clock.now_ms(), self.messages.enqueue)
 
+    def send_each(self, messages: Sequence[Message]) -> bool:
+        """Takes in messages that were sent one by one, as `send` would each of them; answers whether it did.
+
+        It does nothing where one might be refused, or needs to be looked at: then each has to be sent by itself.
+        """
+        d = self.description
+        if d.requires_session or self._duplicates is not None or self.partitions is not None or d.status != "Active":
+            return False
+        sizes = [message.size for message in messages]
+        largest = max(sizes, default=0)
+        if largest > self._message_limit_bytes or self.size_bytes + sum(sizes) > self._limit_bytes:
+            return False
+        self.messages.enqueue(messages)
+        return True
+
     def schedule(self, messages: Sequence[Message]) -> list[int]:
         """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""
         self.send(messages)

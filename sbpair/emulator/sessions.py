@@ -14,6 +14,7 @@ from sbpair.emulator.errors import (
     ArgumentInvalid,
     MessageNotFound,
     NotAllowed,
+    Refusal,
     SessionCannotBeLocked,
     SessionLockLost,
 )
@@ -220,8 +221,8 @@ class SessionMessages(SubQueue):
         del token
         raise NotAllowed("The lock of a message of a session is renewed with its session.")
 
-    def _unlock(self, token: bytes) -> Message:
-        message = super()._unlock(token)
+    def _end_lock(self, token: bytes) -> Message:
+        message = super()._end_lock(token)
         self._lines.of(message.session_id or "").given_out.pop(token, None)
         return message
 
@@ -402,6 +403,12 @@ class HeldSession:
 
     def complete(self, token: bytes) -> None:
         self._held().complete(token)
+
+    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, Refusal]:
+        try:
+            return self._held().complete_all(tokens)
+        except SessionLockLost as refusal:
+            return dict.fromkeys(tokens, refusal)
 
     def abandon(self, token: bytes) -> None:
         self._held().abandon(token)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from sbpair.emulator.clock import NEVER, Clock
-from sbpair.emulator.errors import MessageLockLost, MessageNotFound, NotAllowed
+from sbpair.emulator.errors import MessageLockLost, MessageNotFound, NotAllowed, Refusal
 from sbpair.emulator.locks import Locks
 from sbpair.emulator.message import ACTIVE, DEFERRED, GONE, LOCKED, SCHEDULED, Message
 from sbpair.emulator.order import Deadlines, Line, Shelf
@@ -256,6 +256,17 @@ class SubQueue:
     def complete(self, token: bytes) -> None:
         self._remove(self._unlock(token))
 
+    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, Refusal]:
+        """Each that can be; those that cannot, with why."""
+        self._now()
+        refused: dict[bytes, Refusal] = {}
+        for token in tokens:
+            try:
+                self._remove(self._end_lock(token))
+            except Refusal as refusal:
+                refused[token] = refusal
+        return refused
+
     def abandon(self, token: bytes) -> None:
         """Back to its place in the order, counted as a failed delivery."""
         self._delivery_failed(self._unlock(token))
@@ -296,6 +307,9 @@ class SubQueue:
         now = self._clock.now_ms()
         if now >= self.due_ms:
             self.advance(now)
+        return self._end_lock(token)
+
+    def _end_lock(self, token: bytes) -> Message:
         message = self._locks.pop(token)
         if message is None:
             raise lock_lost()

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.amqp import disposition
-from sbpair.amqp.performatives import Accepted, Disposition, Error, Modified, Rejected, Released, decode_composite
+from sbpair.amqp.performatives import (
+    Accepted,
+    Composite,
+    Disposition,
+    Error,
+    Modified,
+    Rejected,
+    Released,
+    decode_composite,
+)
 from sbpair.errors import ProtocolError
 
 ids = st.one_of(st.integers(0, 300), st.integers(0, 0xFFFFFFFF))
@@ -25,24 +34,45 @@ dispositions = st.builds(
 )
 
 
+Heard = list[tuple[int, Disposition]]
+
+
+def normal(body: Disposition) -> Disposition:
+    """Without what the short cut does not read, and with the last id told where it is the first."""
+    body.batchable = False
+    body.last = body.first if body.last is None else body.last
+    return body
+
+
 def general(frame: bytes) -> object:
     try:
         body = decode_composite(frame)[0]
     except ProtocolError:
         return ProtocolError
     assert isinstance(body, Disposition)
-    body.batchable = False  # nobody asks for it, and the short cut does not read it
-    return body
+    return normal(body)
+
+
+def heard(said: list[tuple[int, bytes]]) -> Heard:
+    found: Heard = []
+
+    def hear(channel: int, body: Composite) -> None:
+        assert isinstance(body, Disposition)
+        found.append((channel, normal(body)))
+
+    run = disposition.Run(hear)
+    for channel, frame in said:
+        run.add(channel, frame)
+    run.end()
+    run.end()
+    return found
 
 
 def short(frame: bytes) -> object:
     try:
-        body = disposition.read(frame)
+        return heard([(0, frame)])[0][1]
     except ProtocolError:
         return ProtocolError
-    assert isinstance(body, Disposition)
-    body.batchable = False
-    return body
 
 
 @given(dispositions)
@@ -62,11 +92,41 @@ def test_a_damaged_disposition_reads_as_it_does_in_general(sent: Disposition, da
 def test_a_disposition_that_is_cut_short_is_refused(sent: Disposition, data: st.DataObject) -> None:
     frame = sent.encode()
     with pytest.raises(ProtocolError):
-        disposition.read(frame[: data.draw(st.integers(3, len(frame) - 1))])
+        heard([(0, frame[: data.draw(st.integers(3, len(frame) - 1))])])
 
 
 def test_the_forms_of_other_peers_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disposition, "decode_composite", None)
     trimmed = bytes.fromhex("005315c00a05414343 41 00532445".replace(" ", ""))
     trimmed = trimmed[:4] + bytes((len(trimmed) - 5,)) + trimmed[5:]
-    assert disposition.read(trimmed) == Disposition(True, 0, 0, True, Accepted())
+    assert heard([(0, trimmed)]) == [(0, Disposition(True, 0, 0, True, Accepted(), False))]
+
+
+few = st.builds(
+    Disposition,
+    role=st.booleans(),
+    first=st.integers(0, 3),
+    last=st.none() | st.integers(0, 4),
+    settled=st.booleans(),
+    state=st.sampled_from([None, Accepted(), Released()]),
+)
+
+
+def each(said: Heard) -> list[tuple[int, bool | None, int, bool | None, object]]:
+    """What was said of every single delivery, in order."""
+    return [
+        (channel, body.role, number, body.settled, body.state)
+        for channel, body in said
+        for number in range(body.first or 0, (body.first if body.last is None else body.last) + 1)
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), few)))
+def test_a_run_says_of_each_delivery_what_its_parts_said(said: Heard) -> None:
+    forward = [(channel, body) for channel, body in said if body.last is None or body.last >= body.first]
+    assert each(heard([(channel, body.encode()) for channel, body in forward])) == each(forward)
+
+
+def test_what_follows_on_is_heard_as_one() -> None:
+    one_by_one = [(0, Disposition(True, number, number, False, Accepted()).encode()) for number in range(100)]
+    assert heard(one_by_one) == [(0, Disposition(True, 0, 99, False, Accepted(), False))]

@@ -45,6 +45,45 @@ def send(link: Any, *payloads: bytes, **terms: Any) -> None:
         link.send(payload, payload[:8] or b"tag", **terms)
 
 
+@given(
+    st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=900)), max_size=12),
+    st.sampled_from([512, 700, 65_536]),
+    st.sampled_from([3, 5_000]),
+)
+@settings(max_examples=60)
+def test_sending_all_at_once_is_sending_each(
+    new_pair: Pairs, parts: list[tuple[bytes, bytes]], frame: int, window: int
+) -> None:
+    arrived = []
+    for together in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session_module, "WINDOW", window)
+            pair = new_pair(server={"max_frame_size": frame})
+            sender, theirs = pair.sender()
+            theirs.grant(50)
+            pair.pump()
+            deliveries = [(bytes([number]) * 16, *each) for number, each in enumerate(parts)]
+            if together:
+                sender.send_all(deliveries)
+            else:
+                for tag, beginning, rest in deliveries:
+                    sender.send(beginning + rest, tag, context=tag)
+            pair.pump()
+            got = pair.server.of(Delivery)
+            state = (sender.credit, sender.delivery_count, sorted(sender.session.sent), sender.session.room)
+            arrived.append(([(each.id, each.tag, each.payload) for each in got], state))
+    assert arrived[0] == arrived[1]
+    assert [payload for _, _, payload in arrived[0][0]] == [beginning + rest for beginning, rest in parts]
+
+
+def test_sending_all_without_credit_is_refused(pair: Any) -> None:
+    sender, theirs = pair.sender()
+    theirs.grant(1)
+    pair.pump()
+    with pytest.raises(ValueError, match="no credit"):
+        sender.send_all([(b"1", b"", b"one"), (b"2", b"", b"two")])
+
+
 # Attaching and letting go.
 
 

@@ -152,6 +152,34 @@ def test_a_message_that_is_none_is_rejected_by_itself(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
+def test_one_bad_message_in_a_breath_costs_no_other(play: Play, bad: bytes) -> None:
+    async def scene(stage: Stage) -> None:
+        good = [plain(str(number), message_id=str(number)) for number in range(6)]
+        async with stage.connect() as peer:
+            answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
+            refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
+            assert [len(answer.deliveries) for answer in refused] == [1]
+            got = await peer.take(await peer.attach_receiver("orders"), 6)
+        assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
+
+    play(scene)
+
+
+def test_a_queue_that_fills_up_in_one_breath_takes_what_fits(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        one = plain("z" * 1_000)
+        stage.queue._limit_bytes = 3 * len(one)
+        async with stage.connect() as peer:
+            answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
+        taken = sum(len(answer.deliveries) for answer in answers if isinstance(answer.state, Accepted))
+        assert (taken, stage.queue.counts().active) == (3, 3)
+        full = [answer.state.error.condition for answer in answers if isinstance(answer.state, Rejected)]
+        assert set(full) == {"amqp:resource-limit-exceeded"}
+
+    play(scene)
+
+
 def test_a_range_is_settled_at_once_and_echoed(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         queue = stage.queue
