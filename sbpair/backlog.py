@@ -136,7 +136,7 @@ def read_aliases(properties: Iterable[tuple[Value, Value]]) -> Aliases:
     for key, value in properties:
         if key in ALIASES:
             name = SCHEDULED if key == PATH and isinstance(value, Timestamp) else str(key)
-            found.setdefault(name, _alias_value(name, value))
+            found.setdefault(name, alias_value(name, value))
     if PATH not in found:
         raise AliasError(f"the message has no {PATH}, and so no destination")
     return Aliases(found[PATH], found.get(SESSION_ID), found.get(TIME_TO_LIVE), found.get(SCHEDULED))
@@ -154,7 +154,8 @@ def write_aliases(aliases: Aliases) -> dict[str, Value]:
     return written
 
 
-def _alias_value(name: str, value: Value) -> str | int:
+def alias_value(name: str, value: Value) -> str | int:
+    """What one alias says, in the units of Aliases. Raises AliasError where its type is wrong."""
     if name == TIME_TO_LIVE:
         return _ticks(value)
     if name == SCHEDULED:

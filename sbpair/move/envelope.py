@@ -69,9 +69,9 @@ def facts_of(queue: str, payload: bytes) -> tuple[Sections, Facts]:
 def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
     """The message as it was before it went into the backlog, encoded."""
     return Sections(
-        header=_header(sections, send),
-        message_annotations=_annotations(sections, send),
-        properties=_properties(sections, send, now_ms),
+        header=header_of(sections.header, send.ttl_ms),
+        message_annotations=annotations_of(sections, send),
+        properties=properties_of(sections, send, now_ms),
         application_properties=splice.without(sections.application_properties, _among(ALIASES)),
         body=sections.body,
         footer=sections.footer,
@@ -133,11 +133,11 @@ def _number(annotations: Map, name: str) -> int:
     return int(value) if isinstance(value, int) else 0
 
 
-def _header(sections: Sections, send: Send) -> bytes:
-    had = sections.read_header()
-    ttl = None
-    if send.ttl_ms is not None:
-        ttl = min(send.ttl_ms, TTL_HEADER_MOST_MS)
+def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
+    """The header as the sender wrote it, with its time to live back: nobody has delivered the message yet."""
+    had, ttl = Sections(header=raw).read_header(), None
+    if ttl_ms is not None:
+        ttl = min(ttl_ms, TTL_HEADER_MOST_MS)
     elif had.ttl is not None and had.ttl != TTL_HEADER_MOST_MS:
         # Nobody's alias, but somebody's wish all the same. The full value is what the service writes for "none".
         ttl = had.ttl
@@ -146,7 +146,8 @@ def _header(sections: Sections, send: Send) -> bytes:
     return Header(durable=had.durable, priority=had.priority, ttl=ttl).encode()
 
 
-def _annotations(sections: Sections, send: Send) -> bytes:
+def annotations_of(sections: Sections, send: Send) -> bytes:
+    """The message annotations without the service's own, and with the schedule."""
     doomed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
     raw = splice.without(sections.message_annotations, _among(doomed))
     if send.scheduled_at is None:
@@ -154,7 +155,8 @@ def _annotations(sections: Sections, send: Send) -> bytes:
     return splice.with_pairs(raw, MESSAGE_ANNOTATIONS, {SCHEDULE: Timestamp(send.scheduled_at)})
 
 
-def _properties(sections: Sections, send: Send, now_ms: int) -> bytes:
+def properties_of(sections: Sections, send: Send, now_ms: int) -> bytes:
+    """The properties with their session back, and an expiry where it stands there."""
     fields: dict[int, str | Timestamp] = {}
     if send.session_id is not None:
         fields[_GROUP_ID] = send.session_id

@@ -6,7 +6,9 @@ An engine makes Facts of its own representation of a message, and applies the an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
 
@@ -14,8 +16,7 @@ TTL_HEADER_MOST_MS = 0xFFFFFFFF
 """The longest time to live that fits a message's header: 49.7 days."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known of a message in the backlog.
 
     `enqueued_at` and `scheduled_at` are milliseconds since 1970, `ttl_ticks` is in units of 100 ns, `size` in bytes.
@@ -35,6 +36,20 @@ class Facts:
     flaw: str = ""
 
 
+class TimeToLive(StrEnum):
+    """What a restored time to live is counted from.
+
+    ORIGINAL: from when the primary accepts the message, as it was with the original.
+
+    REMAINING: from when it would have begun without the backlog: when the message was enqueued there, or the time that
+    it is scheduled for, where that is later, since the service does not count before it. So a message that is still to
+    be scheduled keeps all of its time; and one that never expires still never does.
+    """
+
+    ORIGINAL = "original"
+    REMAINING = "remaining"
+
+
 Key: TypeAlias = tuple[str, str, int, int, str | None]
 """(namespace, queue, sequence number, enqueued at, message id): what tells a message from every other one.
 
@@ -46,8 +61,7 @@ def key_of(namespace: str, facts: Facts) -> Key:
     return (namespace, facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send it on. `ttl_ms` is None for a message that never expires."""
 
     destination: str
@@ -81,22 +95,56 @@ class Hold:
 
 Route: TypeAlias = Send | Expire | DeadLetter | Hold
 
+PATHS_REMEMBERED = 1_000
+
 INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"
 MISSING = "DestinationNotFound"
+EXPIRED = "TTLExpiredException"
+"""The service's own word, so that whoever looks for what has expired finds these as well."""
 
 
-def route(facts: Facts, *, resting: str | None = None) -> Route:
-    """Decide. `resting` is why the message's destination takes nothing for now, where it does."""
+def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0, resting: str | None = None) -> Route:
+    """Decide. `resting` is why the message's destination takes nothing for now, where it does.
+
+    `now_ms`, in ms since 1970, is only looked at for TimeToLive.REMAINING.
+    """
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
-    destination = facts.path.strip("/")
-    if len(destination) > PATH_LIMIT or not all(map(is_segment, destination.split("/"))):
+    destination = _destination(facts.path)
+    if destination is None:
         return DeadLetter(INVALID, f"{PATH} is {facts.path[:PATH_LIMIT]!r}, and no entity can have that path")
+    ttl_ms = _ttl_ms(facts)
+    if ttl_ms is not None and ttl is TimeToLive.REMAINING:
+        ttl_ms -= waited_ms(facts, now_ms)
+        if ttl_ms <= 0:
+            return Expire(EXPIRED, "its time to live was over before it could be brought back")
     if resting is not None:
         return Hold(resting)
-    ttl_ms = None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
     return Send(destination, facts.session_id, ttl_ms, facts.scheduled_at)
+
+
+@lru_cache(PATHS_REMEMBERED)
+def _destination(path: str) -> str | None:
+    """The entity that a path names; None for what names none."""
+    destination = path.strip("/")
+    named = len(destination) <= PATH_LIMIT and all(map(is_segment, destination.split("/")))
+    return destination if named else None
+
+
+def waited_ms(facts: Facts, now_ms: int) -> int:
+    """How much of its time to live a message has spent in the backlog, in ms.
+
+    Nothing where nobody said when it came: better that it lives too long than that it is taken for dead. The moments
+    are those of the service's clock, and `now_ms` that of this machine: where they differ, so does this.
+    """
+    if facts.enqueued_at <= 0:
+        return 0
+    return max(0, now_ms - max(facts.enqueued_at, facts.scheduled_at or 0))
+
+
+def _ttl_ms(facts: Facts) -> int | None:
+    return None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
 
 
 def refused(destination: str, why: str) -> DeadLetter:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -45,40 +45,69 @@ def dead_letter(reason: str, description: str) -> Rejected:
 
 
 class Waiting:
-    """Something asked of the peer for `count` deliveries, and done when it has answered for each of them."""
+    """What was asked of the peer for some deliveries, until it has answered for each of them.
 
-    __slots__ = ("_asked", "_doing", "_done", "_left")
+    `failures` are those that it refused, or gave no answer for, with why.
+    """
 
-    def __init__(self, asked: Outcome, doing: str, count: int = 1) -> None:
+    __slots__ = ("_among", "_asked", "_doing", "_done", "_open", "failures")
+
+    def __init__(
+        self, asked: Outcome, doing: str, among: set[Waiting], deliveries: Iterable[events.Delivery] = ()
+    ) -> None:
+        self.failures: list[tuple[events.Delivery | None, errors.SbpairError]] = []
         self._asked = asked
         self._doing = doing
-        self._left = count
+        self._open: dict[int, events.Delivery | None] = {delivery.id: delivery for delivery in deliveries}
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._among = among
+        among.add(self)
+
+    def sent(self, delivery_id: int) -> None:
+        """A delivery of ours is one of them."""
+        self._open[delivery_id] = None
+
+    async def ended(self, seconds: float) -> None:
+        """Wait for the answers, but not longer: what is unanswered then is a failure. Raises nothing of its own."""
+        try:
+            if self._open:
+                async with asyncio.timeout(seconds):
+                    await self._done
+        except TimeoutError:
+            self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY))
+        finally:
+            self._among.discard(self)
 
     async def outcome(self, seconds: float) -> None:
-        """Raises what a refusal means; InDoubt where there was no answer."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._done
-        except TimeoutError:
-            raise self._doubt(f"within {seconds:g} s", _RETRY) from None
+        """Raises what the first refusal means; InDoubt where there was no answer."""
+        await self.ended(seconds)
+        for _, error in self.failures:
+            raise error
 
-    def disposed(self, state: Any) -> None:
-        self._left -= 1
-        if self._done.done():
+    def disposed(self, delivery: events.Sent | events.Delivery, state: Any) -> None:
+        if delivery.id not in self._open:
             return
-        error = self._judge(state)
+        mine = self._open.pop(delivery.id)
+        error = None if type(state) is Accepted is type(self._asked) else self._judge(state)
         if error is not None:
-            self._done.set_exception(error)
-        elif self._left == 0:
-            self._done.set_result(None)
+            self.failures.append((mine, error))
+        self._look()
 
     def lost(self, error: errors.SbpairError) -> None:
         self.refused(self._doubt(f"({error.message})", error.hint))
 
     def refused(self, error: errors.SbpairError) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
+        """So ends whatever is still unanswered."""
+        self._fail_rest(error)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._open and not self._done.done():
+            self._done.set_result(None)
+
+    def _fail_rest(self, error: errors.SbpairError) -> None:
+        self.failures += [(delivery, error) for delivery in self._open.values()]
+        self._open.clear()
 
     def _doubt(self, why: str, hint: str) -> errors.InDoubt:
         return errors.InDoubt(f"{self._doing}: no answer came {why}", hint=hint)
@@ -110,6 +139,7 @@ class Link:
         self.error: errors.SbpairError | None = None
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
+        self._waiting: set[Waiting] = set()
         link.context = self
         stream.owners.add(self)
 
@@ -145,13 +175,16 @@ class Link:
             self._on_detached(event.error)
         self._changed.set()
 
+    def on_delivery(self, delivery: events.Delivery) -> None:
+        """A message has come, on a link that receives some."""
+
     def on_lost(self, error: errors.SbpairError) -> None:
         self.error = error = self.error or error
         self._stream.owners.discard(self)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # whoever waits for it is told; nobody need be waiting
-        for waiting in self._waiting():
+        for waiting in tuple(self._waiting):
             waiting.lost(error)
         self._changed.set()
 
@@ -160,7 +193,7 @@ class Link:
         if not self._attached.done():
             self.on_lost(error_of(error, doing))
             return
-        waiting = tuple(self._waiting())
+        waiting = tuple(self._waiting)
         if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
             # Some peers refuse a message by letting go of the link.
             waiting[0].refused(error_of(error, doing))
@@ -168,9 +201,6 @@ class Link:
 
     def _has_terminus(self, link: Any) -> bool:
         return link.remote.source is not None and link.remote.target is not None
-
-    def _waiting(self) -> Collection[Waiting]:
-        return ()
 
 
 class Sender(Link):
@@ -180,7 +210,6 @@ class Sender(Link):
         self._link = session.sender(f"sbpair-{next(_names)}")
         super().__init__(stream, self._link, address)
         self._tags = itertools.count()
-        self._sent: set[Waiting] = set()
 
     async def attach(self) -> None:
         await self.open(source=Source(f"sbpair-{self._link.name}"), target=Target(self.address), snd_settle_mode=0)
@@ -191,9 +220,21 @@ class Sender(Link):
         return self._link.remote.max_message_size or 0
 
     @property
+    def max_batch_size(self) -> int:
+        """Bytes that the peer takes in one batch. Where it says nothing of it, it goes by the size of a message."""
+        told = (self._link.remote.properties or {}).get(BATCH_SIZE)
+        most = self.max_message_size or LARGE
+        return min(most, int(told) if told else LARGE if most >= LARGE else SMALL)
+
+    @property
+    def credit(self) -> int:
+        """How many messages may leave now."""
+        return min(self._link.credit, self._link.session.room) if self.error is None else 0
+
+    @property
     def idle(self) -> bool:
         """Whether nothing that was sent waits for its outcome."""
-        return not self._sent
+        return not self._waiting
 
     async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
         """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
@@ -208,6 +249,23 @@ class Sender(Link):
 
         Raises what the peer's refusal means; InDoubt where the message has left and no answer came.
         """
+        self._check_size(payload)
+        await self.ready(seconds=seconds)
+        await self.post(payload, message_format=message_format).outcome(seconds)
+
+    def post(self, payload: bytes, *, message_format: int = 0) -> Waiting:
+        """Let one message leave now, for which there must be credit: its outcome is what has to be waited for.
+
+        Raises ServiceRefused for one that is too large.
+        """
+        self._check_size(payload)
+        waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}", self._waiting)
+        tag = next(self._tags).to_bytes(8)
+        waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
+        self._stream.flush_soon()
+        return waiting
+
+    def _check_size(self, payload: bytes) -> None:
         if 0 < self.max_message_size < len(payload):
             raise errors.ServiceRefused(
                 f"sending to {self.address!r}: the message has {len(payload)} bytes, at most {self.max_message_size} "
@@ -215,16 +273,6 @@ class Sender(Link):
                 condition=TOO_LARGE,
                 hint="the same message would be refused again",
             )
-        await self.ready(seconds=seconds)
-        waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}")
-        self._sent.add(waiting)
-        try:
-            tag = next(self._tags).to_bytes(8)
-            self._link.send(payload, tag, message_format=message_format, context=waiting)
-            self._stream.flush_soon()
-            await waiting.outcome(seconds)
-        finally:
-            self._sent.discard(waiting)
 
     async def _credit(self) -> None:
         while True:
@@ -236,11 +284,11 @@ class Sender(Link):
             self._changed.clear()
             await self._changed.wait()
 
-    def _waiting(self) -> Collection[Waiting]:
-        return self._sent
-
 
 _ACCEPTED = Accepted()
+BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
+LARGE, SMALL = 1024 * 1024, 256 * 1024
+"""The size of a batch in a namespace with large messages, and in others."""
 
 
 class Receiver(Link):
@@ -250,7 +298,6 @@ class Receiver(Link):
         self._link = session.receiver(f"sbpair-{next(_names)}")
         super().__init__(stream, self._link, address)
         self._arrived: deque[Delivery] = deque()
-        self._settling: set[Waiting] = set()
         self._interrupted = False
         self._told = 0
 
@@ -263,11 +310,13 @@ class Receiver(Link):
         )
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, events.Delivery):
-            self._arrived.append(event)
-        elif isinstance(event, events.WindowOpened):
+        if isinstance(event, events.WindowOpened):
             self._told += 1
         super().on_event(event)
+
+    def on_delivery(self, delivery: events.Delivery) -> None:
+        self._arrived.append(delivery)
+        self._changed.set()
 
     def grant(self, most: int) -> None:
         """Let there be at most `most` deliveries that nobody has taken: on their way, or arrived."""
@@ -295,7 +344,10 @@ class Receiver(Link):
         except TimeoutError:
             return []
         self._interrupted = False
-        return [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
+        if most >= len(self._arrived):
+            arrived, self._arrived = list(self._arrived), deque()
+            return arrived
+        return [self._arrived.popleft() for _ in range(most)]
 
     def interrupt(self) -> None:
         """Make a `take` that waits, or the next one, answer at once."""
@@ -328,30 +380,33 @@ class Receiver(Link):
         """
         if self.error is not None:
             raise self.error
-        open_ones = [delivery for delivery in deliveries if not delivery.settled]
-        waiting = Waiting(outcome, f"settling in {self.address!r}", len(open_ones))
+        for _, error in await self.settle_each(deliveries, outcome, seconds=seconds):
+            raise error
+
+    async def settle_each(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS
+    ) -> list[tuple[Delivery, errors.SbpairError]]:
+        """As `settle`; answers which of them the peer did not confirm, with why. Raises nothing."""
+        if self.error is not None:
+            return [(delivery, self.error) for delivery in deliveries]
+        taken_back = [delivery for delivery in deliveries if delivery.settled]
+        open_ones = [delivery for delivery in deliveries if not delivery.settled] if taken_back else deliveries
+        waiting = Waiting(outcome, f"settling in {self.address!r}", self._waiting, open_ones)
         for delivery in open_ones:
             delivery.context = waiting
         for first, last in ranges([delivery.id for delivery in open_ones]):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self._stream.flush_soon()
-        self._settling.add(waiting)
-        try:
-            if open_ones:
-                await waiting.outcome(seconds)
-        finally:
-            self._settling.discard(waiting)
-        if len(open_ones) < len(deliveries):
-            raise errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY)
+        await waiting.ended(seconds)
+        lost = errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY)
+        failures = [(delivery, error) for delivery, error in waiting.failures if delivery is not None]
+        return failures + [(delivery, lost) for delivery in taken_back]
 
     def close(self) -> None:
         """Let go of the link and its session: the peer releases what was not settled."""
         super().close()
         self._link.session.end()
         self._stream.flush_soon()
-
-    def _waiting(self) -> Collection[Waiting]:
-        return self._settling
 
 
 def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,10 +7,9 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sbpair import errors
-from sbpair.amqp import events
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     VALUE,
@@ -24,6 +23,7 @@ from sbpair.amqp.types import Map, Value
 from sbpair.wire.links import ANSWER_SECONDS, Receiver, Sender
 
 if TYPE_CHECKING:
+    from sbpair.amqp import events
     from sbpair.amqp.session import Session
     from sbpair.wire.stream import Stream
 
@@ -103,12 +103,6 @@ class _ReplyReceiver(Receiver):
         finally:
             del self._expected[number]
 
-    def on_event(self, event: Any) -> None:
-        if isinstance(event, events.Delivery):
-            self._on_reply(event)
-        else:
-            super().on_event(event)
-
     def on_lost(self, error: errors.SbpairError) -> None:
         super().on_lost(error)
         for answer in self._expected.values():
@@ -116,7 +110,7 @@ class _ReplyReceiver(Receiver):
                 answer.set_exception(error)
                 answer.exception()  # the request may still be on its way: then its sender tells
 
-    def _on_reply(self, delivery: events.Delivery) -> None:
+    def on_delivery(self, delivery: events.Delivery) -> None:
         if not delivery.settled:
             self._link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
         if self.credit <= CREDIT // 2:

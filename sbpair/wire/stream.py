@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 30.0
 GOODBYE_SECONDS = 5.0
 
-_LINK_EVENTS = (events.Delivery, events.LinkAttached, events.LinkDetached, events.CreditChanged)
+_LINK_EVENTS = (events.LinkAttached, events.LinkDetached, events.CreditChanged)
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 
@@ -36,6 +36,8 @@ class Owner(Protocol):
     """What the context of a link is: told of what concerns it, and when there is nothing more to come."""
 
     def on_event(self, event: Any) -> None: ...
+
+    def on_delivery(self, delivery: events.Delivery) -> None: ...
 
     def on_lost(self, error: SbpairError) -> None: ...
 
@@ -67,7 +69,10 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for event in self.connection.receive(data, self._loop.time()):
-            self._on_event(event)
+            if type(event) is events.Delivery and event.link.context is not None:
+                event.link.context.on_delivery(event)
+            else:
+                self._on_event(event)
         self.flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -157,7 +162,7 @@ class Stream(asyncio.Protocol):
                 # A receiver that waits for us to settle first has decided all the same.
                 event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)
             if delivery.context is not None:
-                delivery.context.disposed(event.state)
+                delivery.context.disposed(delivery, event.state)
             else:
                 delivery.settled = True  # the peer has taken it back, unasked
 
