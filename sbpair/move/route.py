@@ -6,6 +6,7 @@ An engine makes Facts of its own representation of a message, and applies the an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
@@ -33,6 +34,20 @@ class Facts:
     size: int = 0
     content_type: str | None = None
     flaw: str = ""
+
+
+class TimeToLive(StrEnum):
+    """What a restored time to live is counted from.
+
+    ORIGINAL: from when the primary accepts the message, as it was with the original.
+
+    REMAINING: from when it would have begun without the backlog: when the message was enqueued there, or the time that
+    it is scheduled for, where that is later, since the service does not count before it. So a message that is still to
+    be scheduled keeps all of its time; and one that never expires still never does.
+    """
+
+    ORIGINAL = "original"
+    REMAINING = "remaining"
 
 
 Key: TypeAlias = tuple[str, str, int, int, str | None]
@@ -84,19 +99,43 @@ Route: TypeAlias = Send | Expire | DeadLetter | Hold
 INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"
 MISSING = "DestinationNotFound"
+EXPIRED = "TTLExpiredException"
+"""The service's own word, so that whoever looks for what has expired finds these as well."""
 
 
-def route(facts: Facts, *, resting: str | None = None) -> Route:
-    """Decide. `resting` is why the message's destination takes nothing for now, where it does."""
+def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0, resting: str | None = None) -> Route:
+    """Decide. `resting` is why the message's destination takes nothing for now, where it does.
+
+    `now_ms`, in ms since 1970, is only looked at for TimeToLive.REMAINING.
+    """
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
     destination = facts.path.strip("/")
     if len(destination) > PATH_LIMIT or not all(map(is_segment, destination.split("/"))):
         return DeadLetter(INVALID, f"{PATH} is {facts.path[:PATH_LIMIT]!r}, and no entity can have that path")
+    ttl_ms = _ttl_ms(facts)
+    if ttl_ms is not None and ttl is TimeToLive.REMAINING:
+        ttl_ms -= waited_ms(facts, now_ms)
+        if ttl_ms <= 0:
+            return Expire(EXPIRED, "its time to live was over before it could be brought back")
     if resting is not None:
         return Hold(resting)
-    ttl_ms = None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
     return Send(destination, facts.session_id, ttl_ms, facts.scheduled_at)
+
+
+def waited_ms(facts: Facts, now_ms: int) -> int:
+    """How much of its time to live a message has spent in the backlog, in ms.
+
+    Nothing where nobody said when it came: better that it lives too long than that it is taken for dead. The moments
+    are those of the service's clock, and `now_ms` that of this machine: where they differ, so does this.
+    """
+    if facts.enqueued_at <= 0:
+        return 0
+    return max(0, now_ms - max(facts.enqueued_at, facts.scheduled_at or 0))
+
+
+def _ttl_ms(facts: Facts) -> int | None:
+    return None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
 
 
 def refused(destination: str, why: str) -> DeadLetter:
