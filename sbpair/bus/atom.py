@@ -43,10 +43,17 @@ ALWAYS_SAID = (
 @asynccontextmanager
 async def open_queues(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[QueueControl]:
     """The queues of `endpoint`. Nothing is connected before the first call; `call_seconds` bounds each request."""
+    async with open_client(endpoint, call_seconds) as client:
+        yield AtomQueues(client, endpoint.name)
+
+
+@asynccontextmanager
+async def open_client(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[ServiceBusAdministrationClient]:
+    """The SDK's client, on the way that leads to `endpoint`."""
     async with session_for(endpoint) as session:
         transport = RoadTransport(road_to(endpoint), session, call_seconds)
         async with _client(endpoint, transport) as client:
-            yield AtomQueues(client, endpoint.name)
+            yield client
 
 
 class AtomQueues:

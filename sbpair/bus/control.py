@@ -5,6 +5,7 @@ Types only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -31,4 +32,38 @@ class QueueControl(Protocol):
 
     async def create(self, spec: QueueSpec) -> bool:
         """Make a queue. False means that the name was taken before, by whatever it may be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A queue or a topic that messages may be sent to.
+
+    `filters` are those of all of a topic's subscriptions: each looks at every message. `message_bytes` is the most that
+    a message may have, None where the service does not say.
+    """
+
+    path: str
+    is_topic: bool = False
+    requires_session: bool = False
+    filters: int = 0
+    message_bytes: int | None = None
+
+
+class DestinationControl(Protocol):
+    """Where messages are to go in one namespace. Every method raises only errors of `sbpair.errors`.
+
+    Each thing is asked for once, and remembered.
+    """
+
+    async def tier(self) -> str:
+        """`Basic`, `Standard` or `Premium`."""
+        ...
+
+    async def get(self, path: str) -> Entity:
+        """A queue or a topic. Raises EntityMissing where there is neither."""
+        ...
+
+    async def filters_of(self, path: str) -> int:
+        """How many filters look at each message that is sent there: none for a queue. Raises EntityMissing."""
         ...

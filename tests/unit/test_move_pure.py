@@ -9,7 +9,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import BUCKETS, LISTED_MOST, Named, Tally
-from sbpair.move.route import INVALID, MISSING, REFUSED, DeadLetter, Facts, Hold, Send, key_of, missing, refused, route
+from sbpair.move.route import (
+    EXPIRED,
+    INVALID,
+    MISSING,
+    REFUSED,
+    DeadLetter,
+    Expire,
+    Facts,
+    Hold,
+    Send,
+    TimeToLive,
+    key_of,
+    missing,
+    refused,
+    route,
+)
 
 # Route
 
@@ -32,6 +47,65 @@ def test_a_time_to_live_is_rounded_up_to_a_millisecond(ticks):
     assert isinstance(sent, Send)
     assert sent.ttl_ms is not None
     assert sent.ttl_ms * 10_000 - 10_000 < ticks <= sent.ttl_ms * 10_000
+
+
+REMAINING = TimeToLive.REMAINING
+moments = st.integers(1, 4_000_000_000_000)
+
+
+@given(moments, st.integers(0, 10**12), st.none() | moments, st.integers(1, 2**63 - 1))
+def test_what_remains_is_the_time_to_the_deadline_that_the_message_would_have_had(came, later, scheduled, ticks):
+    now = came + later
+    begins = came if scheduled is None else max(came, scheduled)
+    deadline = max(now, begins) + -(-ticks // 10_000) - max(0, now - begins)
+    decision = route(facts(enqueued_at=came, ttl_ticks=ticks, scheduled_at=scheduled), ttl=REMAINING, now_ms=now)
+    if deadline <= now:
+        assert isinstance(decision, Expire)
+        assert decision.reason == EXPIRED
+    else:
+        assert isinstance(decision, Send)
+        assert decision.ttl_ms is not None
+        assert max(now, begins) + decision.ttl_ms == deadline
+        assert decision.scheduled_at == scheduled
+
+
+@given(moments, moments, st.integers(1, 2**63 - 1), st.none() | moments)
+def test_what_remains_is_never_more_than_the_original(came, now, ticks, scheduled):
+    message = facts(enqueued_at=came, ttl_ticks=ticks, scheduled_at=scheduled)
+    whole, left = route(message), route(message, ttl=REMAINING, now_ms=now)
+    assert isinstance(whole, Send)
+    if isinstance(left, Send):
+        assert 0 < left.ttl_ms <= whole.ttl_ms
+        assert route(message, ttl=REMAINING, now_ms=min(now, came)) == whole  # the clocks differ: nothing is taken off
+
+
+@pytest.mark.parametrize(
+    ("changed", "now", "expected"),
+    [
+        ({"ttl_ticks": 600_000_000}, 1_059_999, Send("orders", None, 1, None)),
+        ({"ttl_ticks": 600_000_001}, 1_060_000, Send("orders", None, 1, None)),
+        # Still to be scheduled, and due while it waited: the time begins at the scheduled time.
+        ({"ttl_ticks": 600_000_000, "scheduled_at": 9_000_000}, 8_000_000, Send("orders", None, 60_000, 9_000_000)),
+        ({"ttl_ticks": 600_000_000, "scheduled_at": 1_050_000}, 1_070_000, Send("orders", None, 40_000, 1_050_000)),
+        # Scheduled for before it came: the time begins when it came.
+        ({"ttl_ticks": 600_000_000, "scheduled_at": 5}, 1_020_000, Send("orders", None, 40_000, 5)),
+        # No time to live, and nobody to say since when.
+        ({}, 9_000_000_000, Send("orders", None, None, None)),
+        ({"ttl_ticks": 600_000_000, "enqueued_at": 0}, 9_000_000_000, Send("orders", None, 60_000, None)),
+    ],
+)
+def test_what_remains_of_a_time_to_live(changed, now, expected):
+    assert route(facts(**{"enqueued_at": 1_000_000, **changed}), ttl=REMAINING, now_ms=now) == expected
+
+
+def test_what_is_past_its_time_expires_even_while_its_destination_rests_unless_it_could_go_nowhere():
+    late = {"ttl_ticks": 600_000_000, "enqueued_at": 1_000_000}
+    past = {"ttl": REMAINING, "now_ms": 1_060_000}
+    expired = Expire("TTLExpiredException", "its time to live was over before it could be brought back")
+    assert route(facts(**late), **past) == expired
+    assert route(facts(**late), **past, resting="it is full") == expired
+    assert isinstance(route(facts(**late, path=None), **past), DeadLetter)
+    assert isinstance(route(facts(**late), now_ms=1_060_000), Send)
 
 
 def test_a_message_without_a_path_is_dead_lettered_with_its_flaw():

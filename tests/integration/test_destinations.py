@@ -1,0 +1,160 @@
+"""What a run learns of its destinations by management: asked through the real SDK, answered by the emulator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from sbpair import errors
+from sbpair.bus import destinations
+from sbpair.bus.control import Entity
+from sbpair.bus.destinations import open_destinations
+from sbpair.emulator.atom import AtomDoor
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.rules.rule import Rule, SqlFilter
+from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
+
+KILOBYTE = 1024
+
+
+def run(scenario: Callable[[Emulator, Endpoint], Awaitable[None]], tier: str = "standard") -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), Emulator([("contoso", 0, tier)]) as emulator:
+            text = emulator.namespaces["contoso"].connection_string
+            await scenario(emulator, endpoint_from_connection_string(text, name="contoso"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("tier", ["Basic", "Standard", "Premium"])
+def test_the_tier_is_the_namespaces_own(tier: str) -> None:
+    async def scenario(_emulator: Emulator, endpoint: Endpoint) -> None:
+        async with open_destinations(endpoint) as asked:
+            assert await asked.tier() == tier
+
+    run(scenario, tier.lower())
+
+
+def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        namespace.create_queue("billing/invoices", QueueDescription(requires_session=True))
+        namespace.create_topic("events")
+        async with open_destinations(endpoint) as asked:
+            most = 256 * KILOBYTE
+            assert await asked.get("orders") == Entity("orders", message_bytes=most)
+            assert await asked.get("billing/invoices") == Entity(
+                "billing/invoices", requires_session=True, message_bytes=most
+            )
+            assert await asked.get("events") == Entity("events", is_topic=True, message_bytes=most)
+            assert await asked.filters_of("orders") == 0
+
+    run(scenario)
+
+
+def test_a_premium_namespace_says_how_much_larger_a_message_may_be() -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("large", QueueDescription(max_message_size_in_kilobytes=102_400))
+        async with open_destinations(endpoint) as asked:
+            assert (await asked.get("large")).message_bytes == 102_400 * KILOBYTE
+
+    run(scenario, "premium")
+
+
+def test_every_filter_of_every_subscription_is_counted() -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        topic = emulator.namespaces["contoso"].create_topic("events")
+        for name in ("all", "some", "none"):
+            topic.create_subscription(name)
+        topic.subscription("some").add_rule(Rule("large", SqlFilter("size > 5")))
+        topic.subscription("some").add_rule(Rule("red", SqlFilter("colour = 'red'")))
+        topic.subscription("none").remove_rule("$Default")
+        async with open_destinations(endpoint) as asked:
+            assert await asked.filters_of("events") == 4
+            # It is what the namespace itself counts for each message that is sent.
+            assert topic.credits_a_message == 1 + 4
+
+    run(scenario)
+
+
+def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(destinations, "SUBSCRIPTIONS_ASKED", 2)
+
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        topic = emulator.namespaces["contoso"].create_topic("events")
+        for number in range(105):  # more than one page
+            topic.create_subscription(f"s{number}")
+        async with open_destinations(endpoint) as asked:
+            assert await asked.filters_of("events") == 105
+
+    run(scenario)
+
+
+def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: Counter[str] = Counter()
+    answer = AtomDoor._answer
+
+    def counted(door: AtomDoor, ask: object, body: bytes) -> object:
+        asked_for[ask.path.lower()] += 1  # type: ignore[attr-defined]
+        return answer(door, ask, body)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AtomDoor, "_answer", counted)
+
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        emulator.namespaces["contoso"].create_queue("orders")
+        async with open_destinations(endpoint) as asked:
+            found = await asyncio.gather(*(asked.get(name) for name in ("orders", "ORDERS", "Orders") * 5))
+            tiers = await asyncio.gather(*(asked.tier() for _ in range(5)))
+        assert {each.path.lower() for each in found} == {"orders"}
+        assert tiers == ["Standard"] * 5
+        assert asked_for == {"orders": 1, "$namespaceinfo": 1}
+
+    run(scenario)
+
+
+def test_what_is_not_there_is_missing_each_time_until_it_is() -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        async with open_destinations(endpoint) as asked:
+            for _ in range(2):
+                with pytest.raises(errors.EntityMissing):
+                    await asked.get("nowhere")
+            emulator.namespaces["contoso"].create_queue("nowhere")
+            assert (await asked.get("nowhere")).path == "nowhere"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "error"),
+    [("send", "key", errors.NotAuthorized), ("send", "wrong", errors.NotAuthenticated)],
+)
+def test_without_the_manage_claim_nothing_is_told(name: str, key: str, error: type[errors.SbpairError]) -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({Claim.SEND})))
+        namespace.create_queue("orders")
+        async with open_destinations(replace(endpoint, credential=SasKey(name, key))) as asked:
+            with pytest.raises(error):
+                await asked.tier()
+            with pytest.raises(error):
+                await asked.get("orders")
+
+    run(scenario)
+
+
+def test_a_namespace_that_is_down_is_unavailable() -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        emulator.faults.namespace_down("contoso")
+        async with open_destinations(endpoint) as asked:
+            with pytest.raises(errors.Unavailable):
+                await asked.get("orders")
+
+    run(scenario)

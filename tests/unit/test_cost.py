@@ -1,0 +1,175 @@
+"""What a message through the backlog is billed, and what that costs by a dated table."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.cost import (
+    PRICES,
+    STAGES,
+    UNIT_BYTES,
+    Operations,
+    Span,
+    Step,
+    Tariff,
+    estimate,
+    idle_receives,
+    moved,
+    read_prices,
+    turned_away,
+    units,
+)
+from sbpair.errors import UsageError
+
+sizes = st.integers(0, 100 * 1024 * 1024)
+counts = st.integers(0, 10**11)
+operations = st.builds(Operations, **{each.name: st.integers(0, 10**10) for each in fields(Operations)})
+tiers = st.sampled_from([*PRICES.tariffs, "Standard", "PREMIUM"])
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, 1), (1, 1), (65_535, 1), (65_536, 1), (65_537, 2), (262_144, 4), (262_145, 5)]
+)
+def test_a_size_counts_in_multiples_of_64_kb(size, expected):
+    assert units(size) == expected
+
+
+@given(sizes)
+def test_a_message_through_the_backlog_is_six_operations_for_each_64_kb_three_of_them_the_syphons(size):
+    unit = max(1, -(-size // UNIT_BYTES))
+    whole = moved(size)
+    assert (whole.total, whole.own, whole.secondary, whole.primary) == (6 * unit, 3 * unit, 2 * unit, unit)
+    # The article counts a receive and its completion as one: four stages.
+    assert whole.stranded + whole.taken // 2 + whole.sent + whole.delivered // 2 == STAGES * unit
+    assert (turned_away(size).own, turned_away(size).total) == (2 * unit, 3 * unit)
+
+
+@given(operations, operations)
+def test_operations_add_up(one, other):
+    both = one + other
+    assert both == other + one
+    assert both.total == one.total + other.total
+    assert both.own == one.own + other.own == both.primary + both.secondary
+    assert one + Operations() == one
+
+
+def test_ten_idle_queues_call_receive_as_often_as_the_article_says():
+    assert [idle_receives(10, hours * 3600) for hours in (1, 24, 720)] == [40, 960, 28_800]
+
+
+@given(tiers, counts, counts, counts)
+def test_a_price_does_not_depend_on_how_the_operations_are_cut_up(tier, after, one, other):
+    price = PRICES.tariffs[tier.lower()].price
+    assert price(one + other, after=after) == price(one, after=after) + price(other, after=after + one)
+
+
+@given(tiers, counts, counts)
+def test_nothing_costs_more_than_the_dearest_or_less_than_nothing(tier, after, number):
+    tariff = PRICES.tariffs[tier.lower()]
+    assert 0 <= tariff.price(number, after=after) <= tariff.dearest(number)
+    assert tariff.price(number) <= tariff.price(number + 1)
+
+
+@pytest.mark.parametrize(
+    ("tier", "number", "least", "most"),
+    [
+        ("standard", 13_000_000, "0", "10.4"),
+        ("standard", 14_000_000, "0.8", "11.2"),
+        ("standard", 100_000_000, "69.6", "76.1"),
+        ("standard", 2_600_000_000, "1289.6", "1292.2"),
+        ("premium", 10**12, "0", "0"),
+        ("basic", 2_000_000, "0.1", "0.1"),
+    ],
+)
+def test_the_prices_are_those_of_the_table(tier, number, least, most):
+    tariff = PRICES.tariffs[tier]
+    assert (tariff.price(number), tariff.dearest(number)) == (Decimal(least), Decimal(most))
+
+
+@given(operations, tiers, tiers)
+def test_an_estimate_names_its_table_and_spans_from_the_least_to_the_most(spent, secondary, primary):
+    found = estimate(spent, secondary=secondary, primary=primary)
+    assert (found.operations, found.currency, found.dated) == (spent, "USD", PRICES.dated)
+    for span in (found.own, found.delivered):
+        assert span is not None
+        assert 0 <= span.least <= span.most
+
+
+def test_two_namespaces_of_one_tier_share_what_is_included_and_two_tiers_do_not():
+    spent = Operations(taken=10_000_000, sent=10_000_000)
+    assert estimate(spent, secondary="Standard", primary="Standard").own == Span(Decimal("5.6"), Decimal(16))
+    assert estimate(spent, secondary="Standard", primary="Premium").own == Span(Decimal(0), Decimal(8))
+    assert estimate(Operations(), secondary="Basic", primary="Basic").own == Span()
+
+
+# A table of one's own
+
+
+OWN = """
+date = 2026-12-01
+currency = "EUR"
+[standard]
+steps = [[13_000_000, 0], [100_000_000, 0.9]]
+beyond = 0.5
+[premium]
+hourly = 0.8
+beyond = 0
+"""
+
+
+def test_a_table_of_ones_own_stands_for_the_whole_of_ours():
+    prices = read_prices(OWN, "prices.toml")
+    assert (prices.dated, prices.currency, set(prices.tariffs)) == ("2026-12-01", "EUR", {"standard", "premium"})
+    steps = (Step(13_000_000, Decimal(0)), Step(100_000_000, Decimal("0.9")), Step(None, Decimal("0.5")))
+    assert prices.tariffs["standard"] == Tariff(Decimal(0), steps)
+    found = estimate(Operations(sent=14_000_000), secondary="premium", primary="standard", prices=prices)
+    assert (found.own, found.dated, found.currency) == (Span(Decimal("0.9"), Decimal("12.6")), "2026-12-01", "EUR")
+
+
+def test_what_has_no_price_in_a_table_of_ones_own_has_no_estimate():
+    found = estimate(moved(1), secondary="basic", primary="standard", prices=read_prices(OWN, "prices.toml"))
+    assert found.own is None
+    assert found.delivered is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("date = 2026-12-01", ""), "date must say"),
+        (("2026-12-01", "2026-12-01T00:00:00Z"), "date must say"),
+        (("2026-12-01", '"yesterday"'), "date must say"),
+        (("2026-12-01", "2026-13-01"), "it is not TOML"),
+        (('"EUR"', '"euro"'), "currency must be"),
+        (('"EUR"', "7"), "currency must be"),
+        (("[premium]", "[luxury]"), "'luxury' is no tier: there are standard, premium, basic"),
+        (("hourly", "yearly"), "[premium] has an unknown key 'yearly'"),
+        (("beyond = 0.5", ""), "[standard] has no price beyond its steps"),
+        (("beyond = 0.5", "beyond = -1"), "[standard] beyond: a price must be a number that is not negative"),
+        (("beyond = 0.5", "beyond = nan"), "[standard] beyond: a price must be a number that is not negative"),
+        (("beyond = 0.5", "beyond = true"), "[standard] beyond: a price must be a number"),
+        (("hourly = 0.8", 'hourly = "0.8"'), "[premium] hourly: a price must be a number"),
+        (("100_000_000", "13_000_000"), "[standard] steps must rise, and 13000000 does not"),
+        (("13_000_000", "0"), "[standard] steps must rise, and 0 does not"),
+        (("[13_000_000, 0]", "13_000_000"), "[standard] steps must be pairs"),
+        (("[13_000_000, 0]", "[1.5, 0]"), "[standard] steps must be pairs"),
+        (("steps = [[13_000_000, 0], [100_000_000, 0.9]]", "steps = 3"), "[standard] steps must be pairs"),
+        (("[premium]\nhourly = 0.8\nbeyond = 0", "[[premium]]"), "premium must be a table"),
+        (("[standard]", "[standard"), "it is not TOML"),
+    ],
+)
+def test_a_wrong_table_is_refused_with_its_place_and_what_is_wrong(change, why):
+    assert change[0] in OWN
+    with pytest.raises(UsageError) as caught:
+        read_prices(OWN.replace(*change), "prices.toml")
+    assert caught.value.message.startswith(f"prices.toml: {why}")
+    assert "\n" not in caught.value.message
+
+
+def test_a_table_without_tiers_is_refused():
+    with pytest.raises(UsageError, match="it has no tier"):
+        read_prices('date = 2026-12-01\ncurrency = "EUR"', "prices.toml")
