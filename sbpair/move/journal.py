@@ -56,7 +56,7 @@ class Journal:
 
     Without a file, it remembers for as long as the process lives. It holds only messages that may be delivered again:
     those that were accepted or given back, and never confirmed as completed. So its size does not depend on the
-    backlog's. Only `sending` and `accepted` raise, MachineLacks where they cannot write: nothing more may be sent then.
+    backlog's. Only `sending` and `accepted` raise: MachineLacks where they cannot write. Nothing may be sent then.
     """
 
     def __init__(
@@ -65,13 +65,18 @@ class Journal:
         *,
         run: str = "",
         left_behind: Iterable[Doubt] = (),
+        may_send: Callable[[], None] = lambda: None,
         most: int = REMEMBERED_MOST,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """`left_behind` is what an earlier run left in doubt, to be told together with what this one does."""
+        """`left_behind` is what earlier runs left in doubt, to be told together with what this one does.
+
+        `may_send` is asked before every flight, and raises where nothing more may be sent.
+        """
         self._state = state
         self._run = run
         self._left_behind = tuple(left_behind)
+        self._may_send = may_send
         self._most = most
         self._clock_ms = clock_ms
         self._flights = count(clock_ms() << 20)
@@ -90,8 +95,9 @@ class Journal:
     def sending(self, keys: Sequence[Key], destination: str) -> int:
         """Write a flight down: messages of one queue that are about to be sent together. Answers its number.
 
-        From here on a crash leaves them in doubt, until `accepted` or `unsent`.
+        From here on a crash leaves them in doubt, until `accepted` or `unsent`. Raises where nothing may be sent.
         """
+        self._may_send()
         flight = next(self._flights)
         if self._state is not None:
             namespace, queue = keys[0][:2]
@@ -154,7 +160,7 @@ class Journal:
         return [key for key, flight in self._accepted.items() if flight not in self._earlier]
 
     def in_doubt(self) -> list[Doubt]:
-        """What was sent without an answer: by the earlier run that left it behind, and by this one."""
+        """What was sent without an answer: by the earlier runs that left it behind, and by this one."""
         return [*self._left_behind, *self._doubts.values()]
 
     def close(self) -> None:

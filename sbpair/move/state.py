@@ -33,14 +33,14 @@ VERSION: Final = 1
 BUSY_SECONDS = 2.0
 """How long a change waits for another process's; the event loop waits with it."""
 
-# One row of flights is a batch: `keys` is the JSON of three lists: sequence numbers, enqueued times, message ids.
-SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE runs (id TEXT PRIMARY KEY, command TEXT NOT NULL, started_ms INTEGER NOT NULL, ended_ms INTEGER,
-    outcome TEXT NOT NULL, exit_code INTEGER, error TEXT NOT NULL DEFAULT '', receipt TEXT);
-CREATE TABLE flights (id INTEGER PRIMARY KEY, run TEXT NOT NULL, namespace TEXT NOT NULL, queue TEXT NOT NULL,
-    destination TEXT NOT NULL, state INTEGER NOT NULL, at_ms INTEGER NOT NULL, keys TEXT NOT NULL)
-""".split(";")
+SCHEMA = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE runs (id TEXT PRIMARY KEY, command TEXT NOT NULL, started_ms INTEGER NOT NULL, ended_ms INTEGER,
+    outcome TEXT NOT NULL, exit_code INTEGER, error TEXT NOT NULL DEFAULT '', receipt TEXT)""",
+    # A row is a batch; `keys` is the JSON of three lists: sequence numbers, enqueued times (ms), message ids.
+    """CREATE TABLE flights (id INTEGER PRIMARY KEY, run TEXT NOT NULL, namespace TEXT NOT NULL, queue TEXT NOT NULL,
+    destination TEXT NOT NULL, state INTEGER NOT NULL, at_ms INTEGER NOT NULL, keys TEXT NOT NULL)""",
+)
 
 Row: TypeAlias = tuple[Any, ...]
 Change: TypeAlias = tuple[str, Sequence[Row]]
@@ -180,7 +180,7 @@ def state_if_any(directory: Path, pair: Pair) -> State | None:
     try:
         return State(directory, pair) if (directory / FILE_NAME).exists() else None
     except PermissionError as error:
-        raise _unusable(directory, error) from error
+        raise unusable(directory, error) from error
 
 
 def make_directory(directory: Path) -> None:
@@ -188,7 +188,7 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise _unusable(directory, error) from error
+        raise unusable(directory, error) from error
 
 
 def _make(path: Path) -> None:
@@ -200,10 +200,11 @@ def _make(path: Path) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
 
 
-def _unusable(path: Path, error: OSError) -> MachineLacks:
+def unusable(path: Path, error: OSError) -> MachineLacks:
+    """Why a file or a directory of the state cannot be used."""
     return MachineLacks(
         f"{path} cannot be used for state: {error.strerror}", hint="say --state DIR for a directory that can be written"
     )
