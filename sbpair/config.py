@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model import (
@@ -97,9 +97,12 @@ def load(flags: Flags, environ: Environment) -> Profile:
     name = _choose(flags, environ, tables, path, from_environment)
     from_file = file_layer(name, tables[name], path, environ) if name in tables else {}
     settings = merged(flag_layer(flags), from_environment, from_file)
+    pair = pair_of(name, settings)
+    of_the_file = all(settings[f"{side}.address"] is from_file.get(f"{side}.address") for side in SIDES)
     return Profile(
-        pair_of(name, settings),
-        state_directory(name, flags, environ),
+        pair,
+        # Whoever says elsewhere which namespaces are meant, means another pair than the profile's.
+        state_directory(name if of_the_file else f"{pair.primary.name}+{pair.secondary.name}", flags, environ),
         {key: setting.source for key, setting in sorted(settings.items())},
     )
 
@@ -197,7 +200,7 @@ def config_path(flags: Flags, environ: Environment) -> Path:
 
 def state_directory(pair: str, flags: Flags, environ: Environment) -> Path:
     """`--state`, else `$XDG_STATE_HOME/sbpair/<pair>`. It is not made here."""
-    return flags.state or _home("XDG_STATE_HOME", ".local/state", environ) / "sbpair" / pair
+    return flags.state or _home("XDG_STATE_HOME", ".local/state", environ) / "sbpair" / quote(pair, safe="+")
 
 
 def _home(variable: str, fallback: str, environ: Environment) -> Path:

@@ -6,7 +6,9 @@
     │   ├── NameInvalid             2  a name that Service Bus would refuse
     │   └── EntityMissing           2  (condition) an entity that was named does not exist
     ├── Unsafe                      4  refused: doing it could lose or double messages
-    │   └── LeaseHeld               4  another mover is at work on this pair
+    │   ├── LeaseHeld               4  another mover is at work on this pair
+    │   ├── LeaseLost               4  the lease was taken away while messages were being moved
+    │   └── StateRefused            4  the state is of another pair or version, or broken
     ├── AccessError                 5
     │   ├── NotAuthenticated        5  wrong key, expired token
     │   └── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
@@ -66,6 +68,14 @@ class Unsafe(SbpairError):
 
 class LeaseHeld(Unsafe):
     """Another process of this machine is moving messages of the same pair."""
+
+
+class LeaseLost(Unsafe):
+    """The lease is no longer this process's: another one may be moving messages of the same pair."""
+
+
+class StateRefused(Unsafe):
+    """The state on disk cannot be relied upon: it is another pair's, a newer version's, or broken."""
 
 
 class AccessError(SbpairError):

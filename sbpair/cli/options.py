@@ -113,6 +113,16 @@ Count = Annotated[
 ]
 
 
+StateDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Where the journal, the runs and the lease are kept [~/.local/state/sbpair/PAIR]",
+    ),
+]
+
+
 def options(function: Callable[..., int]) -> Callable[..., int]:
     """`function` with each parameter that is a group of options replaced by those options."""
     hints = get_type_hints(function, include_extras=True)

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbpair.cli.options import Connection, Count, Display, options
+from sbpair.cli.options import Connection, Count, Display, StateDirectory, options
 from sbpair.cli.output import Screen, clean, columns
-from sbpair.cli.pairs import chosen
+from sbpair.cli.pairs import profile
 from sbpair.cli.running import run
 from sbpair.errors import UsageError
 
@@ -34,6 +33,10 @@ def command(
             "--hold", metavar="N", help="How many messages a queue may hold for destinations that take nothing (1000)"
         ),
     ] = 1_000,
+    state: StateDirectory = None,
+    no_lease: Annotated[
+        bool, typer.Option("--no-lease", help="Move even if another process of this machine moves the same pair")
+    ] = False,
     count: Count = None,
     connection: Connection,
     display: Display,
@@ -44,26 +47,38 @@ def command(
     Needs Listen on the secondary namespace and Send on the primary; with Manage on the secondary it also finds queues
     beyond the count.
 
+    What is sent is written down first: after a crash, the next run completes what the primary had accepted without
+    sending it again, and names what is in doubt. sbpair runs shows earlier runs.
+
     The first SIGINT or SIGTERM finishes what is in flight and releases the rest, the second ends it at once.
 
     JSON; the buckets after "received" add up to it:
 
-      {"schema": "sbpair/syphon/1", "received": 0, "sent": 0, "already_sent": 0, "expired": 0,
+      {"schema": "sbpair/syphon/1", "run": "", "received": 0, "sent": 0, "already_sent": 0, "expired": 0,
        "dead_lettered": 0, "released": 0, "in_doubt": 0, "distinct": 0, "balanced": true, "queues": {},
        "destinations": {}, "dead_letters": [], "doubtful": [], "failures": [], "seconds": 0.0, "stopped": false}
 
-    Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind; 130
-    --once was interrupted.
+    Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind; 4
+    another process moves this pair, or the state is another pair's or broken; 7 what is sent cannot be written down;
+    130 --once was interrupted.
     """
     screen = Screen(display)
     _check(once=once, watch=watch, hold=hold)
-    pair = chosen(connection, screen, count=count)
+    found = profile(connection, screen, count=count, state=state)
     from sbpair import syphon
     from sbpair.cli.progress import Lanes
 
     async def move(stop: asyncio.Event) -> "syphon.Result":
         with Lanes(screen) as lanes:
-            return await syphon.run(pair, once=once, stop=stop, hold=hold, on_event=lanes)
+            return await syphon.run(
+                found.pair,
+                once=once,
+                stop=stop,
+                hold=hold,
+                on_event=lanes,
+                state=found.state_directory,
+                lease=not no_lease,
+            )
 
     result = run(move, graceful=True)
     told = document(result)
@@ -77,8 +92,8 @@ def document(result: "syphon.Result") -> dict[str, object]:
     """The receipt as its JSON contract has it."""
     return {
         "schema": SCHEMA,
-        **asdict(result.receipt),
-        "balanced": result.receipt.balanced,
+        "run": result.run,
+        **result.receipt.document(),
         "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
         "seconds": round(result.seconds, 3),
         "stopped": result.stopped,

@@ -1,57 +1,272 @@
-"""What the primary has accepted and the backlog does not know yet.
+"""What the primary has accepted and the backlog does not know yet, and what nobody knows: on disk, a row a batch.
 
-Only a message whose five-part key is here is completed without being sent.
+The law: a batch is written down before it is sent, and again when the primary has accepted it. So after a crash what
+was accepted is completed without being sent again, and only what was in flight is in doubt. A message counts as
+accepted only where all five parts of its key match.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count, islice, repeat
+from typing import TYPE_CHECKING, Any
+
+from sbpair.errors import SbpairError, StateRefused
+from sbpair.move.state import now_ms
 
 if TYPE_CHECKING:
     from sbpair.move.route import Key
+    from sbpair.move.state import Row, State
+
+log = logging.getLogger(__name__)
 
 REMEMBERED_MOST = 100_000
 """Messages that another mover has taken since never come back here: beyond this many, the oldest are forgotten."""
 
+REMEMBERED_DAYS = 30
+"""How long an accepted message is remembered across runs: longer than anybody leaves an interrupted syphon alone."""
+
+SENDING, ACCEPTED, DOUBTFUL = 0, 1, 2
+"""The state of a flight: no answer yet; the primary has it; no answer came."""
+
+INSERT = "INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+UPDATE = "UPDATE flights SET state = ? WHERE id = ?"
+DELETE = "DELETE FROM flights WHERE id = ?"
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A message that was sent, and no answer came: the primary may have it. `run` is who sent it."""
+
+    run: str
+    queue: str
+    sequence_number: int
+    message_id: str | None
+    destination: str
+
 
 class Journal:
-    """Remembers for as long as the process lives.
+    """What one run remembers, on top of what earlier ones left in the state file.
 
-    It holds only messages that may be delivered again: those that were accepted or given back, and never confirmed as
-    completed. So its size does not depend on the backlog's.
+    Without a file, it remembers for as long as the process lives. It holds only messages that may be delivered again:
+    those that were accepted or given back, and never confirmed as completed. So its size does not depend on the
+    backlog's. Only `sending` and `accepted` raise: MachineLacks where they cannot write. Nothing may be sent then.
     """
 
-    def __init__(self, most: int = REMEMBERED_MOST) -> None:
-        self._most = most
-        self._accepted: dict[Key, None] = {}
-        self._returned: dict[Key, None] = {}
+    def __init__(
+        self,
+        state: State | None = None,
+        *,
+        run: str = "",
+        left_behind: Iterable[Doubt] = (),
+        may_send: Callable[[], None] = lambda: None,
+        most: int = REMEMBERED_MOST,
+        clock_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        """`left_behind` is what earlier runs left in doubt, to be told together with what this one does.
 
-    def seen(self, key: Key) -> bool:
-        """Whether this run has had the message before."""
-        return key in self._accepted or key in self._returned
+        `may_send` is asked before every flight, and raises where nothing more may be sent.
+        """
+        self._state = state
+        self._run = run
+        self._left_behind = tuple(left_behind)
+        self._may_send = may_send
+        self._most = most
+        self._clock_ms = clock_ms
+        self._flights = count(clock_ms() << 20)
+        self._flying: dict[int, tuple[Sequence[Key], str]] = {}
+        self._accepted: dict[Key, int] = {}
+        self._left: dict[int, int] = {}  # how many messages of an accepted flight are not completed yet
+        self._earlier: set[int] = set()
+        self._returned: dict[Key, None] = {}
+        self._doubts: dict[Key, Doubt] = {}
+        # What can wait for the next change, since a crash before it leaves too much on disk, and never too little.
+        self._gone: list[tuple[int]] = []
+        self._unanswered: list[tuple[int, int]] = []
+        if state is not None:
+            self._load(state)
+
+    def sending(self, keys: Sequence[Key], destination: str) -> int:
+        """Write a flight down: messages of one queue that are about to be sent together. Answers its number.
+
+        From here on a crash leaves them in doubt, until `accepted` or `unsent`. Raises where nothing may be sent.
+        """
+        self._may_send()
+        flight = next(self._flights)
+        if self._state is not None:
+            namespace, queue = keys[0][:2]
+            row = (flight, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _packed(keys))
+            self._write(INSERT, [row])
+        self._flying[flight] = keys, destination
+        return flight
+
+    def accepted(self, flight: int) -> None:
+        """Only ever after the primary's accepted outcome. They are remembered as accepted even where this raises."""
+        keys, _destination = self._flying.pop(flight)
+        self._take(flight, keys)
+        if self._returned:
+            for key in keys:
+                self._returned.pop(key, None)
+        if self._state is not None:
+            self._write(UPDATE, [(ACCEPTED, flight)])
+
+    def unsent(self, flight: int) -> None:
+        """The primary refused them, or they never left."""
+        del self._flying[flight]
+        self._drop(flight)
+
+    def doubtful(self, flight: int) -> None:
+        """No answer came. Its messages stay in doubt, also if they are sent again and accepted then."""
+        keys, destination = self._flying.pop(flight)
+        if all(key in self._doubts for key in keys):
+            self._drop(flight)  # named before: once is enough
+            return
+        for key in keys:
+            self._doubts.setdefault(key, Doubt(self._run, key[1], key[2], key[4], destination))
+        _trim(self._doubts, self._most)
+        if self._state is not None:
+            self._unanswered.append((DOUBTFUL, flight))
+
+    def completed(self, keys: Sequence[Key]) -> None:
+        """The backlog has confirmed: these will not be delivered again. On disk with the next flight."""
+        if self._returned:
+            for key in keys:
+                self._returned.pop(key, None)
+        for flight, completed in Counter(map(self._accepted.pop, keys, repeat(None))).items():
+            if flight is not None:
+                self._let_go(flight, completed)
+
+    def returned(self, keys: Sequence[Key]) -> None:
+        """The messages went back to the backlog, unsent."""
+        self._returned.update(dict.fromkeys(keys))
+        _trim(self._returned, self._most)
 
     def was_accepted(self, key: Key) -> bool:
+        """Whether the primary has the message, from this run or from an earlier one."""
         return key in self._accepted
 
+    def seen(self, key: Key) -> bool:
+        """Whether the message was accepted before, or returned in this run."""
+        return key in self._accepted or key in self._returned
+
     def unconfirmed(self) -> list[Key]:
-        """What the primary has, and the backlog may still have too."""
-        return list(self._accepted)
+        """What the primary has from this run, and the backlog may still have too."""
+        return [key for key, flight in self._accepted.items() if flight not in self._earlier]
 
-    def accepted(self, key: Key) -> None:
-        """Only ever after the primary's accepted outcome."""
-        self._returned.pop(key, None)
-        self._remember(self._accepted, key)
+    def in_doubt(self) -> list[Doubt]:
+        """What was sent without an answer: by the earlier runs that left it behind, and by this one."""
+        return [*self._left_behind, *self._doubts.values()]
 
-    def returned(self, key: Key) -> None:
-        """The message went back to the backlog, unsent."""
-        self._remember(self._returned, key)
+    def close(self) -> None:
+        """Write down what could wait. Where that fails, the next run remembers more than it needs, never less."""
+        try:
+            for flight in list(self._flying):
+                self.doubtful(flight)
+            if self._state is not None:
+                self._write("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining())
+        except SbpairError as error:
+            log.warning("the journal could not be tidied up: %s", error.message)
 
-    def completed(self, key: Key) -> None:
-        """The backlog has confirmed: it will not be delivered again."""
-        self._accepted.pop(key, None)
-        self._returned.pop(key, None)
+    def _remaining(self) -> list[tuple[str, int]]:
+        """The accepted flights, with the messages alone that are not completed."""
+        keys_of: dict[int, list[Key]] = {}
+        for key, flight in self._accepted.items():
+            keys_of.setdefault(flight, []).append(key)
+        return [(_packed(keys), flight) for flight, keys in keys_of.items()]
 
-    def _remember(self, keys: dict[Key, None], key: Key) -> None:
-        keys[key] = None
-        if len(keys) > self._most:
-            del keys[next(iter(keys))]
+    def _load(self, state: State) -> None:
+        oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
+        state.write(("DELETE FROM flights WHERE state = ? AND at_ms < ?", [(ACCEPTED, oldest)]))
+        [[last]] = state.read("SELECT max(id) FROM flights")
+        self._flights = count(max(self._clock_ms() << 20, (last or 0) + 1))
+        flights = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+        for flight, namespace, queue, keys in flights:
+            self._earlier.add(flight)
+            self._take(flight, [(namespace, queue, *parts) for parts in _unpacked(keys)])
+
+    def _take(self, flight: int, keys: Sequence[Key]) -> None:
+        """Remember the messages of a flight as accepted."""
+        before = len(self._accepted)
+        taken = dict.fromkeys(keys, flight)
+        self._accepted.update(taken)
+        self._left[flight] = len(taken)
+        if len(self._accepted) - before < len(taken):
+            self._count_again()
+        for forgotten in _trim(self._accepted, self._most):
+            self._let_go(forgotten, 1)
+
+    def _count_again(self) -> None:
+        """A message was accepted twice: it is the later flight's, and the earlier one has less left."""
+        left = Counter(self._accepted.values())
+        for flight, messages in list(self._left.items()):
+            if messages > left[flight]:
+                self._let_go(flight, messages - left[flight])
+
+    def _let_go(self, flight: int, messages: int) -> None:
+        left = self._left[flight] - messages
+        if left:
+            self._left[flight] = left
+        else:
+            del self._left[flight]
+            self._earlier.discard(flight)
+            self._drop(flight)
+
+    def _drop(self, flight: int) -> None:
+        if self._state is not None:
+            self._gone.append((flight,))
+
+    def _write(self, statement: str, rows: Sequence[Row]) -> None:
+        """Write a change, and with it what could wait until now."""
+        assert self._state is not None  # noqa: S101  the callers ask
+        if self._gone or self._unanswered:
+            self._state.write((DELETE, self._gone), (UPDATE, self._unanswered), (statement, rows))
+            self._gone.clear()
+            self._unanswered.clear()
+        else:
+            self._state.write((statement, rows))
+
+
+def doubts_of(state: State, run: str, *, gone: bool) -> list[Doubt]:
+    """What a run left in doubt. `gone` says that the run has ended, however: what it was sending is in doubt too."""
+    flights = state.read(
+        "SELECT queue, destination, keys FROM flights WHERE run = ? AND state IN (?, ?) ORDER BY id",
+        (run, DOUBTFUL, SENDING if gone else DOUBTFUL),
+    )
+    found = (
+        Doubt(run, queue, number, message_id, destination)
+        for queue, destination, keys in flights
+        for number, _, message_id in _unpacked(keys)
+    )
+    return list(dict.fromkeys(found))
+
+
+def _packed(keys: Sequence[Key]) -> str:
+    _namespaces, _queues, *columns = zip(*keys, strict=True)
+    return _to_json(columns)
+
+
+def _unpacked(text: str) -> list[tuple[int, int, str | None]]:
+    """(sequence number, enqueued ms, message id) of each message of a flight."""
+    try:
+        numbers, times, message_ids = json.loads(text)
+        return list(zip(numbers, times, message_ids, strict=True))
+    except (TypeError, ValueError) as error:
+        raise StateRefused(
+            "the journal holds a flight that cannot be read",
+            hint="move the state away: messages that were in flight when it broke may then arrive twice",
+        ) from error
+
+
+def _trim(remembered: dict[Key, Any], most: int) -> list[Any]:
+    """Forget the oldest beyond `most`, and a tenth more: one at a time would look for the first one ever longer."""
+    excess = len(remembered) - most
+    if excess <= 0:
+        return []
+    oldest = list(islice(remembered, excess + most // 10))
+    return [remembered.pop(key) for key in oldest]

@@ -244,19 +244,25 @@ class Mover:
     async def _send(self, road: _Road, arrival: Arrival) -> None:
         decision = route(arrival.facts)
         assert isinstance(decision, Send)  # noqa: S101  nothing else gets onto a road
+        journal = self._setting.journal
+        flight = journal.sending([self._key(arrival.facts)], road.destination)
         try:
             await self._primary.send(arrival, decision)
         except asyncio.CancelledError:
-            self._doubt(arrival, "the send was cancelled")
+            self._doubt(arrival, flight, "the send was cancelled")
             raise
         except InDoubt as error:
-            self._doubt(arrival, error.message)
+            self._doubt(arrival, flight, error.message)
+            raise
+        except SbpairError:
+            journal.unsent(flight)
             raise
         road.waiting.popleft()
-        self._setting.journal.accepted(self._key(arrival.facts))
         self._setting.tally.sent(self._source.queue, road.destination, arrival.facts.size)
         self._spawn(self._complete(arrival), arrival)
         self._awake(road)
+        # Last, since it raises where it cannot be written down, and accepted it is all the same.
+        journal.accepted(flight)
 
     def _give_up(self, error: SbpairError) -> None:
         """No message's fault: every one of them would meet the same."""
@@ -296,7 +302,7 @@ class Mover:
         except SbpairError as error:
             self._not_settled("completed", [arrival], error)
         else:
-            self._setting.journal.completed(self._key(arrival.facts))
+            self._setting.journal.completed([self._key(arrival.facts)])
         self._end(arrival, None)
 
     async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
@@ -313,7 +319,7 @@ class Mover:
         self._setting.on_event(
             DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
         )
-        self._setting.journal.completed(self._key(facts))
+        self._setting.journal.completed([self._key(facts)])
         self._end(arrival, None)
 
     async def _release(self, arrivals: list[Arrival]) -> None:
@@ -338,7 +344,7 @@ class Mover:
         if self._setting.journal.was_accepted(key):
             self._end(arrival, None)  # it was counted when the primary took it
             return
-        self._setting.journal.returned(key)
+        self._setting.journal.returned([key])
         self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
 
     def _end(self, arrival: Arrival, bucket: str | None) -> None:
@@ -389,8 +395,9 @@ class Mover:
     def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
         self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
 
-    def _doubt(self, arrival: Arrival, why: str) -> None:
+    def _doubt(self, arrival: Arrival, flight: int, why: str) -> None:
         """Sent, and no answer: it is named once, and stays named, for it may be there twice."""
+        self._setting.journal.doubtful(flight)
         if id(arrival) not in self._doubtful:
             self._doubtful.add(id(arrival))
             self._setting.tally.doubtful(self._named(arrival.facts, why))

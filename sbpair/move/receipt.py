@@ -7,7 +7,7 @@ exactly one bucket, and a receipt that does not balance says so itself.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 
@@ -63,6 +63,10 @@ class Receipt:
         if not self.balanced:
             return 1
         return 3 if self.expired or self.dead_lettered or self.left > 0 else 0
+
+    def document(self) -> dict[str, object]:
+        """The receipt as JSON has it."""
+        return {**asdict(self), "balanced": self.balanced}
 
 
 class Tally:

@@ -8,20 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.errors import EntityMissing, NotAuthorized, SbpairError
+from sbpair.move.books import Books
 from sbpair.move.events import QueuesFound, SyphonEvent
 from sbpair.move.mover import Setting
-from sbpair.move.receipt import Named
+from sbpair.move.receipt import Named, Tally
 from sbpair.syphon.lane import Count, Lane, Plan
 
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
+    from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
 
 log = logging.getLogger(__name__)
@@ -29,15 +32,19 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_SECONDS = 60.0
 """How often a watch without any backlog queue looks whether there is one now."""
 
+RECORD_SECONDS = 5.0
+"""How old the figures may be that a crash leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`failures` are the lanes that could not go on: (queue, why)."""
+    """`failures` are the lanes that could not go on: (queue, why). `run` is what `sbpair runs show` knows it by."""
 
     receipt: Receipt
     failures: tuple[tuple[str, SbpairError], ...]
     seconds: float
     stopped: bool
+    run: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -55,29 +62,46 @@ async def run(
     stop: asyncio.Event | None = None,
     on_event: Callable[[SyphonEvent], None] = lambda _event: None,
     hold: int = 1_000,
+    state: Path | None = None,
+    lease: bool = True,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
     With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
     Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold`
-    messages are held for destinations that take nothing for now. Raises only what is wrong before anything is received,
-    such as EntityMissing where there is no backlog queue at all.
+    messages are held for destinations that take nothing for now.
+
+    `state` is the directory where the pair's journal and runs are kept, so that the next run knows what this one has
+    moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.
+    Without `state`, nothing is kept.
+
+    Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
+    LeaseHeld, or StateRefused for the state of another pair.
     """
-    started = time.monotonic()
     stop = stop or asyncio.Event()
-    setting = Setting(namespace=pair.secondary.name, on_event=on_event, hold=hold)
+    tally = Tally()
+    command = "syphon --once" if once else "syphon --watch"
+    with Books(pair, state, command, tally.receipt, lease=lease) as books:
+        setting = Setting(pair.secondary.name, tally=tally, journal=books.journal, on_event=on_event, hold=hold)
+        result = await _move(pair, Plan(pair, once, setting, stop), books)
+        error = result.failures[0][1].message if result.failures else ""
+        books.finish(result.exit_code, stopped=result.stopped, error=error)
+    return result
+
+
+async def _move(pair: Pair, plan: Plan, books: Books) -> Result:
+    started = time.monotonic()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
     from sbpair.bus.credentials import token_getter
 
-    async with open_queues(pair.secondary) as control, token_getter(pair) as get_token:
-        plan = Plan(pair, once, setting, stop, get_token=get_token)
+    async with open_queues(pair.secondary) as control, token_getter(pair) as plan.get_token:
         lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
-        await _run_all(lanes, stop)
-    return _result(plan, lanes, time.monotonic() - started)
+        await _run_all(lanes, plan.stop, books)
+    return _result(plan, lanes, time.monotonic() - started, books.run)
 
 
-def _result(plan: Plan, lanes: list[Lane], seconds: float) -> Result:
+def _result(plan: Plan, lanes: list[Lane], seconds: float, run: str) -> Result:
     setting = plan.setting
     missing = [lane for lane in lanes if isinstance(lane.error, EntityMissing)]
     if len(missing) == len(lanes) and not plan.stop.is_set() and not setting.tally.receipt().received:
@@ -88,22 +112,42 @@ def _result(plan: Plan, lanes: list[Lane], seconds: float) -> Result:
         )
     # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
     failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing)
-    for _, queue, number, _, message_id in setting.journal.unconfirmed():
+    for named in _may_be_twice(setting.journal, run):
+        setting.tally.doubtful(named)
+    return Result(setting.tally.receipt(), failures, seconds, plan.stop.is_set(), run)
+
+
+def _may_be_twice(journal: Journal, run: str) -> Iterator[Named]:
+    """What the mover did not name itself: the end of this run, and what crashed ones left behind."""
+    for _, queue, number, _, message_id in journal.unconfirmed():
         why = "the primary has it, and the backlog did not confirm that it has let go of it"
-        setting.tally.doubtful(Named(queue, number, message_id, None, why))
-    return Result(setting.tally.receipt(), failures, seconds, plan.stop.is_set())
+        yield Named(queue, number, message_id, None, why)
+    for doubt in journal.in_doubt():
+        if doubt.run != run:
+            why = f"run {doubt.run} ended before an answer to it came"
+            yield Named(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)
 
 
-async def _run_all(lanes: list[Lane], stop: asyncio.Event) -> None:
+async def _run_all(lanes: list[Lane], stop: asyncio.Event, books: Books) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
-            watcher = tasks.create_task(_interrupt(stop, lanes), name="watch for the stop")
+            beside = (
+                tasks.create_task(_interrupt(stop, lanes), name="watch for the stop"),
+                tasks.create_task(_record(books), name="write the figures down"),
+            )
             async with asyncio.TaskGroup() as running:
                 for lane in lanes:
                     running.create_task(lane.run(), name=f"lane {lane.queue}")
-            watcher.cancel()
+            for task in beside:
+                task.cancel()
     except BaseExceptionGroup as group:
         raise _first(group) from None
+
+
+async def _record(books: Books) -> None:
+    while True:
+        await asyncio.sleep(RECORD_SECONDS)
+        books.record()
 
 
 def _first(error: BaseException) -> BaseException:
