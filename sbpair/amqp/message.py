@@ -6,6 +6,7 @@ What nobody asks for is never re-encoded, and so never altered. AMQP 1.0, part 3
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -241,6 +242,15 @@ def batch_members(payload: bytes) -> list[bytes]:
         rest = payload[position:]
         found += [codec.decode_all(rest[start:end]).value for code, start, end in _walk(rest) if code == DATA]
     return found
+
+
+def batch_of(members: Sequence[bytes], envelope: bytes = b"") -> bytes:
+    """The payload of a batch (message-format BATCH_FORMAT). `envelope` is the sections that speak of all of it."""
+    pieces = [envelope]
+    for member in members:
+        pieces.append(_LONG_DATA + len(member).to_bytes(4))
+        pieces.append(member)
+    return b"".join(pieces)
 
 
 _LONG_DATA = bytes((0x00, 0x53, DATA, 0xB0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
@@ -15,6 +15,18 @@ class Arrival(Protocol):
 
     facts: Facts
     lock_until: float
+    partition_key: str | None
+
+
+class Order(NamedTuple):
+    """A delivery, and where its message is to go. `turn` counts them as they came."""
+
+    arrival: Arrival
+    send: Send
+    turn: int
+
+
+Failures: TypeAlias = "list[tuple[Arrival, SbpairError]]"
 
 
 class Source(Protocol):
@@ -38,11 +50,11 @@ class Source(Protocol):
     async def stop(self) -> None:
         """Let nothing more come, and give back what has come and nobody took. Raises nothing."""
 
-    async def complete(self, arrivals: Sequence[Arrival]) -> None:
-        """Raises MessageLockLost or InDoubt."""
+    async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
+        """Which of them were not confirmed, and why: MessageLockLost, InDoubt. Raises nothing."""
 
-    async def release(self, arrivals: Sequence[Arrival]) -> None:
-        """Give them back, their delivery count unchanged."""
+    async def release(self, arrivals: Sequence[Arrival]) -> Failures:
+        """Give them back, their delivery count unchanged; answers as `complete` does."""
 
     async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None: ...
 
@@ -50,15 +62,38 @@ class Source(Protocol):
         """Renew locks; sets each one's `lock_until`. Raises MessageLockLost where one is gone."""
 
 
+class Answer(Protocol):
+    """What the primary has still to say to a parcel."""
+
+    async def outcome(self) -> None:
+        """Returns once the primary has accepted all of it. Raises InDoubt where no answer came."""
+
+
+class Parcel(Protocol):
+    """Messages that leave together: the primary takes all of them, or none. `count` says how many there are."""
+
+    count: int
+
+
+class Link(Protocol):
+    """The way to one destination, open at this moment. `room` is how many parcels may leave at once."""
+
+    @property
+    def room(self) -> int: ...
+
+    def pack(self, orders: Sequence[Order]) -> Parcel:
+        """As many of these, from the first on, as may leave together; the first by itself, however large it is."""
+
+    def post(self, parcel: Parcel) -> Answer:
+        """Let it leave now. Raises as `Destination.ready` does, where it has not left."""
+
+
 class Destination(Protocol):
     """The primary, as far as a lane sends to it. Two steps, so that what has not left is never in doubt.
 
-    Both raise Unavailable where it may work a little later; ServiceRefused and EntityMissing where this message will
-    never get there; anything else where no message would.
+    What is raised, here and by an Answer: Unavailable where it may work a little later; ServiceRefused and
+    EntityMissing where these messages will never get there; anything else where no message would.
     """
 
-    async def ready(self, destination: str) -> None:
-        """Wait until a message may leave: then the next `send` there lets it leave at once."""
-
-    async def send(self, arrival: Arrival, order: Send) -> None:
-        """Returns once the primary has accepted. Raises InDoubt where no answer came."""
+    async def ready(self, destination: str) -> Link:
+        """Wait until a message may leave."""

@@ -20,6 +20,7 @@ T = TypeVar("T")
 SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
 LOCKED_UNTIL, MESSAGE_STATE = "x-opt-locked-until", "x-opt-message-state"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
+PARTITION_KEY = "x-opt-partition-key"
 DEFERRED = 1
 
 SERVICE_ANNOTATIONS = frozenset(
@@ -81,6 +82,11 @@ def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
 def locked_until(sections: Sections) -> int:
     """When the delivery's lock runs out, in ms since 1970; 0 where the service did not say."""
     return _annotation(sections, LOCKED_UNTIL)
+
+
+def partition_key(sections: Sections) -> str | None:
+    key = sections.read_message_annotations().get(PARTITION_KEY)
+    return str(key) if isinstance(key, str) else None
 
 
 def sequence_number(sections: Sections) -> int:

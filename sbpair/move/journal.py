@@ -97,24 +97,37 @@ class Journal:
 
         From here on a crash leaves them in doubt, until `accepted` or `unsent`. Raises where nothing may be sent.
         """
+        return self.sending_each([keys], destination)[0]
+
+    def sending_each(self, flights: Sequence[Sequence[Key]], destination: str) -> list[int]:
+        """As `sending`, of several flights that leave at the same time."""
         self._may_send()
-        flight = next(self._flights)
+        numbers = list(islice(self._flights, len(flights)))
         if self._state is not None:
-            namespace, queue = keys[0][:2]
-            row = (flight, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _packed(keys))
-            self._write(INSERT, [row])
-        self._flying[flight] = keys, destination
-        return flight
+            now_ms = self._clock_ms()
+            rows: list[Row] = []
+            for number, keys in zip(numbers, flights, strict=True):
+                namespace, queue = keys[0][:2]
+                rows.append((number, self._run, namespace, queue, destination, SENDING, now_ms, _packed(keys)))
+            self._write(INSERT, rows)
+        for number, keys in zip(numbers, flights, strict=True):
+            self._flying[number] = keys, destination
+        return numbers
 
     def accepted(self, flight: int) -> None:
         """Only ever after the primary's accepted outcome. They are remembered as accepted even where this raises."""
-        keys, _destination = self._flying.pop(flight)
-        self._take(flight, keys)
-        if self._returned:
-            for key in keys:
-                self._returned.pop(key, None)
-        if self._state is not None:
-            self._write(UPDATE, [(ACCEPTED, flight)])
+        self.accepted_each([flight])
+
+    def accepted_each(self, flights: Sequence[int]) -> None:
+        """As `accepted`, of several flights."""
+        for flight in flights:
+            keys, _destination = self._flying.pop(flight)
+            self._take(flight, keys)
+            if self._returned:
+                for key in keys:
+                    self._returned.pop(key, None)
+        if self._state is not None and flights:
+            self._write(UPDATE, [(ACCEPTED, flight) for flight in flights])
 
     def unsent(self, flight: int) -> None:
         """The primary refused them, or they never left."""

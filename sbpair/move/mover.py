@@ -2,8 +2,8 @@
 
 The law: a delivery is completed in the backlog only after the primary has accepted the message. Whatever happens before
 that, the message stays in the backlog; whatever happens after, it may be delivered again, and the journal knows it.
-Messages of one destination are sent one after the other, in backlog order, also across a retry; a destination that
-fails rests with what it has, and the others go on.
+What leaves for a destination leaves in backlog order, also across a retry; a destination that fails rests with what it
+has, and the others go on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,16 +24,20 @@ from sbpair.errors import (
     ProtocolError,
     SbpairError,
     ServiceRefused,
+    Throttled,
     Unavailable,
 )
+from sbpair.move.engine import Order
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting, SyphonEvent
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Named, Tally
-from sbpair.move.route import DeadLetter, Expire, Send, key_of, missing, refused, route
+from sbpair.move.road import ROUND_MOST, Road
+from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, route
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Arrival, Destination, Source
-    from sbpair.move.route import Facts, Key
+    from sbpair.move.engine import Answer, Arrival, Destination, Failures, Link, Parcel, Source
+    from sbpair.move.pace import Pace
+    from sbpair.move.route import Key, Route
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +52,21 @@ RENEW_REST_SECONDS = 1.0
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
 
+SETTLE_SECONDS, SETTLE_AT = 0.01, 500
+"""How long, and up to how many, accepted messages are gathered: what stands together is settled in one word."""
+
+UNORDERED_ROUNDS = 4
+"""How many rounds may be on their way to one destination where nobody minds the order."""
+
+Cost = Callable[[str], float]
+
 
 @dataclass
 class Setting:
-    """What all lanes of a run share. `namespace` is where the backlog is."""
+    """What all lanes of a run share. `namespace` is where the backlog is.
+
+    `cost` is what a message for a destination costs in credits; `now_ms` is in ms since 1970.
+    """
 
     namespace: str
     tally: Tally = field(default_factory=Tally)
@@ -60,18 +75,25 @@ class Setting:
     hold: int = 1_000
     hold_bytes: int = 16 * 1024 * 1024
     jitter: Callable[[], float] = random.random
+    ordered: bool = True
+    ttl: TimeToLive = TimeToLive.ORIGINAL
+    pace: Pace | None = None
+    cost: Cost = lambda _destination: 1.0
+    now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
 
 
-class _Road:
-    """One destination: what waits for it, in order, and how it has been behaving."""
+@dataclass(slots=True)
+class _Flight:
+    """Messages that leave together, and the journal's number for them."""
 
-    def __init__(self, destination: str) -> None:
-        self.destination = destination
-        self.waiting: deque[Arrival] = deque()
-        self.failures = 0
-        self.resting: str | None = None
-        self.working = False
-        self.patience: asyncio.Timeout | None = None
+    orders: list[Order]
+    parcel: Parcel
+    number: int = 0
+    answer: Answer | None = None
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        return [order.arrival for order in self.orders]
 
 
 class Mover:
@@ -86,12 +108,20 @@ class Mover:
         self._tasks = tasks
         self._setting = setting
         self._loop = asyncio.get_running_loop()
-        self._roads: dict[str, _Road] = {}
-        self._hands: dict[int, Arrival] = {}
-        self._by_key: dict[Key, Arrival] = {}
+        self._queue = source.queue.lower()
+        self._roads: dict[str, Road] = {}
+        self._hands: dict[Key, Arrival] = {}
+        self._elders: list[Arrival] = []  # those whose message has come again meanwhile
+        self._turns = 0
         self._bytes = 0
         self._largest = 0
+        self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
+        self._patience: set[asyncio.Timeout] = set()
+        self._flying = 0
+        self._to_settle: list[Arrival] = []
+        self._settling = False
+        self._gathered = asyncio.Event()
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
@@ -102,7 +132,7 @@ class Mover:
 
     @property
     def in_hand(self) -> int:
-        return len(self._hands)
+        return len(self._hands) + len(self._elders)
 
     @property
     def room(self) -> int:
@@ -110,11 +140,11 @@ class Mover:
         left = self._setting.hold_bytes - self._bytes
         if left <= 0:
             return 0
-        return max(0, min(self._setting.hold - len(self._hands), max(1, left // (self._largest or LARGEST_BYTES))))
+        return max(0, min(self._setting.hold - self.in_hand, max(1, left // (self._largest or LARGEST_BYTES))))
 
     def holds(self) -> set[int]:
         """The sequence numbers of what is in hand."""
-        return {arrival.facts.sequence_number for arrival in self._hands.values()}
+        return {arrival.facts.sequence_number for arrival in self._in_hands()}
 
     def resting(self) -> dict[str, str]:
         """Destinations that take nothing for now, and why."""
@@ -122,8 +152,8 @@ class Mover:
 
     def stuck(self, failures: int) -> bool:
         """Whether everything in hand waits for destinations that have failed so often in a row."""
-        waiting = sum(len(road.waiting) for road in self._roads.values() if road.failures >= failures)
-        return waiting == len(self._hands)
+        waiting = sum(len(road) for road in self._roads.values() if road.failures >= failures)
+        return waiting == self.in_hand
 
     async def changed(self, seconds: float) -> None:
         """Wait until something has ended or begun to rest, but not longer."""
@@ -136,44 +166,58 @@ class Mover:
 
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Take deliveries over."""
+        hands, journal, repeats = self._hands, self._setting.journal, 0
         for arrival in arrivals:
-            key = self._key(arrival.facts)
-            before = self._by_key.get(key)
-            repeat = before is not None or self._setting.journal.seen(key)
-            self._setting.tally.received(self._source.queue, repeat=repeat)
-            self._hands[id(arrival)] = self._by_key[key] = arrival
-            self._bytes += arrival.facts.size
-            self._largest = max(self._largest, arrival.facts.size)
-            if before is not None:
-                # It came again: the one in hand has lost its lock.
-                before.lock_until = 0.0
-                self._drop_lost(before)
-            if self._setting.journal.was_accepted(key):
-                self._confirm(arrival)
-            else:
-                self._direct(arrival)
+            key, size = self._key(arrival), arrival.facts.size
+            before = hands.get(key)
+            seen = journal.seen(key)
+            hands[key] = arrival
+            self._bytes += size
+            self._largest = max(self._largest, size)
+            if seen or before is not None:
+                repeats += 1
+            if before is None or self._succeeds(arrival, before):
+                self._welcome(arrival, seen=seen)
+        self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
         self._taken.set()
+
+    def _succeeds(self, arrival: Arrival, before: Arrival) -> bool:
+        """A message came again: the one in hand has lost its lock. Whether the new one may go its way already."""
+        self._elders.append(before)
+        before.lock_until = 0.0
+        self._drop_lost(before)
+        if before in self._elders:
+            # What becomes of it, decides whether the new one has to be sent at all.
+            self._heirs[id(before)] = arrival
+            return False
+        return True
+
+    def _welcome(self, arrival: Arrival, *, seen: bool) -> None:
+        if seen and self._setting.journal.was_accepted(self._key(arrival)):
+            self._confirm(arrival)
+        else:
+            self._direct(arrival)
 
     async def finish(self) -> None:
         """Stop: what is in flight is finished and settled, the rest is released."""
         self._stopping.set()
         await self._source.stop()
-        for road in self._roads.values():
-            if road.patience is not None:
-                road.patience.reschedule(self._loop.time())
-        while any(road.working for road in self._roads.values()) or len(self._hands) > len(self._held()):
+        for patience in self._patience:
+            patience.reschedule(self._loop.time())
+        while any(road.workers for road in self._roads.values()) or self.in_hand > len(self._held()):
             await self.changed(1.0)
         await self._release(self._held())
 
     def write_off(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
-        for arrival in list(self._hands.values()):
+        self._heirs.clear()
+        for arrival in self._in_hands():
             self._return(arrival)
 
     async def keep_locks(self) -> None:
         """Renew the locks of what is in hand, until cancelled."""
         while True:
-            locked = [arrival for arrival in self._hands.values() if arrival.lock_until > 0.0]
+            locked = [arrival for arrival in self._in_hands() if arrival.lock_until > 0.0]
             if not locked:
                 self._taken.clear()
                 await self._taken.wait()
@@ -181,88 +225,241 @@ class Mover:
             # A lock that is taken later runs out later: nothing that arrives while this sleeps is more urgent.
             soonest = min(arrival.lock_until for arrival in locked)
             await asyncio.sleep(max(RENEW_REST_SECONDS, soonest - RENEW_LEFT_SECONDS - self._loop.time()))
-            await self._renew([each for each in self._hands.values() if self._ends_soon(each)])
+            await self._renew([each for each in self._in_hands() if self._ends_soon(each)])
 
-    # One destination.
+    # Onto a road, and along it.
 
     def _direct(self, arrival: Arrival) -> None:
-        decision = route(arrival.facts)
+        decision = self._route(arrival)
         if isinstance(decision, Send):
-            road = self._roads.setdefault(decision.destination.lower(), _Road(decision.destination))
-            road.waiting.append(arrival)
-            if not road.working:
-                road.working = True
+            road = self._road_to(decision.destination)
+            self._turns += 1
+            road.add(Order(arrival, decision, self._turns))
+            if road.workers < (1 if self._setting.ordered else UNORDERED_ROUNDS) and not self._stopping.is_set():
+                road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
         elif isinstance(decision, (DeadLetter, Expire)):
             self._spawn(self._dead_letter(arrival, decision), arrival)
 
-    async def _work(self, road: _Road) -> None:
+    def _route(self, arrival: Arrival) -> Route:
+        return route(arrival.facts, ttl=self._setting.ttl, now_ms=self._now_ms)
+
+    @property
+    def _now_ms(self) -> int:
+        return 0 if self._setting.ttl is TimeToLive.ORIGINAL else self._setting.now_ms()
+
+    def _road_to(self, destination: str) -> Road:
+        # Service Bus compares paths without regard to case: one road for every spelling.
+        name = destination.lower()
+        road = self._roads.get(name)
+        if road is None:
+            road = self._roads[name] = Road(destination, ordered=self._setting.ordered)
+        return road
+
+    async def _work(self, road: Road) -> None:
         try:
-            while road.waiting and not self._stopping.is_set():
+            while len(road) and not self._stopping.is_set():
                 await self._advance(road)
         finally:
-            road.working = False
+            road.workers -= 1
             self._changed.set()
 
-    async def _advance(self, road: _Road) -> None:
-        """One try with the message at the head of a road."""
-        arrival = road.waiting[0]
-        if arrival.lock_until <= self._loop.time():
-            # It is somebody else's by now, or will be delivered to us again.
-            road.waiting.popleft()
-            self._return(arrival)
-            return
-        if self._setting.journal.was_accepted(self._key(arrival.facts)):
-            # It lost its lock in our hands, came again, and was sent in its first life.
-            road.waiting.popleft()
-            self._confirm(arrival)
-            return
+    async def _advance(self, road: Road) -> None:
+        """One round with what is at the head of a road."""
         try:
-            if await self._may_leave(road):
-                await self._send(road, arrival)
+            link = await self._may_leave(road)
+            if link is not None:
+                await self._send_round(road, link)
         except (Unavailable, ProtocolError) as error:
-            await self._rest(road, error.message)
+            await self._rest(road, error)
         except (ServiceRefused, EntityMissing) as error:
-            road.waiting.popleft()
-            self._awake(road)
-            decide = missing if isinstance(error, EntityMissing) else refused
-            await self._dead_letter(arrival, decide(road.destination, error.message))
+            self._refuse(road, road.take(ROUND_MOST), error)
         except SbpairError as error:
             self._give_up(error)
 
-    async def _may_leave(self, road: _Road) -> bool:
-        """Wait until the destination takes a message; False where `finish` has ended the wait."""
+    async def _may_leave(self, road: Road) -> Link | None:
+        """Wait until the destination takes a message; None where `finish` has ended the wait."""
+        patience = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as road.patience:
-                await self._primary.ready(road.destination)
+            async with patience:
+                self._patience.add(patience)
+                link = await self._primary.ready(road.destination)
         except TimeoutError:
-            return False
+            return None
         finally:
-            road.patience = None
-        return not self._stopping.is_set()
+            self._patience.discard(patience)
+        return None if self._stopping.is_set() else link
 
-    async def _send(self, road: _Road, arrival: Arrival) -> None:
-        decision = route(arrival.facts)
-        assert isinstance(decision, Send)  # noqa: S101  nothing else gets onto a road
-        journal = self._setting.journal
-        flight = journal.sending([self._key(arrival.facts)], road.destination)
+    async def _send_round(self, road: Road, link: Link) -> None:
+        """Send what may be on its way at the same time, and see what becomes of it."""
+        flights = self._pack(road, link)
         try:
-            await self._primary.send(arrival, decision)
-        except asyncio.CancelledError:
-            self._doubt(arrival, flight, "the send was cancelled")
-            raise
-        except InDoubt as error:
-            self._doubt(arrival, flight, error.message)
-            raise
+            may_leave = bool(flights) and await self._pace(road, flights)
+            if may_leave:
+                self._write_down(road, flights)
         except SbpairError:
-            journal.unsent(flight)
+            may_leave = False
             raise
-        road.waiting.popleft()
-        self._setting.tally.sent(self._source.queue, road.destination, arrival.facts.size)
-        self._spawn(self._complete(arrival), arrival)
+        finally:
+            if not may_leave:
+                road.put_back(order for flight in flights for order in flight.orders)
+        if may_leave:
+            await self._fly(road, link, flights)
+
+    def _pack(self, road: Road, link: Link) -> list[_Flight]:
+        flights: list[_Flight] = []
+        left_over: list[Order] = []
+        now = self._loop.time()
+        for group in road.next_round(self._most(road), link.room):
+            orders = [order for order in group if order.arrival.lock_until > now]
+            if len(orders) < len(group):
+                self._return_lost(group)
+            if self._setting.ttl is not TimeToLive.ORIGINAL:
+                orders = [order for order in map(self._directed_anew, orders) if order is not None]
+            if orders:
+                parcel = link.pack(orders)
+                flights.append(_Flight(orders[: parcel.count], parcel))
+                left_over += orders[parcel.count :]
+        if left_over:
+            road.put_back(left_over)
+        return flights
+
+    def _return_lost(self, orders: list[Order]) -> None:
+        """Those whose lock is over are somebody else's by now, or will be delivered to us again."""
+        for order in orders:
+            if order.arrival.lock_until <= self._loop.time():
+                self._return(order.arrival)
+
+    def _directed_anew(self, order: Order) -> Order | None:
+        """Where time counts, what was decided when a message came may be different by now."""
+        decision = self._route(order.arrival)
+        if isinstance(decision, Send):
+            return order._replace(send=decision)
+        if isinstance(decision, (DeadLetter, Expire)):
+            self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
+        return None
+
+    async def _pace(self, road: Road, flights: list[_Flight]) -> bool:
+        """Wait until so many may leave; False where they may not any more."""
+        pace = self._setting.pace
+        if pace is not None:
+            count = sum(len(flight.orders) for flight in flights)
+            seconds = pace.reserve(self._loop.time(), count, self._setting.cost(road.destination))
+            while seconds > 0.0:
+                if await self._stopped_within(seconds):
+                    return False
+                seconds = pace.paused(self._loop.time())
+            now = self._loop.time()
+            return all(order.arrival.lock_until > now for flight in flights for order in flight.orders)
+        return True
+
+    def _most(self, road: Road) -> int:
+        pace = self._setting.pace
+        if pace is None:
+            return ROUND_MOST
+        return pace.most(self._loop.time(), self._setting.cost(road.destination))
+
+    def _write_down(self, road: Road, flights: list[_Flight]) -> None:
+        keys = [[self._key(arrival) for arrival in flight.arrivals] for flight in flights]
+        for flight, number in zip(flights, self._setting.journal.sending_each(keys, road.destination), strict=True):
+            flight.number = number
+
+    async def _fly(self, road: Road, link: Link, flights: list[_Flight]) -> None:
+        """Let them leave at once, and wait for every answer. Raises the error that says why the road must rest."""
+        landed: list[_Flight] = []
+        worst: SbpairError | None = None
+        self._flying += 1
+        try:
+            for flight in flights:
+                if worst is None:
+                    worst = self._depart(road, link, flight)
+                else:
+                    self._unsent(road, flight)
+            for flight in flights:
+                if flight.answer is None:
+                    continue
+                error = await self._landed(flight)
+                flight.answer = None
+                if error is None:
+                    landed.append(flight)
+                else:
+                    worst = self._failed(road, flight, error) or worst
+        finally:
+            self._flying -= 1
+            for flight in flights:
+                if flight.answer is not None:
+                    self._doubt(flight, "the send was cancelled")
+                    road.put_back(flight.orders)
+            self._accepted(road, landed)
+        self._settle_soon()
+        if worst is not None:
+            raise worst
         self._awake(road)
-        # Last, since it raises where it cannot be written down, and accepted it is all the same.
-        journal.accepted(flight)
+
+    def _depart(self, road: Road, link: Link, flight: _Flight) -> SbpairError | None:
+        try:
+            flight.answer = link.post(flight.parcel)
+        except SbpairError as error:
+            return self._failed(road, flight, error)
+        return None
+
+    async def _landed(self, flight: _Flight) -> SbpairError | None:
+        assert flight.answer is not None  # noqa: S101  it has left
+        try:
+            await flight.answer.outcome()
+        except SbpairError as error:
+            return error
+        return None
+
+    def _accepted(self, road: Road, flights: list[_Flight]) -> None:
+        """The primary has them, whatever else goes wrong now."""
+        for flight in flights:
+            if len(flight.orders) == 1:
+                road.answered_alone(flight.orders[0], accepted=True)
+            arrivals = flight.arrivals
+            size = sum([arrival.facts.size for arrival in arrivals])
+            self._setting.tally.sent(self._source.queue, road.destination, len(arrivals), size)
+            self._to_settle += arrivals
+        try:
+            self._setting.journal.accepted_each([flight.number for flight in flights])
+        except SbpairError as error:
+            self._give_up(error)
+
+    def _settle_soon(self) -> None:
+        if self._to_settle and not self._settling:
+            self._settling = True
+            self._tasks.create_task(self._settle(), name=f"settle in {self._source.queue}")
+        if not self._flying or len(self._to_settle) >= SETTLE_AT:
+            self._gathered.set()
+
+    def _failed(self, road: Road, flight: _Flight, error: SbpairError) -> SbpairError | None:
+        """What becomes of messages that were not accepted. Answers why the road must rest, if it must."""
+        if isinstance(error, InDoubt):
+            self._doubt(flight, error.message)
+            road.put_back(flight.orders)
+            return error
+        if isinstance(error, (ServiceRefused, EntityMissing)):
+            self._setting.journal.unsent(flight.number)
+            if isinstance(error, ServiceRefused) and len(flight.orders) > 1:
+                # One of them is to blame, or their being together: they are told apart by sending them in another way.
+                road.refused_together(flight.orders)
+                road.put_back(flight.orders)
+            else:
+                self._refuse(road, flight.orders, error)
+            return None
+        self._unsent(road, flight)
+        return error
+
+    def _unsent(self, road: Road, flight: _Flight) -> None:
+        self._setting.journal.unsent(flight.number)
+        road.put_back(flight.orders)
+
+    def _refuse(self, road: Road, orders: list[Order], error: SbpairError) -> None:
+        self._awake(road)
+        decide = missing if isinstance(error, EntityMissing) else refused
+        for order in orders:
+            road.answered_alone(order, accepted=False)
+            self._spawn(self._dead_letter(order.arrival, decide(road.destination, error.message)), order.arrival)
 
     def _give_up(self, error: SbpairError) -> None:
         """No message's fault: every one of them would meet the same."""
@@ -270,77 +467,94 @@ class Mover:
         self._stopping.set()
         self._source.interrupt()
 
-    def _awake(self, road: _Road) -> None:
+    def _awake(self, road: Road) -> None:
         if road.resting is not None:
             self._setting.on_event(DestinationBack(self._source.queue, road.destination))
         road.resting, road.failures = None, 0
 
-    async def _rest(self, road: _Road, reason: str) -> None:
+    async def _rest(self, road: Road, error: SbpairError) -> None:
         road.failures += 1
-        road.resting = reason
+        road.resting = error.message
+        if isinstance(error, Throttled) and self._setting.pace is not None:
+            self._setting.pace.busy(self._loop.time())
         longest = min(REST_MOST_SECONDS, REST_SECONDS * 2 ** min(road.failures - 1, 16))
         seconds = longest * (0.5 + self._setting.jitter() / 2)
         self._setting.on_event(
-            DestinationResting(self._source.queue, road.destination, reason, seconds, len(road.waiting))
+            DestinationResting(self._source.queue, road.destination, error.message, seconds, len(road))
         )
         self._changed.set()
+        await self._stopped_within(seconds)
+
+    async def _stopped_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
+        return self._stopping.is_set()
 
     # The ends that a delivery can come to.
 
     def _confirm(self, arrival: Arrival) -> None:
         """The primary has it from before: only the backlog is still to be told."""
         self._setting.tally.ended(self._source.queue, "already_sent")
-        self._spawn(self._complete(arrival), arrival)
+        self._spawn(self._complete([arrival]), arrival)
 
-    async def _complete(self, arrival: Arrival) -> None:
+    async def _settle(self) -> None:
+        """Complete what the primary has. What comes close together goes together: it may be one range."""
+        if self._flying and len(self._to_settle) < SETTLE_AT:
+            self._gathered.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self._gathered.wait()
+        arrivals, self._to_settle = self._to_settle, []
+        self._settling = False
+        await self._complete(arrivals)
+
+    async def _complete(self, arrivals: list[Arrival]) -> None:
         """Settle what the primary has. A settlement that fails changes nothing about that."""
-        try:
-            await self._source.complete([arrival])
-        except SbpairError as error:
-            self._not_settled("completed", [arrival], error)
-        else:
-            self._setting.journal.completed([self._key(arrival.facts)])
-        self._end(arrival, None)
+        failures = await self._source.complete(arrivals)
+        done = arrivals
+        if failures:
+            self._not_settled("completed", failures)
+            failed = {id(arrival) for arrival, _ in failures}
+            done = [arrival for arrival in arrivals if id(arrival) not in failed]
+        self._setting.journal.completed([self._key(arrival) for arrival in done])
+        for arrival in arrivals:
+            self._end(arrival, None)
 
     async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
-        facts = arrival.facts
         try:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
-            self._not_settled("dead-lettered", [arrival], error)
+            self._not_settled("dead-lettered", [(arrival, error)])
             self._return(arrival)
             return
-        named = self._named(facts, decision.description)
+        named = self._named(arrival, decision.description)
         bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
         self._setting.tally.dead_lettered(named, bucket=bucket)
         self._setting.on_event(
             DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
         )
-        self._setting.journal.completed([self._key(facts)])
+        self._setting.journal.completed([self._key(arrival)])
         self._end(arrival, None)
 
     async def _release(self, arrivals: list[Arrival]) -> None:
-        try:
-            await self._source.release(arrivals)
-        except SbpairError as error:
-            # Their locks run out, or have: they are back either way.
-            self._not_settled("released", arrivals, error)
+        # Where that fails their locks run out, or have: they are back either way.
+        self._not_settled("released", await self._source.release(arrivals))
         for arrival in arrivals:
             self._return(arrival)
 
-    def _not_settled(self, what: str, arrivals: Sequence[Arrival], error: SbpairError) -> None:
-        numbers = ", ".join(str(arrival.facts.sequence_number) for arrival in arrivals[:10])
-        log.info("%s: not %s: %s: %s", self._source.queue, what, numbers, error)
-        if isinstance(error, Unavailable):
-            self.trouble = error
+    def _not_settled(self, what: str, failures: Failures) -> None:
+        if failures:
+            numbers = ", ".join(str(arrival.facts.sequence_number) for arrival, _ in failures[:10])
+            log.info("%s: not %s: %s: %s", self._source.queue, what, numbers, failures[0][1])
+        for _, error in failures:
+            if isinstance(error, Unavailable):
+                self.trouble = error
 
     def _return(self, arrival: Arrival) -> None:
-        if id(arrival) not in self._hands:
+        if not self._has(arrival):
             return
-        key = self._key(arrival.facts)
+        key = self._key(arrival)
         if self._setting.journal.was_accepted(key):
             self._end(arrival, None)  # it was counted when the primary took it
             return
@@ -348,16 +562,21 @@ class Mover:
         self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
 
     def _end(self, arrival: Arrival, bucket: str | None) -> None:
-        if self._hands.pop(id(arrival), None) is None:
+        key = self._key(arrival)
+        if self._hands.get(key) is arrival:
+            del self._hands[key]
+        elif arrival in self._elders:
+            self._elders.remove(arrival)
+        else:
             return
-        key = self._key(arrival.facts)
-        if self._by_key.get(key) is arrival:
-            del self._by_key[key]
         self._bytes -= arrival.facts.size
         self._doubtful.discard(id(arrival))
         if bucket is not None:
             self._setting.tally.ended(self._source.queue, bucket)
         self._changed.set()
+        heir = self._heirs.pop(id(arrival), None) if self._heirs else None
+        if heir is not None:
+            self._welcome(heir, seen=True)
 
     # Locks.
 
@@ -375,35 +594,42 @@ class Mover:
                 self._drop_lost(arrivals[0])
                 return
             for arrival in arrivals:
-                if id(arrival) in self._hands:
+                if self._has(arrival):
                     await self._renew([arrival])
         except SbpairError as error:
             log.info("locks of %s were not renewed: %s", self._source.queue, error)
 
     def _drop_lost(self, arrival: Arrival) -> None:
-        for road in self._roads.values():
-            # The head may be on its way this very moment: its road decides.
-            if arrival in road.waiting and road.waiting[0] is not arrival:
-                road.waiting.remove(arrival)
-                self._return(arrival)
+        # One that is on its way this very moment does not wait: its road decides.
+        if any(road.drop(arrival) for road in self._roads.values()):
+            self._return(arrival)
 
     # Small things.
 
+    def _in_hands(self) -> list[Arrival]:
+        return [*self._hands.values(), *self._elders]
+
+    def _has(self, arrival: Arrival) -> bool:
+        return self._hands.get(self._key(arrival)) is arrival or arrival in self._elders
+
     def _held(self) -> list[Arrival]:
-        return [arrival for road in self._roads.values() for arrival in road.waiting]
+        return [order.arrival for road in self._roads.values() for order in road]
 
     def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
         self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
 
-    def _doubt(self, arrival: Arrival, flight: int, why: str) -> None:
-        """Sent, and no answer: it is named once, and stays named, for it may be there twice."""
-        self._setting.journal.doubtful(flight)
-        if id(arrival) not in self._doubtful:
-            self._doubtful.add(id(arrival))
-            self._setting.tally.doubtful(self._named(arrival.facts, why))
+    def _doubt(self, flight: _Flight, why: str) -> None:
+        """Sent, and no answer: each is named once, and stays named, for it may be there twice."""
+        self._setting.journal.doubtful(flight.number)
+        for arrival in flight.arrivals:
+            if id(arrival) not in self._doubtful:
+                self._doubtful.add(id(arrival))
+                self._setting.tally.doubtful(self._named(arrival, why))
 
-    def _key(self, facts: Facts) -> Key:
-        return key_of(self._setting.namespace, facts)
+    def _key(self, arrival: Arrival) -> Key:
+        _, number, enqueued_at, message_id, *_ = arrival.facts
+        return (self._setting.namespace, self._queue, number, enqueued_at, message_id)
 
-    def _named(self, facts: Facts, reason: str) -> Named:
+    def _named(self, arrival: Arrival, reason: str) -> Named:
+        facts = arrival.facts
         return Named(self._source.queue, facts.sequence_number, facts.message_id, facts.path, reason)

@@ -6,7 +6,7 @@ exactly one bucket, and a receipt that does not balance says so itself.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
@@ -73,21 +73,22 @@ class Tally:
     """A receipt in the making."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, Counter[str]] = {}
+        self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[Named] = []
         self._doubtful: list[Named] = []
         self._repeats = 0
         self._bytes_sent = 0
 
-    def received(self, queue: str, *, repeat: bool) -> None:
-        """`repeat` is whether the message has been delivered to this run before."""
-        self._queues.setdefault(queue, Counter())["received"] += 1
-        self._repeats += repeat
+    def received(self, queue: str, count: int, *, repeats: int = 0) -> None:
+        """`repeats` is how many of the messages have been delivered to this run before."""
+        self._queues[queue]["received"] += count
+        self._repeats += repeats
 
-    def sent(self, queue: str, destination: str, size: int) -> None:
-        self._queues[queue]["sent"] += 1
-        self._destinations[destination] += 1
+    def sent(self, queue: str, destination: str, count: int, size: int) -> None:
+        """`size` is bytes, of all of them together."""
+        self._queues[queue]["sent"] += count
+        self._destinations[destination] += count
         self._bytes_sent += size
 
     def ended(self, queue: str, bucket: str) -> None:

@@ -24,8 +24,6 @@ from sbpair.move.route import TTL_HEADER_MOST_MS, Facts
 if TYPE_CHECKING:
     from sbpair.move.route import Send
 
-PARTITION_KEY = "x-opt-partition-key"
-
 REMEMBERED = 4096
 SHAPES_MOST = 4
 """How many ways to write what stands before the properties a reader remembers. One service has one or two."""
@@ -102,7 +100,7 @@ class Shape:
         self.size = len(before)
         self.header = sections.header
         self.annotations = splice.without(sections.message_annotations, envelope.SERVICE_ANNOTATIONS.__contains__)
-        self.partition_key = _partition_key(sections)
+        self.partition_key = envelope.partition_key(sections)
         layout, start = ">", 0
         for position, kind in gaps:
             layout += f"{position - start}s{kind}"
@@ -153,11 +151,6 @@ def _values(raw: bytes, codes: tuple[int, ...]) -> Iterator[tuple[Any, int]]:
         end += len(pair)
         if value[0] in codes:
             yield key, end - len(value) + 1
-
-
-def _partition_key(sections: Sections) -> str | None:
-    key = sections.read_message_annotations().get(PARTITION_KEY)
-    return str(key) if isinstance(key, str) else None
 
 
 Read = tuple["Usual", Facts, int]

@@ -18,7 +18,8 @@ from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.move.envelope import enqueued_at, is_deferred, sequence_number
 from sbpair.move.events import LaneBlocked, LaneDone, LaneFailed, LaneOpened, Progress
 from sbpair.move.mover import Mover
-from sbpair.move.wire_engine import WirePrimary, WireSource
+from sbpair.move.wire_primary import WirePrimary
+from sbpair.move.wire_source import WireSource
 from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
@@ -166,8 +167,8 @@ class Lane:
                     return
                 continue
             self._blocked_by = ()
-            source.grant(min(BATCH, mover.room))
-            arrivals = await source.take(BATCH, seconds=self._poll_seconds())
+            source.grant(mover.room)
+            arrivals = await source.take(mover.room, seconds=self._poll_seconds())
             if arrivals:
                 self._failures = self._quiet = 0
                 mover.accept(arrivals)

@@ -24,7 +24,7 @@ from sbpair.emulator.description import QueueDescription
 from sbpair.emulator.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.move import events, mover, wire_engine
+from sbpair.move import events, mover, wire_primary, wire_source
 from sbpair.syphon import lane
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending()
 
 @sync
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_engine, "SENDERS_MOST", 3)
+    monkeypatch.setattr(wire_primary, "SENDERS_MOST", 3)
     paths = [f"d{number}" for number in range(10)]
     async with world(1, *paths) as w:
         for number in range(50):
@@ -493,7 +493,7 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
     monkeypatch.setattr(mover.Setting, "hold_bytes", 100_000)
     monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
     original = syphon.Setting
-    monkeypatch.setattr(syphon, "Setting", lambda **terms: original(**terms, hold_bytes=100_000))
+    monkeypatch.setattr(syphon, "Setting", lambda *given, **terms: original(*given, **terms, hold_bytes=100_000))
     async with world() as w:
         fill(w.destination())
         w.strand(*range(30), size=20_000)
@@ -621,7 +621,7 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
     assert lane.LONG_POLL_SECONDS == 15 * 60
     monkeypatch.setattr(lane, "LONG_POLL_SECONDS", 0.02)
     asked, polled = Counter[str](), asyncio.Event()
-    on_flow, taking = Outlet.on_flow, wire_engine.WireSource.take
+    on_flow, taking = Outlet.on_flow, wire_source.WireSource.take
 
     def counted(outlet: Outlet) -> None:
         asked["flows"] += 1
@@ -634,7 +634,7 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
         return await taking(source, most, seconds=seconds)
 
     monkeypatch.setattr(Outlet, "on_flow", counted)
-    monkeypatch.setattr(wire_engine.WireSource, "take", take)
+    monkeypatch.setattr(wire_source.WireSource, "take", take)
     async with world() as w, w.watching():
         await polled.wait()
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]

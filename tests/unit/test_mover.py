@@ -19,6 +19,7 @@ from sbpair.move.mover import Mover, Setting
 from sbpair.move.route import Facts
 
 if TYPE_CHECKING:
+    from sbpair.move.engine import Order
     from sbpair.move.receipt import Receipt
 
 UNREACHABLE = errors.Unreachable("it is away")
@@ -50,14 +51,38 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Arrival:
     facts: Facts
     lock_until: float
+    partition_key: str | None = None
+
+
+@dataclass
+class Parcel:
+    arrivals: list[Arrival]
+
+    @property
+    def count(self) -> int:
+        return len(self.arrivals)
+
+
+@dataclass
+class Answer:
+    memory: Memory
+    parcel: Parcel
+
+    async def outcome(self) -> None:
+        await self.memory.answer("send", *self.parcel.arrivals)
 
 
 class Memory:
-    """A source and a destination. Each answer is the next of `answers[what]`: an error to raise, or None."""
+    """A source and a destination, and the link between. Each answer is the next of `answers[what]`: an error, or None.
+
+    `together` is how many messages leave in one parcel.
+    """
 
     queue = "q"
+    room = 100
 
-    def __init__(self, **answers: list[Any]) -> None:
+    def __init__(self, together: int = 1, **answers: list[Any]) -> None:
+        self.together = together
         self.answers = {what: deque(each) for what, each in answers.items()}
         self.done: list[tuple[str, int]] = []
         self.error: errors.SbpairError | None = None
@@ -78,17 +103,28 @@ class Memory:
         while self.answers[what]:  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
 
-    async def ready(self, _destination: str) -> None:
+    async def ready(self, _destination: str) -> Memory:
         await self.answer("ready")
+        return self
 
-    async def send(self, arrival: Any, _order: Any) -> None:
-        await self.answer("send", arrival)
+    def pack(self, orders: Sequence[Order]) -> Parcel:
+        return Parcel([order.arrival for order in orders[: self.together]])
 
-    async def complete(self, arrivals: Sequence[Any]) -> None:
-        await self.answer("complete", *arrivals)
+    def post(self, parcel: Parcel) -> Answer:
+        return Answer(self, parcel)
 
-    async def release(self, arrivals: Sequence[Any]) -> None:
-        await self.answer("release", *arrivals)
+    async def complete(self, arrivals: Sequence[Any]) -> list[Any]:
+        return await self.settled("complete", arrivals)
+
+    async def release(self, arrivals: Sequence[Any]) -> list[Any]:
+        return await self.settled("release", arrivals)
+
+    async def settled(self, what: str, arrivals: Sequence[Any]) -> list[Any]:
+        try:
+            await self.answer(what, *arrivals)
+        except errors.SbpairError as error:
+            return [(arrival, error) for arrival in arrivals]
+        return []
 
     async def dead_letter(self, arrival: Any, _reason: str, _description: str) -> None:
         await self.answer("dead_letter", arrival)

@@ -1,0 +1,113 @@
+"""One destination: what waits for it, in backlog order, and which of it may be on its way at the same time. Pure.
+
+The law: of messages that have an order among them, none leaves before those in front of it are accepted. All messages
+of a destination have one, until it turns out to take only messages of one key in a batch: then it is partitioned, knows
+no order between keys, and those of a key have one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sbpair.move.engine import Arrival, Order
+
+ROUND_MOST = 1_000
+"""How many messages leave in one round. What is larger than a batch goes in the next one."""
+
+
+class Road:
+    """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send."""
+
+    def __init__(self, destination: str, *, ordered: bool = True) -> None:
+        self.destination = destination
+        self.failures = 0
+        self.resting: str | None = None
+        self.workers = 0
+        self._ordered = ordered
+        self._waiting: deque[Order] = deque()
+        self._keyed = self._singly = False
+        self._suspects: set[int] = set()
+        self._blameless = True
+
+    def __len__(self) -> int:
+        """How many messages wait; those on their way are not among them."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Order]:
+        return iter(self._waiting)
+
+    def add(self, order: Order) -> None:
+        self._waiting.append(order)
+
+    def take(self, most: int) -> list[Order]:
+        """The first ones, off the road."""
+        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def put_back(self, orders: Iterable[Order]) -> None:
+        """What did not get through waits again, in its old place: in front of what came later."""
+        back = sorted(orders, key=attrgetter("turn"))
+        if back and self._waiting and back[-1].turn > self._waiting[0].turn:
+            self._waiting = deque(sorted([*back, *self._waiting], key=attrgetter("turn")))
+        else:
+            self._waiting.extendleft(reversed(back))
+
+    def drop(self, arrival: Arrival) -> bool:
+        """Take one that waits off the road, for it is no longer ours. False where it does not wait."""
+        for order in self._waiting:
+            if order.arrival is arrival:
+                self._waiting.remove(order)
+                return True
+        return False
+
+    def next_round(self, most: int, groups_most: int) -> list[list[Order]]:
+        """Groups of messages that may leave at the same time, each in order; taken off the road."""
+        groups: dict[str | int | None, list[Order]] = {}
+        closed: set[str | int | None] = set()
+        kept: list[Order] = []
+        for order in self.take(min(most, ROUND_MOST)):
+            alone = self._singly or order.turn in self._suspects
+            key = self._key(order, alone=alone)
+            group = groups.get(key)
+            if key in closed or (alone and group) or (group is None and len(groups) == groups_most):
+                closed.add(key)
+                kept.append(order)
+                continue
+            groups.setdefault(key, []).append(order)
+            if alone:
+                closed.add(key)
+        self._waiting.extendleft(reversed(kept))
+        return list(groups.values())
+
+    def _key(self, order: Order, *, alone: bool) -> str | int | None:
+        """What messages have in common that may not overtake each other."""
+        if alone and not self._ordered:
+            return order.turn
+        return key_of(order) if self._keyed else None
+
+    # What the destination has said.
+
+    def refused_together(self, orders: Sequence[Order]) -> None:
+        """It does not take these in one batch. One of them may be to blame, or none."""
+        if not self._keyed and len({key_of(order) for order in orders}) > 1:
+            self._keyed = True
+        else:
+            self._suspects.update(order.turn for order in orders)
+            self._blameless = True
+
+    def answered_alone(self, order: Order, *, accepted: bool) -> None:
+        """One that was refused together with others has left by itself."""
+        if order.turn not in self._suspects:
+            return
+        self._suspects.discard(order.turn)
+        self._blameless = self._blameless and accepted
+        if not self._suspects and self._blameless:
+            self._singly = True
+
+
+def key_of(order: Order) -> str | None:
+    """What decides on the partition of a message in a partitioned entity, unless it detects duplicates."""
+    return order.send.session_id or order.arrival.partition_key

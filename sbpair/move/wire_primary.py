@@ -1,0 +1,164 @@
+"""The primary's side of the engine that moves bytes: links to its destinations, and batches of raw messages on them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, batch_of, encode_map
+from sbpair.amqp.types import Symbol
+from sbpair.errors import InDoubt
+from sbpair.move.envelope import PARTITION_KEY
+from sbpair.move.road import key_of
+from sbpair.wire.client import Wire, connect
+from sbpair.wire.links import ANSWER_SECONDS, Sender
+
+if TYPE_CHECKING:
+    from sbpair.model import Endpoint
+    from sbpair.move.engine import Order, Parcel
+    from sbpair.move.wire_source import WireArrival
+    from sbpair.wire.client import GetToken
+    from sbpair.wire.links import Waiting
+
+SENDERS_MOST = 200
+"""How many links to the primary a lane keeps open."""
+
+ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
+"""What a batch may need around its members, and each of them around itself."""
+
+Now = Callable[[], float]
+
+
+@dataclass(slots=True)
+class WireParcel:
+    """`format` is the message-format of `payload`: a batch's, or a single message's."""
+
+    count: int
+    payload: bytes
+    format: int = 0
+
+
+class WireAnswer:
+    def __init__(self, link: WireLink, waiting: Waiting, seconds: float) -> None:
+        self._link = link
+        self._waiting = waiting
+        self._seconds = seconds
+
+    async def outcome(self) -> None:
+        try:
+            await self._waiting.outcome(self._seconds)
+        except InDoubt:
+            self._link.spent = True
+            raise
+
+
+class WireLink:
+    """An open link to one destination. `spent`: a peer that did not answer on it is next asked on another one."""
+
+    def __init__(self, sender: Sender, now: Now, answer_seconds: float) -> None:
+        self.sender = sender
+        self.spent = False
+        self._now = now
+        self._answer_seconds = answer_seconds
+
+    @property
+    def room(self) -> int:
+        return self.sender.credit
+
+    def pack(self, orders: Sequence[Order]) -> WireParcel:
+        now_ms = int(self._now() * 1000)
+        payloads: list[bytes] = []
+        left = self.sender.max_batch_size - ENVELOPE_BYTES
+        for order in orders:
+            payload = cast("WireArrival", order.arrival).restored(order.send, now_ms)
+            left -= len(payload) + MEMBER_BYTES
+            if payloads and left < 0:
+                break
+            payloads.append(payload)
+        if len(payloads) == 1:
+            return WireParcel(1, payloads[0])
+        return WireParcel(len(payloads), batch_of(payloads, _envelope(orders[: len(payloads)])), BATCH_FORMAT)
+
+    def post(self, parcel: Parcel) -> WireAnswer:
+        mine = cast("WireParcel", parcel)
+        return WireAnswer(self, self.sender.post(mine.payload, message_format=mine.format), self._answer_seconds)
+
+
+def _envelope(orders: Sequence[Order]) -> bytes:
+    """What is said of a batch as a whole: the key that its members share, by which the service finds the partition."""
+    first = orders[0]
+    key = key_of(first)
+    if key is None or any(key_of(order) != key for order in orders):
+        return b""
+    if first.send.session_id is not None:
+        return Properties(group_id=key).encode()
+    return encode_map(MESSAGE_ANNOTATIONS, {Symbol(PARTITION_KEY): key})
+
+
+class WirePrimary:
+    """The primary's side of a lane: a connection that is made anew when it has gone, and a sender a destination."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        get_token: GetToken | None = None,
+        now: Now = time.time,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self._connect = partial(connect, endpoint, get_token=get_token)
+        self._now = now
+        self._answer_seconds = answer_seconds
+        self._wire: Wire | None = None
+        self._open = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._links: dict[str, WireLink] = {}
+
+    async def ready(self, destination: str) -> WireLink:
+        link = await self._link(destination)
+        await link.sender.ready(seconds=self._answer_seconds)
+        return link
+
+    async def check(self) -> None:
+        """Connect and sign in, if that is still to be done. Raises AccessError, Unavailable."""
+        await self._connected()
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def _link(self, destination: str) -> WireLink:
+        # Service Bus compares paths without regard to case: one link serves every spelling.
+        name = destination.lower()
+        wire = await self._connected()
+        link = self._links.pop(name, None)
+        if link is None or link.spent or link.sender.error is not None:
+            if link is not None and link.sender.idle:
+                link.sender.close()
+            self._make_room()
+            link = WireLink(await wire.sender(destination), self._now, self._answer_seconds)
+        self._links[name] = link
+        return link
+
+    def _make_room(self) -> None:
+        """Let go of the link that was used least recently, where there are many."""
+        if len(self._links) >= SENDERS_MOST:
+            name = next((name for name, link in self._links.items() if link.sender.idle), None)
+            if name is not None:
+                self._links.pop(name).sender.close()
+
+    async def _connected(self) -> Wire:
+        # Without a turn of the loop where there is nothing to do: see `Destination.ready`.
+        if self._wire is not None and self._wire.error is None:
+            return self._wire
+        async with self._opening:
+            if self._wire is None or self._wire.error is not None:
+                self._links.clear()
+                self._wire = None
+                await self._open.aclose()
+                self._wire = await self._open.enter_async_context(self._connect())
+            return self._wire

@@ -1,0 +1,137 @@
+"""The backlog's side of the engine that moves bytes: a queue, received from by our own AMQP client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from sbpair.errors import ProtocolError, SbpairError
+from sbpair.move import envelope
+from sbpair.move.route import Facts
+from sbpair.move.usual import Reader, Usual
+from sbpair.wire.client import Wire, lock_token
+from sbpair.wire.links import ACCEPTED, RELEASED, dead_letter
+
+if TYPE_CHECKING:
+    from sbpair.amqp.events import Delivery
+    from sbpair.amqp.message import Sections
+    from sbpair.amqp.performatives import Outcome
+    from sbpair.move.engine import Arrival, Failures
+    from sbpair.move.route import Send
+    from sbpair.wire.links import Receiver
+
+LOCK_SECONDS = 60.0
+"""A backlog queue's lock, assumed where the service's answer makes no sense by this machine's clock."""
+
+_RENEW_MOST = 100
+
+log = logging.getLogger(__name__)
+
+Now = Callable[[], float]
+
+
+@dataclass(slots=True, eq=False)
+class WireArrival:
+    """`content` is None for a delivery that is no message at all; its facts say so."""
+
+    facts: Facts
+    lock_until: float
+    delivery: Delivery
+    content: Usual | Sections | None
+    partition_key: str | None = None
+
+    def restored(self, send: Send, now_ms: int) -> bytes:
+        """The message as it was before it went into the backlog, encoded."""
+        if isinstance(self.content, Usual):
+            return self.content.restored(send, now_ms)
+        assert self.content is not None  # noqa: S101  what is no message has a flaw, and no Send
+        return envelope.restored(self.content, send, now_ms)
+
+
+class WireSource:
+    def __init__(self, wire: Wire, receiver: Receiver, queue: str, now: Now = time.time) -> None:
+        self.queue = queue
+        self._wire = wire
+        self._receiver = receiver
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(queue)
+
+    @classmethod
+    async def open(cls, wire: Wire, queue: str) -> WireSource:
+        return cls(wire, await wire.receiver(queue), queue)
+
+    @property
+    def error(self) -> SbpairError | None:
+        return self._receiver.error
+
+    def grant(self, most: int) -> None:
+        # Credit costs a frame each time: there is no hurry while half of it is left.
+        if not most // 2 < self._receiver.credit <= most:
+            self._receiver.grant(most)
+
+    def interrupt(self) -> None:
+        self._receiver.interrupt()
+
+    async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
+        return [self._arrival(delivery) for delivery in await self._receiver.take(most, seconds=seconds)]
+
+    async def stop(self) -> None:
+        left = await self._receiver.stop()
+        try:
+            await self._receiver.settle(left, RELEASED)
+        except SbpairError as error:
+            log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
+
+    async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
+        return await self._settle(arrivals, ACCEPTED)
+
+    async def release(self, arrivals: Sequence[Arrival]) -> Failures:
+        return await self._settle(arrivals, RELEASED)
+
+    async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
+        for _, error in await self._settle([arrival], dead_letter(reason, description)):
+            raise error
+
+    async def renew(self, arrivals: Sequence[Arrival]) -> None:
+        mine = cast("Sequence[WireArrival]", arrivals)
+        for start in range(0, len(mine), _RENEW_MOST):
+            chunk = mine[start : start + _RENEW_MOST]
+            tokens = [lock_token(arrival.delivery.tag) for arrival in chunk]
+            moments = await self._wire.renew_locks(self.queue, tokens)
+            for arrival, until_ms in zip(chunk, moments, strict=False):
+                arrival.lock_until = self._loop_time(until_ms)
+
+    async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
+        mine = {arrival.delivery.id: arrival for arrival in cast("Sequence[WireArrival]", arrivals)}
+        # In the order in which they came: what stands together is settled in one word.
+        deliveries = [mine[number].delivery for number in sorted(mine)]
+        failures = await self._receiver.settle_each(deliveries, outcome)
+        return [(mine[delivery.id], error) for delivery, error in failures]
+
+    def _arrival(self, delivery: Delivery) -> WireArrival:
+        payload, delivery.payload = delivery.payload, b""
+        read = self._reader.read(payload)
+        if read is not None:
+            usual, facts, until_ms = read
+            return WireArrival(facts, self._loop_time(until_ms), delivery, usual, usual.partition_key)
+        try:
+            sections, facts = envelope.facts_of(self.queue, payload)
+        except ProtocolError as error:
+            # It has no id of its own, and yet is not the same as the next such.
+            name = f"delivery {delivery.tag.hex()}"
+            facts = Facts(self.queue, 0, 0, name, None, size=len(payload), flaw=error.message)
+            return WireArrival(facts, self._loop.time() + LOCK_SECONDS, delivery, None)
+        if not facts.flaw:
+            self._reader.learn(payload, sections)
+        until = self._loop_time(envelope.locked_until(sections))
+        return WireArrival(facts, until, delivery, sections, envelope.partition_key(sections))
+
+    def _loop_time(self, until_ms: int) -> float:
+        left = until_ms / 1000 - self._now()
+        # The service's clock and ours may differ: more than the usual is not believed, nor is nothing at all.
+        return self._loop.time() + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
