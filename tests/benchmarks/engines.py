@@ -24,14 +24,16 @@ from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded, backlog_queu
 from tests.node import install
 
 HERE = Path(__file__).parent
-ENGINES = ("wire", "sdk", "sdk_loop", "node", "relay")
+RELAYS = {"relay": "streams", "relay_protocol": "protocol"}
+ENGINES = ("wire", "sdk", "sdk_loop", "node", *RELAYS)
+SIDES = ("PRIMARY", "SECONDARY")
 SYPHON = (sys.executable, "-m", "sbpair", "syphon")
 
 SECONDS_A_MESSAGE = 0.01
 """Slower than this is no engine but one that hangs."""
 
 RELAYED_LEAST = 200_000
-"""The relay is given the bytes of at least so many messages: it is done with fewer before there is anything to measure."""
+"""The relay is given the bytes of at least so many messages: with fewer there is nothing to measure."""
 
 
 class NotHere(Exception):
@@ -40,7 +42,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement. `cpu_s` is without what starting costs where `start_s` is 0, else with it."""
+    """One measurement. `start_s` is what of `cpu_s` the same process takes when there is nothing to do."""
 
     messages: int
     cpu_s: float
@@ -50,8 +52,10 @@ class Run:
 
 
 def measure(engine: str, count: int, *, round_trip_ms: float = 0.0) -> Run:
-    """Move `count` messages by an engine. Raises NotHere; RuntimeError where one of them did not arrive as it should."""
-    return relayed(count) if engine == "relay" else moved(command(engine), count, round_trip_ms=round_trip_ms)
+    """Move `count` messages by an engine. Raises NotHere; RuntimeError where one did not arrive as it should."""
+    if engine in RELAYS:
+        return relayed(RELAYS[engine], count)
+    return moved(command(engine), count, round_trip_ms=round_trip_ms)
 
 
 def command(engine: str) -> tuple[list[str], dict[str, str]]:
@@ -104,14 +108,11 @@ def _far_away(round_trip_ms: float, ports: list[int]) -> Iterator[dict[str, str]
             proxy.terminate()
 
 
-SIDES = ("PRIMARY", "SECONDARY")
-
-
-def relayed(count: int) -> Run:
+def relayed(kind: str, count: int) -> Run:
     """What it costs to do nothing with the bytes of so many messages."""
     messages = max(count, RELAYED_LEAST)
-    script = [sys.executable, str(HERE / "relay.py")]
-    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as relay:
+    script = [sys.executable, "-m", "tests.benchmarks.relay"]
+    with subprocess.Popen([*script, kind], stdout=subprocess.PIPE, text=True) as relay:
         assert relay.stdout is not None
         port = relay.stdout.readline().strip()
         size = Stranded(messages, 0).size

@@ -1,58 +1,92 @@
 """The floor: bytes from one socket to another through asyncio, and nothing done with them.
 
-python relay.py: prints its port, takes two connections, carries the first's bytes to the second until they end, and
-prints what that cost: {"cpu_s", "seconds", "rss_mb", "bytes"}.
-python relay.py PORT BYTES: the other process, which feeds and drains it.
+python -m tests.benchmarks.relay KIND: prints its port, takes two connections, carries the first's bytes to the second
+until they end, and prints what that cost: {"cpu_s", "seconds", "rss_mb", "bytes"}. `streams` reads and writes as anybody
+would, 64 KB at a time; `protocol` leaves out all that asyncio can do without.
+python -m tests.benchmarks.relay PORT BYTES: the other process, which feeds and drains it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import socket
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-CHUNK = 256 * 1024
+from tests.benchmarks.processes import peak_mb
+
+READ, CHUNK = 64 * 1024, 256 * 1024
+LOCAL = "127.0.0.1"
+
+
+class Ends:
+    """Both connections, in the order in which they were made; and how many bytes have been carried."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.both = asyncio.Event()
+        self.over = asyncio.Event()
+        self.carried = 0
+
+    def add(self, end: Any) -> None:
+        self.made.append(end)
+        if len(self.made) == 2:
+            self.both.set()
+
+
+async def streams(ends: Ends) -> asyncio.Server:
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.add((reader, writer))
+        if len(ends.made) == 2:
+            (source, _), (_, sink) = ends.made
+            while data := await source.read(READ):
+                ends.carried += len(data)
+                sink.write(data)
+                await sink.drain()
+            ends.over.set()
+        await ends.over.wait()
+        writer.close()
+
+    return await asyncio.start_server(on_connection, LOCAL, 0)
 
 
 class End(asyncio.Protocol):
-    """One of the two connections: what comes here leaves at the other, no faster than that takes it."""
+    """One of the two connections: what comes to the first leaves at the second, no faster than that takes it."""
 
-    def __init__(self, ends: list[End], over: asyncio.Event) -> None:
+    def __init__(self, ends: Ends) -> None:
         self._ends = ends
-        self._over = over
-        self._other: End | None = None
         self.transport: Any = None
-        self.carried = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self._ends.append(self)
-        if len(self._ends) == 2:
-            first, second = self._ends
-            first._other, second._other = second, first
-            first.transport.resume_reading()
-        else:
+        self._ends.add(self)
+        if len(self._ends.made) == 1:
             self.transport.pause_reading()
+        else:
+            self._ends.made[0].transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self.carried += len(data)
-        cast("End", self._other).transport.write(data)
+        self._ends.carried += len(data)
+        self._ends.made[1].transport.write(data)
 
     def pause_writing(self) -> None:
-        cast("End", self._other).transport.pause_reading()
+        self._ends.made[0].transport.pause_reading()
 
     def resume_writing(self) -> None:
-        cast("End", self._other).transport.resume_reading()
+        self._ends.made[0].transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  either way it is over
-        self._over.set()
-        cast("End", self._other).transport.close()
+        self._ends.over.set()
+        self._ends.made[1].transport.close()
+
+
+async def protocol(ends: Ends) -> asyncio.Server:
+    return await asyncio.get_running_loop().create_server(lambda: End(ends), LOCAL, 0)
 
 
 def spent() -> tuple[float, float]:
@@ -60,23 +94,22 @@ def spent() -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, time.perf_counter()
 
 
-async def relay() -> None:
-    ends: list[End] = []
-    over = asyncio.Event()
-    server = await asyncio.get_running_loop().create_server(lambda: End(ends, over), "127.0.0.1", 0)
-    before = spent()
+async def relay(kind: str) -> None:
+    ends = Ends()
+    server = await {"streams": streams, "protocol": protocol}[kind](ends)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
-    await over.wait()
+    await ends.both.wait()
+    before = spent()
+    await ends.over.wait()
     cpu_s, seconds = (after - was for after, was in zip(spent(), before, strict=True))
     server.close()
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    told = {"cpu_s": cpu_s, "seconds": seconds, "rss_mb": int(peak.split()[1]) * 1024 / 1e6, "bytes": ends[0].carried}
+    told = {"cpu_s": cpu_s, "seconds": seconds, "rss_mb": peak_mb(os.getpid()), "bytes": ends.carried}
     sys.stdout.write(json.dumps(told) + "\n")
 
 
 def feed(port: int, count: int) -> None:
-    with socket.create_connection(("127.0.0.1", port)) as source, socket.create_connection(("127.0.0.1", port)) as sink:
+    with socket.create_connection((LOCAL, port)) as source, socket.create_connection((LOCAL, port)) as sink:
         feeder = threading.Thread(target=_write, args=(source, count))
         feeder.start()
         while sink.recv(CHUNK):
@@ -92,7 +125,7 @@ def _write(source: socket.socket, count: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        asyncio.run(relay())
+    if len(sys.argv) == 2:
+        asyncio.run(relay(sys.argv[1]))
     else:
         feed(*map(int, sys.argv[1:]))

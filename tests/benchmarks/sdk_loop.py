@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
@@ -17,7 +17,7 @@ BATCH = 100
 IDLE_SECONDS = 1
 PATH, SESSION_ID, TTL, SCHEDULED = b"x-ms-path", b"x-ms-sessionid", b"x-ms-timetolive", b"x-ms-scheduledenqueuetimeutc"
 ALIASES = (PATH, SESSION_ID, TTL, SCHEDULED)
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def restored(message: ServiceBusReceivedMessage) -> tuple[str, ServiceBusMessage]:

@@ -90,7 +90,13 @@ def _start(runs: dict[Key, list[Run]], engine: str) -> float:
 
 
 def _ratios(costs: dict[str, float]) -> Iterable[tuple[str, float]]:
-    for many, few in (("sdk_loop", "wire"), ("node", "wire"), ("sdk", "wire"), ("wire", "relay")):
+    for many, few in (
+        ("sdk_loop", "wire"),
+        ("node", "wire"),
+        ("sdk", "wire"),
+        ("wire", "relay"),
+        ("wire", "relay_protocol"),
+    ):
         if many in costs and few in costs:
             yield f"{many}_to_{few}", round(costs[many] / costs[few], 2)
 
@@ -104,7 +110,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--backlog", type=int, nargs="*", default=[10_000, 100_000], help="add 1000000 if there is time")
+    parser.add_argument(
+        "--backlog", type=int, nargs="*", default=[10_000, 100_000], help="add 1000000 if there is time"
+    )
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     told = document(options.messages, options.engine, options.backlog, options.rounds)
