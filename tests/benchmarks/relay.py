@@ -1,9 +1,8 @@
 """The floor: bytes from one socket to another through asyncio, and nothing done with them.
 
-python -m tests.benchmarks.relay KIND: prints its port, takes two connections, carries the first's bytes to the second
-until they end, and prints what that cost: {"cpu_s", "seconds", "rss_mb", "bytes"}. `streams` reads and writes as anybody
-would, 64 KB at a time; `protocol` leaves out all that asyncio can do without.
-python -m tests.benchmarks.relay PORT BYTES: the other process, which feeds and drains it.
+With KIND it prints its port, takes two connections, carries the first's bytes to the second until they end, and prints
+what that cost: {"cpu_s", "seconds", "rss_mb", "bytes"}. `streams` reads and writes as anybody would, 64 KB at a time;
+`protocol` leaves out all that asyncio can do without. With PORT BYTES it is the other process, which feeds and drains.
 """
 
 from __future__ import annotations
