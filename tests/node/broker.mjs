@@ -35,6 +35,14 @@ message.decode = (raw) => Object.assign(decode(raw), { raw });
 
 const outcome = (name, fields) => message[name](fields).described();
 
+// Says one delivery's outcome in a frame of its own. rhea joins what it is told in one turn: two that follow one another go
+// out with the outcome of the first, even where they differ. So only those that are accepted are left to it.
+function say(delivery, state, settled) {
+  const { link, id } = delivery;
+  link.session.output(frames.disposition({ role: link.is_receiver(), first: id, last: id, state, settled }));
+  Object.assign(delivery, { state, settled });
+}
+
 function note(...entry) {
   told.log.push(entry);
 }
@@ -142,7 +150,8 @@ function settled(name, settle) {
     note("settled", taken.id, name, error?.description ?? null);
     if (!settle) back(taken, 0);
     // As the service does: settled, with the outcome that was asked for.
-    delivery.update(true, outcome(name, error ? { error } : undefined));
+    if (name === "accepted") delivery.update(true, outcome(name));
+    else say(delivery, outcome(name, error ? { error } : undefined), true);
     // That ends it, and nobody answers; rhea would wait for a word, and keep the place for good.
     delivery.remote_settled = true;
     pump({ sender });
@@ -189,6 +198,12 @@ function members({ message: whole, format }) {
   return found;
 }
 
+const FIELDS = {
+  released: () => undefined,
+  modified: () => ({ delivery_failed: true }),
+  rejected: (id) => ({ error: { condition: "amqp:not-allowed", description: `${id} is not wanted` } }),
+};
+
 function take(context) {
   const { connection, receiver, delivery } = context;
   const all = members(context);
@@ -201,9 +216,7 @@ function take(context) {
   if (answer === "accepted") for (const each of all) note("stored", receiver.target.address, each.raw.toString("base64"), shown(each));
   if (seen === wanted.dropAfterStore) return drop(connection);
   if (answer === "accepted") delivery.accept();
-  else if (answer === "released") delivery.release();
-  else if (answer === "modified") delivery.modified({ delivery_failed: true });
-  else delivery.reject({ condition: "amqp:not-allowed", description: `${id} is not wanted` });
+  else say(delivery, outcome(answer, FIELDS[answer](id)), !wanted.settlesSecond);
 }
 
 // What rhea reads in it.
