@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 
 from sbpair import syphon
-from sbpair.amqp.message import Sections
+from sbpair.amqp.codec import encode
+from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
 from sbpair.backlog import queue_path
 from sbpair.drill.compare import differences
 from sbpair.drill.corpus import Original, originals
 from sbpair.model import Endpoint, Pair, SasKey
 from sbpair.move import mover
 from sbpair.syphon import lane
+from sbpair.wire.client import connect
 
 BROKER = Path(__file__).parents[1] / "node" / "broker.mjs"
 TEST_SECONDS = 60.0
@@ -209,6 +211,23 @@ def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
         }
         for each in plain
     ]
+
+
+def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None:
+    messages = [message for message in corpus() if message.destination == "orders"]
+    payload = b"".join(section(DATA, encode(message.sections.join())) for message in messages)
+
+    async def main() -> Broker:
+        async with asyncio.timeout(TEST_SECONDS), running(node, modules, {}, maxFrameSize=512) as broker:
+            async with connect(broker.pair.primary) as wire:
+                await (await wire.sender("orders")).send(payload, message_format=BATCH_FORMAT)
+            await broker.stop()
+        return broker
+
+    broker = asyncio.run(main())
+    assert broker.told["violations"] == []
+    assert [base64.b64decode(raw) for _, raw, _ in broker.of("stored")] == [each.sections.join() for each in messages]
+    assert [message_format for *_, message_format in broker.of("answered")] == [BATCH_FORMAT]
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["settled at once", "settled by the sender first"])

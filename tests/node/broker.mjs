@@ -110,10 +110,8 @@ function encoded(value) {
 function aliased({ body, aliases, ...properties }) {
   const own = { "x-ms-path": aliases.path, kept: "yes" };
   if (aliases.sessionId) own["x-ms-sessionid"] = aliases.sessionId;
-  if (aliases.ttlTicks) {
-    const span = types.wrap_long(aliases.ttlTicks);
-    own["x-ms-timetolive"] = types.wrap_described(span, types.wrap_symbol("com.microsoft:timespan"));
-  }
+  const span = aliases.ttlTicks && types.wrap_long(aliases.ttlTicks);
+  if (span) own["x-ms-timetolive"] = types.wrap_described(span, "com.microsoft:timespan");
   if (aliases.scheduledAt) own["x-ms-scheduledenqueuetimeutc"] = types.wrap_timestamp(aliases.scheduledAt);
   return { ...properties, application_properties: own, body: message.data_section(Buffer.from(body)) };
 }
@@ -207,16 +205,23 @@ const FIELDS = {
 function take(context) {
   const { connection, receiver, delivery } = context;
   const all = members(context);
-  if (++seen === wanted.dropBeforeAccept) return drop(connection);
+  const before = seen;
+  seen += all.length;
+  const reached = (nth) => before < nth && nth <= seen;
+  if (reached(wanted.dropBeforeAccept)) return drop(connection);
   const id = all.map((each) => each.message_id).find((each) => wanted.answers[each]?.length);
   const answer = id === undefined ? "accepted" : wanted.answers[id][0];
   // A refusal stays one; everything else is said once.
   if (id !== undefined && answer !== "rejected") wanted.answers[id].shift();
   note("answered", answer, all.map((each) => each.message_id), receiver.target.address, context.format ?? 0);
-  if (answer === "accepted") for (const each of all) note("stored", receiver.target.address, each.raw.toString("base64"), shown(each));
-  if (seen === wanted.dropAfterStore) return drop(connection);
+  if (answer === "accepted") for (const each of all) store(receiver.target.address, each);
+  if (reached(wanted.dropAfterStore)) return drop(connection);
   if (answer === "accepted") delivery.accept();
   else say(delivery, outcome(answer, FIELDS[answer](id)), !wanted.settlesSecond);
+}
+
+function store(destination, each) {
+  note("stored", destination, each.raw.toString("base64"), shown(each));
 }
 
 // What rhea reads in it.
