@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -21,6 +22,7 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from sbpair.emulator.description import QueueDescription
 from sbpair.emulator.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
+from tests.node import install
 
 if TYPE_CHECKING:
     from sbpair.emulator.namespace import Namespace
@@ -188,3 +190,21 @@ def official(request: pytest.FixtureRequest) -> Iterator[Official]:
     official = Official(request.param)
     yield official
     official.close()
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """The program that runs JavaScript."""
+    try:
+        return install.node()
+    except install.NotHere as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def modules() -> Path:
+    """Where the packages for Node.js are installed."""
+    try:
+        return install.modules()
+    except install.NotHere as error:
+        pytest.skip(str(error))

@@ -5,11 +5,9 @@ Its checks are in tests/node/checks.mjs. All run in one process of Node, at once
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,40 +17,8 @@ import pytest
 from sbpair.emulator.testing import Setup
 
 HERE = Path(__file__).parents[1] / "node"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"
-INSTALL_SECONDS = 120
 RUN_SECONDS = 60
 CHECKS = re.findall(r'^  "([^"]+)": async', (HERE / "checks.mjs").read_text(), flags=re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def node() -> str:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("there is no Node.js here")
-    return node
-
-
-@pytest.fixture(scope="module")
-def modules() -> Path:
-    """Where the client is installed, once for each version of it that is asked for."""
-    wanted = (HERE / "package.json").read_bytes()
-    place = CACHE / f"node-{hashlib.sha256(wanted).hexdigest()[:12]}"
-    done = place / "installed"
-    if done.exists():
-        return place
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("there is no npm here to install the client with")
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "package.json").write_bytes(wanted)
-    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0"]
-    try:
-        subprocess.run(install, cwd=place, check=True, capture_output=True, timeout=INSTALL_SECONDS)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        pytest.skip("the client for JavaScript is not in the cache, and the npm registry cannot be reached")
-    done.touch()
-    return place
 
 
 @pytest.fixture(scope="module")

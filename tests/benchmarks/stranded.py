@@ -1,0 +1,202 @@
+"""A backlog to move: messages with everything an old client left on them, put in fast, and looked for afterwards.
+
+The law of this file: a run counts only when every message is in its destination once, restored, and none is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from sbpair.amqp.codec import encode
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    BATCH_FORMAT,
+    DATA,
+    MESSAGE_ANNOTATIONS,
+    Header,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+    section,
+)
+from sbpair.amqp.types import Int, Symbol, Timestamp, Value
+from sbpair.backlog import Aliases, queue_path, queue_spec, write_aliases
+from sbpair.bus.atom import open_queues
+from sbpair.model import Endpoint, QueueSpec
+from sbpair.wire.client import Wire, connect
+
+if TYPE_CHECKING:
+    from sbpair.wire.links import Sender
+
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+QUEUES = 4
+DESTINATIONS, WITH_SESSIONS, SESSIONS = 8, (0, 4), 4
+SCHEDULED_EVERY = 10
+PERIOD = math.lcm(DESTINATIONS * SESSIONS, SCHEDULED_EVERY)
+"""After so many messages they repeat, but for their ids."""
+
+SCHEDULE, ENQUEUED, SEQUENCE_NUMBER = "x-opt-scheduled-enqueue-time", "x-opt-enqueued-time", "x-opt-sequence-number"
+CONTENT_TYPE = "application/octet-stream"
+OWN: dict[Value, Value] = {"customer": "fabrikam", "attempt": Int(1)}
+DAY_TICKS, DAY_MS, HOUR_MS = 864_000_000_000, 86_400_000, 3_600_000
+BATCH, FLIGHT, PAGE = 100, 8, 500
+BODY = b"x" * 1024
+_NUMBER = b"000000000"
+
+
+def destination(number: int) -> str:
+    return f"destination-{number % DESTINATIONS}"
+
+
+def session_id(number: int) -> str | None:
+    return f"session-{number // DESTINATIONS % SESSIONS}" if number % DESTINATIONS in WITH_SESSIONS else None
+
+
+def backlog_queues() -> list[str]:
+    return [queue_path(PRIMARY, index) for index in range(QUEUES)]
+
+
+class Stranded:
+    """`count` messages; `now_ms` is what their schedules count from."""
+
+    def __init__(self, count: int, now_ms: int) -> None:
+        self.count = count
+        self._scheduled_at = now_ms + HOUR_MS
+        self._templates = [self.sections(number).join().replace(b"%09d" % number, _NUMBER) for number in range(PERIOD)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return self.count * sum(map(len, self._templates)) // PERIOD
+
+    def message(self, number: int) -> bytes:
+        """It as it waits in the backlog, encoded."""
+        return self._templates[number % PERIOD].replace(_NUMBER, b"%09d" % number)
+
+    def scheduled_at(self, number: int) -> int | None:
+        return self._scheduled_at if number % SCHEDULED_EVERY == SCHEDULED_EVERY - 1 else None
+
+    def sections(self, number: int) -> Sections:
+        aliases = Aliases(destination(number), session_id(number), DAY_TICKS, self.scheduled_at(number))
+        own = {**OWN, **write_aliases(aliases)}
+        return Sections(
+            properties=Properties(message_id=f"{number:09d}", content_type=CONTENT_TYPE).encode(),
+            application_properties=encode_map(APPLICATION_PROPERTIES, own),
+            body=data_body(BODY),
+        )
+
+    def restored(self, number: int, *, enqueued_at: int) -> Sections:
+        """It as the primary should show it."""
+        annotations: dict[Value, Value] = {Symbol(ENQUEUED): Timestamp(enqueued_at)}
+        if (at := self.scheduled_at(number)) is not None:
+            annotations[Symbol(SCHEDULE)] = Timestamp(at)
+        named = Properties(message_id=f"{number:09d}", content_type=CONTENT_TYPE, group_id=session_id(number))
+        return Sections(
+            header=Header(ttl=DAY_MS).encode(),
+            message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations),
+            properties=named.encode(),
+            application_properties=encode_map(APPLICATION_PROPERTIES, OWN),
+            body=data_body(BODY),
+        )
+
+    def batches(self) -> list[tuple[int, range]]:
+        """(backlog queue, the numbers of its messages), in turns."""
+        starts = range(0, self.count, BATCH)
+        return [(start // BATCH % QUEUES, range(start, min(start + BATCH, self.count))) for start in starts]
+
+    async def create(self, primary: Endpoint, secondary: Endpoint) -> None:
+        """Make the queues of both sides."""
+        async with open_queues(primary) as control:
+            for number in range(DESTINATIONS):
+                wants = session_id(number) is not None
+                await control.create(QueueSpec(destination(number), max_size_in_megabytes=5120, requires_session=wants))
+        async with open_queues(secondary) as control:
+            for index in range(QUEUES):
+                await control.create(queue_spec(PRIMARY, index))
+
+    async def fill(self, secondary: Endpoint) -> None:
+        async with connect(secondary) as wire:
+            senders = [await wire.sender(queue) for queue in backlog_queues()]
+            batches = self.batches()
+            for start in range(0, len(batches), FLIGHT):
+                chunk = batches[start : start + FLIGHT]
+                await asyncio.gather(*(self._send(senders[index], numbers) for index, numbers in chunk))
+
+    async def _send(self, sender: Sender, numbers: range) -> None:
+        payload = b"".join(section(DATA, encode(self.message(number))) for number in numbers)
+        await sender.send(payload, message_format=BATCH_FORMAT)
+
+    async def check(self, primary: Endpoint, secondary: Endpoint) -> float:
+        """Look at every message that has arrived; answers how many came in a second. Raises RuntimeError."""
+        async with open_queues(secondary) as control:
+            left = [(await control.counts(queue)).total for queue in backlog_queues()]
+        if any(left):
+            raise RuntimeError(f"the backlog queues still hold {left}")
+        found = Found(self)
+        async with connect(primary) as wire:
+            for number in range(min(DESTINATIONS, self.count)):
+                async for payload in _peeked(wire, destination(number)):
+                    found.see(destination(number), Sections.split(payload))
+        return found.rate()
+
+
+class Found:
+    """The messages that have arrived, by their numbers, and when the first and the last of them did."""
+
+    def __init__(self, stranded: Stranded) -> None:
+        self._stranded = stranded
+        self._seen = bytearray(stranded.count)
+        self._first, self._last = math.inf, 0
+
+    def see(self, where: str, message: Sections) -> None:
+        """Raises RuntimeError where a message is not what was sent, or not where it should be."""
+        number = int(message.read_properties().message_id)
+        annotations = message.read_message_annotations()
+        enqueued_at = int(annotations.get(ENQUEUED, 0))
+        found, wanted = (
+            (where, *_told(message)),
+            (
+                destination(number),
+                *_told(self._stranded.restored(number, enqueued_at=enqueued_at)),
+            ),
+        )
+        if found != wanted:
+            raise RuntimeError(f"message {number} arrived as {found}, not as {wanted}")
+        self._seen[number] += 1
+        if SCHEDULE not in annotations:
+            self._first, self._last = min(self._first, enqueued_at), max(self._last, enqueued_at)
+
+    def rate(self) -> float:
+        """Messages a second. Raises RuntimeError where not every message is there once."""
+        missing = self._seen.count(0)
+        twice = len(self._seen) - missing - self._seen.count(1)
+        if missing or twice:
+            raise RuntimeError(f"{missing} messages did not arrive, {twice} did twice")
+        return 1000 * len(self._seen) / max(1, self._last - self._first)
+
+
+def _told(message: Sections) -> tuple[object, ...]:
+    """What a message says, whoever encoded it and with whichever types."""
+    properties = message.read_properties()
+    own = {str(key): str(value) for key, value in message.read_application_properties().pairs}
+    return (
+        str(properties.message_id),
+        str(properties.content_type),
+        properties.group_id,
+        message.read_header().ttl,
+        message.read_message_annotations().get(SCHEDULE),
+        own,
+        message.body,
+    )
+
+
+async def _peeked(wire: Wire, queue: str) -> AsyncIterator[bytes]:
+    start = 0
+    while payloads := await wire.peek(queue, start, PAGE):
+        for payload in payloads:
+            yield payload
+        start = int(Sections.split(payloads[-1]).read_message_annotations()[SEQUENCE_NUMBER]) + 1

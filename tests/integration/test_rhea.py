@@ -1,0 +1,295 @@
+"""The syphon against a broker built on rhea, which shares no code with anything here. See tests/node/broker.mjs.
+
+What holds in every one of these: a message is settled in the backlog only after the primary has accepted it, and not a
+frame is larger, a transfer earlier or a delivery more than rhea has allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import syphon
+from sbpair.amqp.codec import encode
+from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
+from sbpair.backlog import queue_path
+from sbpair.drill.compare import differences
+from sbpair.drill.corpus import Original, originals
+from sbpair.model import Endpoint, Pair, SasKey
+from sbpair.move import mover
+from sbpair.syphon import lane
+from sbpair.wire.client import connect
+
+BROKER = Path(__file__).parents[1] / "node" / "broker.mjs"
+TEST_SECONDS = 60.0
+QUEUES = 2
+MESSAGES = 60
+NOW_MS = 1_800_000_000_000
+KEY = SasKey("RootManageSharedAccessKey", "no secret")
+PLAIN_TERMS = {
+    "maxFrameSize": 65_536,
+    "window": 2_048,
+    "creditWindow": 1_000,
+    "settlesSecond": False,
+    "answersDrain": True,
+    "answers": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
+
+
+class Broker:
+    """A running broker. `told` is what it has seen, once it has been stopped."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ports: dict[str, int]) -> None:
+        self._process = process
+        self.pair = Pair(
+            "p", _endpoint("contoso", ports["primary"]), _endpoint("contoso-dr", ports["secondary"]), QUEUES
+        )
+        self.told: dict[str, Any] = {}
+
+    async def stop(self) -> None:
+        out, _ = await self._process.communicate(b"")
+        self.told = json.loads(out)
+
+    def of(self, kind: str) -> list[list[Any]]:
+        return [entry[1:] for entry in self.told["log"] if entry[0] == kind]
+
+    def settled(self, outcome: str) -> list[str]:
+        return [message_id for message_id, name, _ in self.of("settled") if name == outcome]
+
+
+def _endpoint(name: str, port: int) -> Endpoint:
+    return Endpoint(name, f"127.0.0.1:{port}", "127.0.0.1", port, tls=False, credential=KEY, emulator=True)
+
+
+@asynccontextmanager
+async def running(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> AsyncIterator[Broker]:
+    process = await asyncio.create_subprocess_exec(
+        *(node, str(BROKER)),
+        env={"PATH": os.environ["PATH"], "MODULES": f"{modules}/"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=64 * 1024 * 1024,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({**PLAIN_TERMS, **terms, "backlog": backlog}).encode() + b"\n")
+        yield Broker(process, json.loads(await process.stdout.readline()))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def in_backlog(messages: list[Original]) -> dict[str, Any]:
+    """The messages by their backlog queues, without the sections that a service writes."""
+    queues: dict[str, Any] = {queue_path("contoso", index): [] for index in range(QUEUES)}
+    for message in messages:
+        sections = Sections.split(message.in_backlog())
+        sections.header = sections.message_annotations = b""
+        queue = queue_path("contoso", message.number % QUEUES)
+        queues[queue].append({"id": message.message_id, "raw": base64.b64encode(sections.join()).decode()})
+    return queues
+
+
+def corpus(count: int = MESSAGES) -> list[Original]:
+    """Messages of all types, but for what the service adds: the broker writes headers and annotations itself."""
+    found = originals(count, now_ms=NOW_MS)
+    for each in found:
+        each.sections.header = each.sections.message_annotations = b""
+    return found
+
+
+def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, syphon.Result]:
+    async def main() -> tuple[Broker, syphon.Result]:
+        async with asyncio.timeout(TEST_SECONDS), running(node, modules, backlog, **terms) as broker:
+            result = await syphon.run(broker.pair, once=True)
+            await broker.stop()
+        return broker, result
+
+    broker, result = asyncio.run(main())
+    assert result.receipt.balanced
+    assert broker.told["violations"] == []
+    assert_settled_after_accept(broker)
+    return broker, result
+
+
+def assert_settled_after_accept(broker: Broker) -> None:
+    stored = set()
+    for kind, *entry in broker.told["log"]:
+        if kind == "stored":
+            stored.add(entry[2]["message_id"])
+        elif kind == "settled" and entry[1] == "accepted":
+            assert entry[0] in stored, f"{entry[0]} was completed before the primary had it"
+
+
+def assert_whole(broker: Broker, messages: list[Original], *, but: tuple[str, ...] = (), twice: bool = False) -> None:
+    """Every message is in its destination, as it was sent: once, or `twice` at most."""
+    by_id = {message.message_id: message for message in messages}
+    arrived: Counter[str] = Counter()
+    for destination, raw, shown in broker.of("stored"):
+        message = by_id[shown["message_id"]]
+        arrived[message.message_id] += 1
+        assert destination == message.destination
+        assert differences(message, base64.b64decode(raw)) == []
+        assert shown.get("group_id") == message.session_id
+        assert shown["schedule"] == message.scheduled_at
+    assert set(arrived) == set(by_id) - set(but)
+    assert twice or set(arrived.values()) == {1}
+
+
+TERMS: dict[str, dict[str, Any]] = {
+    "rhea's own": {},
+    "frames of 512 bytes": {"maxFrameSize": 512},
+    "a window of 4": {"window": {"incoming": 4, "outgoing": 2_048}},
+    "frames of 512 bytes and a window of 4": {"maxFrameSize": 512, "window": {"incoming": 4, "outgoing": 2_048}},
+    "a credit of 1": {"creditWindow": 1},
+    "a credit of 3, and settled by the sender first": {"creditWindow": 3, "settlesSecond": True},
+    "few deliveries at once": {"window": {"incoming": 2_048, "outgoing": 3}},
+    "no word on a drain": {"answersDrain": False},
+}
+
+
+@pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
+def test_every_message_arrives_as_it_was_sent(node: str, modules: Path, terms: dict[str, Any]) -> None:
+    messages = corpus()
+    broker, result = moved(node, modules, in_backlog(messages), **terms)
+    assert_whole(broker, messages)
+    assert_in_order(broker, messages)
+    assert (result.exit_code, result.receipt.sent) == (0, MESSAGES)
+    assert sorted(broker.settled("accepted")) == sorted(message.message_id for message in messages)
+    assert not any(broker.told["left"].values())
+    if "maxFrameSize" in terms:
+        assert broker.told["largestFrame"] <= terms["maxFrameSize"]
+        assert broker.told["transfers"] > 5 * MESSAGES
+
+
+def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
+    scheduled_at = NOW_MS + 3_600_000
+    aliases = [
+        {"path": "orders"},
+        {"path": "orders", "sessionId": "s-1"},
+        {"path": "billing/invoices", "ttlTicks": 600_000_000},
+        {"path": "orders", "sessionId": "\u2603", "ttlTicks": 36_000_000_000, "scheduledAt": scheduled_at},
+    ]
+    named = [f"m{number}" for number in range(len(aliases))]
+    plain = [
+        {"message_id": name, "subject": "a subject", "body": f"body of {name}", "aliases": each}
+        for name, each in zip(named, aliases, strict=True)
+    ]
+    queue = [{"id": each["message_id"], "plain": each} for each in plain]
+    broker, result = moved(node, modules, {queue_path("contoso", 0): queue, queue_path("contoso", 1): []})
+    assert (result.exit_code, result.receipt.sent) == (0, len(plain))
+    arrived = {shown["message_id"]: (destination, shown) for destination, _, shown in broker.of("stored")}
+    assert {name: destination for name, (destination, _) in arrived.items()} == {
+        each["message_id"]: each["aliases"]["path"] for each in plain
+    }
+    assert [arrived[name][1] for name in named] == [
+        {
+            "message_id": each["message_id"],
+            "schedule": each["aliases"].get("scheduledAt"),
+            "content": each["body"],
+            "own": ["kept"],
+            **({"group_id": each["aliases"]["sessionId"]} if "sessionId" in each["aliases"] else {}),
+            **({"ttl": each["aliases"]["ttlTicks"] // 10_000} if "ttlTicks" in each["aliases"] else {}),
+        }
+        for each in plain
+    ]
+
+
+def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None:
+    messages = [message for message in corpus() if message.destination == "orders"]
+    payload = b"".join(section(DATA, encode(message.sections.join())) for message in messages)
+
+    async def main() -> Broker:
+        async with asyncio.timeout(TEST_SECONDS), running(node, modules, {}, maxFrameSize=512) as broker:
+            async with connect(broker.pair.primary) as wire:
+                await (await wire.sender("orders")).send(payload, message_format=BATCH_FORMAT)
+            await broker.stop()
+        return broker
+
+    broker = asyncio.run(main())
+    assert broker.told["violations"] == []
+    assert [base64.b64decode(raw) for _, raw, _ in broker.of("stored")] == [each.sections.join() for each in messages]
+    assert [message_format for *_, message_format in broker.of("answered")] == [BATCH_FORMAT]
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["settled at once", "settled by the sender first"])
+def test_what_the_primary_gives_back_is_sent_again(node: str, modules: Path, second: bool) -> None:
+    messages = corpus()
+    answers = {messages[3].message_id: ["released"], messages[20].message_id: ["modified", "released"]}
+    broker, result = moved(node, modules, in_backlog(messages), answers=answers, settlesSecond=second)
+    assert_whole(broker, messages)
+    assert (result.exit_code, result.receipt.sent) == (0, MESSAGES)
+    assert Counter(answer for answer, *_ in broker.of("answered"))["released"] == 2
+    assert_in_order(broker, messages)
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["settled at once", "settled by the sender first"])
+def test_what_the_primary_refuses_is_dead_lettered_with_what_it_said(node: str, modules: Path, second: bool) -> None:
+    messages = corpus()
+    unwanted = (messages[5].message_id, messages[6].message_id)
+    answers = {message_id: ["rejected"] for message_id in unwanted}
+    broker, result = moved(node, modules, in_backlog(messages), answers=answers, settlesSecond=second)
+    assert_whole(broker, messages, but=unwanted)
+    assert (result.exit_code, result.receipt.sent, result.receipt.dead_lettered) == (3, MESSAGES - 2, 2)
+    rejected = {message_id: why for message_id, outcome, why in broker.of("settled") if outcome == "rejected"}
+    assert set(rejected) == set(unwanted)
+    assert all(f"{message_id} is not wanted" in why for message_id, why in rejected.items())
+
+
+@pytest.mark.parametrize("nth", [1, 7, 20])
+@pytest.mark.parametrize("moment", ["dropBeforeAccept", "dropAfterStore"])
+def test_a_primary_that_goes_away_in_the_middle_costs_no_message(
+    node: str, modules: Path, moment: str, nth: int
+) -> None:
+    messages = corpus()
+    broker, result = moved(node, modules, in_backlog(messages), **{moment: nth, "creditWindow": 5})
+    assert_whole(broker, messages, twice=True)
+    assert broker.of("dropped") == [["primary"]]
+    assert not any(broker.told["left"].values())
+    assert_known(broker, result)
+
+
+@pytest.mark.parametrize("nth", [1, 7, 59])
+def test_a_backlog_that_goes_away_in_the_middle_costs_no_message(node: str, modules: Path, nth: int) -> None:
+    messages = corpus()
+    broker, result = moved(node, modules, in_backlog(messages), dropBacklogAfter=nth)
+    assert_whole(broker, messages, twice=True)
+    assert broker.of("dropped") == [["secondary"]]
+    assert not any(broker.told["left"].values())
+    assert_known(broker, result)
+
+
+def assert_known(broker: Broker, result: syphon.Result) -> None:
+    """What came twice is what the receipt has doubts about, or some of it."""
+    arrived = Counter(shown["message_id"] for _, _, shown in broker.of("stored"))
+    assert {name for name, count in arrived.items() if count > 1} <= {
+        each.message_id for each in result.receipt.doubtful
+    }
+
+
+def assert_in_order(broker: Broker, messages: list[Original]) -> None:
+    """Of each backlog queue, the messages of a destination arrive in the queue's order."""
+    numbers = {message.message_id: message.number for message in messages}
+    arrived: dict[tuple[str, int], list[int]] = {}
+    for destination, _, shown in broker.of("stored"):
+        number = numbers[shown["message_id"]]
+        arrived.setdefault((destination, number % QUEUES), []).append(number)
+    assert all(found == sorted(found) for found in arrived.values())

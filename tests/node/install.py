@@ -1,0 +1,46 @@
+"""The packages of package.json, installed once for each version of it, outside of this tree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+WANTED = Path(__file__).with_name("package.json")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"
+INSTALL_SECONDS = 120
+
+
+class NotHere(Exception):
+    """This machine cannot run it, and the text says why."""
+
+
+def node() -> str:
+    found = shutil.which("node")
+    if found is None:
+        raise NotHere("there is no Node.js here")
+    return found
+
+
+def modules() -> Path:
+    """Where the packages are. Raises NotHere."""
+    wanted = WANTED.read_bytes()
+    place = CACHE / f"node-{hashlib.sha256(wanted).hexdigest()[:12]}"
+    done = place / "installed"
+    if done.exists():
+        return place
+    npm = shutil.which("npm")
+    if npm is None:
+        raise NotHere("there is no npm here to install the packages for Node.js with")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "package.json").write_bytes(wanted)
+    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0"]
+    try:
+        subprocess.run(install, cwd=place, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        why = "the packages for Node.js are not in the cache, and the npm registry cannot be reached"
+        raise NotHere(why) from error
+    done.touch()
+    return place
