@@ -71,7 +71,7 @@ class WireSource:
 
     def grant(self, most: int) -> None:
         # Credit costs a frame each time: there is no hurry while half of it is left.
-        if not most // 2 < self._receiver.credit <= most:
+        if not most // 2 < self._receiver.credit < most:
             self._receiver.grant(most)
 
     def interrupt(self) -> None:
