@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sbpair.move.journal import Journal
 from sbpair.move.receipt import BUCKETS, LISTED_MOST, Named, Tally
 from sbpair.move.route import INVALID, MISSING, REFUSED, DeadLetter, Facts, Hold, Send, key_of, missing, refused, route
 
