@@ -482,9 +482,14 @@ def test_what_ends_a_run_by_force_is_written_down(
     tmp_path: Path, raised: BaseException, outcome: str, code: int, why: str
 ) -> None:
     tally = Tally()
-    with pytest.raises(type(raised)), Books(PAIR, tmp_path, "syphon", tally.receipt):
-        tally.received("q", repeat=False)
-        raise raised
+
+    def run_for_a_while() -> None:
+        with Books(PAIR, tmp_path, "syphon", tally.receipt):
+            tally.received("q", repeat=False)
+            raise raised
+
+    with pytest.raises(type(raised)):
+        run_for_a_while()
     with State(tmp_path, PAIR) as state:
         [run] = every(state)
     assert (run.outcome, run.exit_code, run.error) == (outcome, code, why)
