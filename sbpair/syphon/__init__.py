@@ -85,7 +85,9 @@ async def run(
     tally = Tally()
     command = "syphon --once" if once else "syphon --watch"
     with Books(pair, state, command, tally.receipt, lease=lease) as books:
-        setting = Setting(pair.secondary.name, tally=tally, journal=books.journal, on_event=on_event, hold=hold)
+        setting = Setting(
+            namespace=pair.secondary.name, tally=tally, journal=books.journal, on_event=on_event, hold=hold
+        )
         result = await _move(pair, Plan(pair, once, setting, stop), books)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
