@@ -37,7 +37,7 @@ class Books:
         self, pair: Pair, directory: Path | None, command: str, receipt: Callable[[], Receipt], *, lease: bool = True
     ) -> None:
         self.run = new_id(now_ms())
-        self.journal = Journal()
+        self.journal = Journal(run=self.run)
         self._receipt = receipt
         self._recorded: Recorded | None = None
         self._last: Receipt | None = None

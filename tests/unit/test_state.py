@@ -514,9 +514,10 @@ def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     with Books(PAIR, None, "syphon", Receipt) as books:
         books.journal.accepted(books.journal.sending([KEY], "orders"))
+        books.journal.doubtful(books.journal.sending([KEY], "orders"))
+        assert [doubt.run for doubt in books.journal.in_doubt()] == [books.run]
         books.record()
         books.finish(0)
-    assert books.run
     assert list(tmp_path.iterdir()) == []
 
 
