@@ -22,6 +22,7 @@ COMMANDS = {
     "provision": "Create the backlog queues that the secondary namespace lacks.",
     "audit": "Compare the backlog queues with what they should be, and count their messages.",
     "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
+    "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",
     "drill": "Rehearse the whole story on an emulator, and compare every message to the byte.",
 }
@@ -44,9 +45,12 @@ class Commands(Group):
 
 
 def load(name: str) -> Any:
-    """The real command."""
+    """The real command, or group of commands."""
+    module = import_module(f"sbpair.cli.{name}")
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=Command)(import_module(f"sbpair.cli.{name}").command)
+    single.command(name, cls=Command)(module.command)
     return typer.main.get_command(single)
 
 

@@ -21,7 +21,10 @@ class Command(TyperCommand):
     """A command whose help is written here."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(page(f"{ctx.command_path} [OPTIONS]", self.help or "", sections(self.get_params(ctx))))
+        params = self.get_params(ctx)
+        arguments = [str(param.metavar) for param in params if _is_argument(param)]
+        usage = " ".join([ctx.command_path, *arguments, "[OPTIONS]"])
+        formatter.write(page(usage, self.help or "", sections(params)))
 
 
 class Group(TyperGroup):
@@ -29,7 +32,7 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, command.help or "") for name, command in commands if command]
+        rows = [(name, (command.help or "").split("\n\n")[0]) for name, command in commands if command]
         listed = {"Commands": rows, **sections(self.get_params(ctx))}
         formatter.write(page(f"{ctx.command_path} COMMAND [OPTIONS]", self.help or "", listed))
 
@@ -44,10 +47,10 @@ def page(usage: str, text: str, listed: dict[str, list[Row]]) -> str:
 
 def sections(params: Iterable[Any]) -> dict[str, list[Row]]:
     """Rows of options under the title that each option's `rich_help_panel` gives; a command's own come first."""
-    listed: dict[str, list[Row]] = {"Options": []}
+    listed: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     for param in params:
         if not getattr(param, "hidden", False):
-            title = getattr(param, "rich_help_panel", None) or "Options"
+            title = getattr(param, "rich_help_panel", None) or ("Arguments" if _is_argument(param) else "Options")
             listed.setdefault(title, []).append(_row(param))
     # Typer appends --help, which is no concern of the command's.
     asked = [row for row in listed["Options"] if row[0] == "--help"]
@@ -57,7 +60,13 @@ def sections(params: Iterable[Any]) -> dict[str, list[Row]]:
     return listed
 
 
+def _is_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument")
+
+
 def _row(param: Any) -> Row:
+    if _is_argument(param):
+        return param.metavar, param.help.rstrip(".")
     names = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
     metavar = f" {param.metavar}" if param.metavar else ""
     return f"{names}{metavar}", (param.help or "").rstrip(".")

@@ -79,7 +79,7 @@ class Journal:
         self._may_send = may_send
         self._most = most
         self._clock_ms = clock_ms
-        self._flights = count(clock_ms() << 20)
+        self._flights = count()
         self._flying: dict[int, tuple[Sequence[Key], str]] = {}
         self._accepted: dict[Key, int] = {}
         self._left: dict[int, int] = {}  # how many messages of an accepted flight are not completed yet
@@ -196,8 +196,12 @@ class Journal:
     def _load(self, state: State) -> None:
         oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
         state.write(("DELETE FROM flights WHERE state = ? AND at_ms < ?", [(ACCEPTED, oldest)]))
-        [[last]] = state.read("SELECT max(id) FROM flights")
-        self._flights = count(max(self._clock_ms() << 20, (last or 0) + 1))
+        state.write(
+            ("INSERT INTO journals DEFAULT VALUES", [()]),
+            ("DELETE FROM journals WHERE number < (SELECT max(number) FROM journals)", [()]),
+        )
+        [[number]] = state.read("SELECT last_insert_rowid()")
+        self._flights = count(number << 32)
         flights = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
         for flight, namespace, queue, keys in flights:
             self._earlier.add(flight)

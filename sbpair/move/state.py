@@ -37,6 +37,8 @@ SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE runs (id TEXT PRIMARY KEY, command TEXT NOT NULL, started_ms INTEGER NOT NULL, ended_ms INTEGER,
     outcome TEXT NOT NULL, exit_code INTEGER, error TEXT NOT NULL DEFAULT '', receipt TEXT)""",
+    # One row, the last one who opened the journal: everybody's flights have numbers of their own.
+    "CREATE TABLE journals (number INTEGER PRIMARY KEY AUTOINCREMENT)",
     # A row is a batch; `keys` is the JSON of three lists: sequence numbers, enqueued times (ms), message ids.
     """CREATE TABLE flights (id INTEGER PRIMARY KEY, run TEXT NOT NULL, namespace TEXT NOT NULL, queue TEXT NOT NULL,
     destination TEXT NOT NULL, state INTEGER NOT NULL, at_ms INTEGER NOT NULL, keys TEXT NOT NULL)""",
@@ -137,7 +139,7 @@ class State:
     def _is_ours(self) -> bool:
         """False for a file without anything in it."""
         [[application]] = self._db.execute("PRAGMA application_id")
-        [[tables]] = self._db.execute("SELECT count(*) FROM sqlite_schema")
+        [[tables]] = self._db.execute("SELECT count(*) FROM sqlite_master")
         if tables and application != APPLICATION_ID:
             raise StateRefused(f"{self.path} is not a state file of sbpair", hint="say --state DIR for another place")
         return bool(tables)

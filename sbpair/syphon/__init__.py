@@ -35,6 +35,9 @@ LOOK_AGAIN_SECONDS = 60.0
 RECORD_SECONDS = 5.0
 """How old the figures may be that a crash leaves."""
 
+STOPPING = (4, 5, 7)
+"""Exit codes of what no message is at fault for, and no retry gets over: a lost lease, a refused key, a full disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -48,11 +51,11 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """The receipt's, unless nothing could be moved at all: then why not."""
+        """The receipt's, unless nothing could be moved at all, or it had to be stopped: then why."""
         if not self.failures:
             return self.receipt.exit_code
-        worst = min((error.exit_code for _, error in self.failures), key=lambda code: (code != 5, code))
-        return worst if worst == 5 or not self.receipt.sent else 3
+        worst = min((error.exit_code for _, error in self.failures), key=lambda code: (code not in STOPPING, code))
+        return worst if worst in STOPPING or not self.receipt.sent else 3
 
 
 async def run(
@@ -82,10 +85,12 @@ async def run(
     tally = Tally()
     command = "syphon --once" if once else "syphon --watch"
     with Books(pair, state, command, tally.receipt, lease=lease) as books:
-        setting = Setting(pair.secondary.name, tally=tally, journal=books.journal, on_event=on_event, hold=hold)
+        setting = Setting(
+            namespace=pair.secondary.name, tally=tally, journal=books.journal, on_event=on_event, hold=hold
+        )
         result = await _move(pair, Plan(pair, once, setting, stop), books)
         error = result.failures[0][1].message if result.failures else ""
-        books.finish(result.exit_code, stopped=result.stopped, error=error)
+        books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 

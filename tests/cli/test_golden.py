@@ -16,7 +16,12 @@ from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-HELPS = {"sbpair": [], **{f"sbpair-{name}": [name] for name in COMMANDS}}
+GROUPS = {"runs": ["list", "show"]}
+HELPS = {
+    "sbpair": [],
+    **{f"sbpair-{name}": [name] for name in COMMANDS},
+    **{f"sbpair-{group}-{name}": [group, name] for group, names in GROUPS.items() for name in names},
+}
 COMPLETIONS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
 
 

@@ -144,6 +144,22 @@ def test_state_is_kept_apart_for_each_pair(home: Path) -> None:
     assert loaded(home, Flags(state=Path("/here"))).state_directory == Path("/here")
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "directory"),
+    [
+        (Flags(), EMULATORS, "contoso+127.0.0.1"),
+        (Flags(), EMULATORS | {"SBPAIR_SECONDARY_NAME": "../x/y"}, "contoso+..%2Fx%2Fy"),
+        (Flags(primary="fabrikam"), {}, "fabrikam+contoso-dr"),
+        (Flags(backlog_queues=3), {}, "orders"),
+    ],
+)
+def test_namespaces_that_are_not_the_profiles_have_a_state_of_their_own(
+    home: Path, flags: Flags, environ: dict[str, str], directory: str
+) -> None:
+    write(home, FILE)
+    assert loaded(home, flags, XDG_STATE_HOME="/var", **environ).state_directory == Path("/var/sbpair") / directory
+
+
 def test_the_library_finds_the_same_pair(home: Path) -> None:
     write(home, FILE)
     assert load_pair("orders", environ={"HOME": str(home)}) == loaded(home).pair

@@ -1,0 +1,258 @@
+"""Runs, the lease and the journal as the command line has them, in processes of their own against an emulator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator.testing import Emulator
+from sbpair.model import endpoint_from_connection_string
+from sbpair.wire.client import connect
+
+BACKLOG = queue_path("contoso", 0)
+
+
+class Pair:
+    """A pair on an emulator, and the tool as its users call it."""
+
+    def __init__(self, emulator: Emulator, state: Path) -> None:
+        self.emulator = emulator
+        self.state = state
+        self.environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+        for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+            self.environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+            self.environ[f"SBPAIR_{side}_NAME"] = namespace.name
+
+    async def start(
+        self, *words: str, prepare: Callable[[], None] | None = None, **changed: str
+    ) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "sbpair", *words, "--state", str(self.state)),
+            env=self.environ | changed,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=prepare,
+        )
+
+    async def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
+        process = await self.start(*words, **options)
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+    async def runs(self) -> list[dict[str, Any]]:
+        code, out, err = await self.run("runs", "list", "--output", "json")
+        assert (code, err) == (0, "")
+        document = json.loads(out)
+        assert document["schema"] == "sbpair/runs/1"
+        return document["runs"]
+
+    async def shown(self, run: str) -> dict[str, Any]:
+        code, out, err = await self.run("runs", "show", run, "--output", "json")
+        assert (code, err) == (0, "")
+        [found] = json.loads(out)["runs"]
+        return found
+
+    async def strand(self, count: int) -> None:
+        self.emulator.namespaces["contoso"].create_queue("orders")
+        self.emulator.namespaces["contoso-dr"].create_queue(BACKLOG)
+        secondary = endpoint_from_connection_string(self.emulator.ready.namespaces[1].connection_string)
+        async with connect(secondary) as wire:
+            sender = await wire.sender(BACKLOG)
+            for number in range(count):
+                message = Sections(
+                    properties=Properties(message_id=f"m{number}").encode(),
+                    application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders"))),
+                    body=data_body(b"x"),
+                )
+                await sender.send(message.join())
+
+    @property
+    def arrived(self) -> int:
+        return self.emulator.namespaces["contoso"].queue("orders").counts().active
+
+
+def on_a_pair(state: Path, test: Callable[[Pair], Any]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(90), Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            await test(Pair(emulator, state))
+
+    asyncio.run(main())
+
+
+async def first_send(pair: Pair) -> asyncio.Event:
+    """Set once the primary has taken a message in, whose sender is then never told."""
+    taken = asyncio.Event()
+    messages = pair.emulator.namespaces["contoso"].queue("orders").messages
+    enqueue = messages.enqueue
+
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        taken.set()
+        return enqueue(*arguments, **keywords)
+
+    messages.enqueue = watched
+    return taken
+
+
+def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(3)
+        code, out, _ = await pair.run("syphon", "--once", "--output", "json")
+        receipt = json.loads(out)
+        assert (code, receipt["sent"]) == (0, 3)
+        [listed] = await pair.runs()
+        assert listed == listed | {
+            "id": receipt["run"],
+            "command": "syphon --once",
+            "outcome": "done",
+            "exit_code": 0,
+            "error": "",
+            "in_doubt": 0,
+        }
+        assert listed["started"] <= listed["ended"]
+        shown = await pair.shown(receipt["run"][:8])
+        assert shown == {**listed, "receipt": shown["receipt"], "doubtful": []}
+        assert {key: receipt[key] for key in shown["receipt"]} == shown["receipt"]
+
+        _, out, _ = await pair.run("runs", "list")
+        heading, row = out.splitlines()
+        assert heading.split() == [
+            *("RUN", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN", "DOUBT"),
+        ]
+        assert row.split()[0] == receipt["run"]
+        assert row.split()[-4:] == ["done", "3", "3", "0"]
+        _, out, _ = await pair.run("runs", "show", receipt["run"])
+        assert ["received", "3"] in [line.split() for line in out.splitlines()]
+        _, out, _ = await pair.run("runs", "list", "--output", "jsonl")
+        assert json.loads(out) == {"schema": "sbpair/runs/1", **listed}
+
+    on_a_pair(tmp_path, check)
+
+
+def test_a_crash_is_shown_with_what_it_left_in_doubt_and_sent_again_by_name(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(1)
+        taken = await first_send(pair)
+        with pair.emulator.faults.during("swallow-acks", "contoso"):
+            process = await pair.start("syphon", "--watch")
+            await taken.wait()
+            [going_on] = await pair.runs()
+            assert going_on["outcome"] == "running"
+            process.kill()
+            await process.communicate()
+        pair.emulator.advance(120_000)  # its locks run out
+
+        [crashed] = await pair.runs()
+        assert (crashed["outcome"], crashed["ended"], crashed["exit_code"]) == ("crashed", None, None)
+        assert crashed["in_doubt"] == 1
+        shown = await pair.shown(crashed["id"])
+        [doubt] = shown["doubtful"]
+        assert (doubt["queue"], doubt["message_id"], doubt["destination"]) == (BACKLOG, "m0", "orders")
+        _, out, _ = await pair.run("runs", "show", crashed["id"])
+        assert out.splitlines()[-1] == f"in doubt: m0 of {BACKLOG} to orders"
+
+        code, out, _ = await pair.run("syphon", "--once", "--output", "json")
+        receipt = json.loads(out)
+        assert (code, receipt["sent"], pair.arrived) == (0, 1, 2)
+        [named] = receipt["doubtful"]
+        assert named["message_id"] == "m0"
+        assert crashed["id"] in named["reason"]
+
+    on_a_pair(tmp_path, check)
+
+
+def test_a_second_syphon_of_a_pair_is_refused_unless_it_is_told_not_to_care(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(1)
+        taken = await first_send(pair)
+        first = await pair.start("syphon", "--watch")
+        await taken.wait()
+        [run] = await pair.runs()
+
+        code, out, err = await pair.run("syphon", "--once")
+        what, to_do = err.splitlines()
+        assert (code, out) == (4, "")
+        assert what.startswith(f"error: process {first.pid} (run {run['id']}, since ")
+        assert what.endswith(") is moving messages of this pair")
+        assert to_do == "hint: wait for it, or stop it; with --no-lease both go on, and the order between them is lost"
+        assert [each["id"] for each in await pair.runs()] == [run["id"]]
+
+        code, _, _ = await pair.run("syphon", "--once", "--no-lease")
+        assert code == 0
+        first.send_signal(signal.SIGTERM)
+        await first.communicate()
+        assert first.returncode == 0
+        assert [each["outcome"] for each in await pair.runs()] == ["done", "stopped"]
+
+    on_a_pair(tmp_path, check)
+
+
+def test_a_lost_lease_ends_the_run_before_anything_more_is_sent(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(1)
+        taken = await first_send(pair)
+        with pair.emulator.faults.during("entity-down", "contoso", entity="orders"):
+            process = await pair.start("syphon", "--once")
+            assert process.stderr
+            await process.stderr.readline()  # it found its queues, and holds the lease
+            (tmp_path / "lease").unlink()
+        _, err = await process.communicate()
+        assert (process.returncode, taken.is_set(), pair.arrived) == (4, False, 0)
+        assert b"was deleted or replaced" in err
+
+    on_a_pair(tmp_path, check)
+
+
+def test_the_state_of_another_pair_is_refused_by_every_command_that_reads_it(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(1)
+        assert (await pair.run("syphon", "--once"))[0] == 0
+        for words in (["syphon", "--once"], ["runs", "list"], ["runs", "show", "2"]):
+            code, out, err = await pair.run(*words, SBPAIR_PRIMARY_NAME="fabrikam")
+            assert (code, out) == (4, "")
+            whose = "is the state of contoso and contoso-dr, and not of fabrikam and contoso-dr"
+            assert err.splitlines() == [
+                f"error: {tmp_path / 'state.db'} {whose}",
+                "hint: say --state DIR for a directory of its own",
+            ]
+
+    on_a_pair(tmp_path, check)
+
+
+def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_path: Path) -> None:
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+
+    async def check(pair: Pair) -> None:
+        await pair.strand(1)
+        code, out, err = await pair.run("syphon", "--once", prepare=no_room)
+        what, to_do = err.splitlines()
+        assert (code, out, pair.arrived) == (7, "", 0)
+        assert what.startswith(f"error: {tmp_path / 'state.db'} cannot be used: ")
+        assert to_do.startswith("hint: check its permissions and the free space")
+
+    on_a_pair(tmp_path, check)
+
+
+def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        assert await pair.run("runs", "list", "--quiet") == (0, "", "")
+        assert json.loads((await pair.run("runs", "list", "--quiet", "--output", "json"))[1])["runs"] == []
+        code, out, err = await pair.run("runs", "show", "260730", "--quiet")
+        assert (code, out) == (2, "")
+        assert err.splitlines() == [
+            "error: there is no run '260730'",
+            "hint: 'sbpair runs list' has those that are kept",
+        ]
+
+    on_a_pair(tmp_path / "none", check)
+    assert list(tmp_path.iterdir()) == []

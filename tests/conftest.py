@@ -1,0 +1,11 @@
+"""What every test has: a place of its own for what the tool keeps on disk."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a test starts inherit it: none keeps its runs where those of whoever runs the tests are."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

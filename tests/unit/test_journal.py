@@ -1,0 +1,434 @@
+"""The journal against what it stands for, also when it is opened again, and what a kill between two calls leaves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sbpair.errors import LeaseLost, MachineLacks
+from sbpair.model import Endpoint, Identity, Pair
+from sbpair.move.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
+from sbpair.move.state import State
+
+if TYPE_CHECKING:
+    from sbpair.move.route import Key
+
+
+def endpoint(name: str) -> Endpoint:
+    return Endpoint(name, f"{name}.example", f"{name}.example", 5671, tls=True, credential=Identity())
+
+
+PAIR = Pair("orders", endpoint("contoso"), endpoint("contoso-dr"))
+DAY_MS = 86_400_000
+
+
+def key(number: int, message_id: str | None = "m", queue: str = "q") -> Key:
+    return ("contoso-dr", queue, number, 1_790_000_000_000 + number, message_id)
+
+
+def moved(journal: Journal, *keys: Key) -> None:
+    journal.accepted(journal.sending(keys, "orders"))
+
+
+# What it says, whatever was done, with a file and without, and also when it is opened again
+
+
+class Machine(RuleBasedStateMachine):
+    """A few messages, sent alone and together, and a journal that is closed, or crashes, and is opened again."""
+
+    on_disk = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.state = State(self.directory, PAIR) if self.on_disk else None
+        self.run = 0
+        self.flying: dict[int, list[Key]] = {}
+        self.accepted: set[Key] = set()
+        self.earlier: set[Key] = set()
+        self.returned: set[Key] = set()
+        self.doubtful: dict[str, set[int]] = {}
+        self.unwritten: set[int] = set()
+        self.completed: set[Key] = set()
+        self.open()
+
+    def open(self) -> None:
+        self.run += 1
+        self.name = f"run {self.run}"
+        self.doubtful[self.name] = set()
+        self.journal = Journal(self.state, run=self.name)
+
+    keys = st.integers(0, 5).map(key)
+    batches = st.lists(keys, min_size=1, max_size=4, unique=True)
+
+    @rule(batch=batches)
+    def send(self, batch) -> None:
+        self.flying[self.journal.sending(batch, "orders")] = batch
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), answer=st.sampled_from(["accepted", "accepted", "unsent", "doubtful"]))
+    def is_answered(self, data, answer) -> None:
+        flight = data.draw(st.sampled_from(sorted(self.flying)))
+        batch = self.flying.pop(flight)
+        getattr(self.journal, answer)(flight)
+        if answer == "accepted":
+            self.accepted.update(batch)
+            self.earlier.difference_update(batch)
+            self.returned.difference_update(batch)
+            self.completed.difference_update(batch)
+        elif answer == "doubtful":
+            self.doubtful[self.name].update(each[2] for each in batch)
+        else:
+            self.unwritten.update(each[2] for each in batch)
+
+    @rule(batch=batches)
+    def give_back(self, batch) -> None:
+        self.journal.returned(batch)
+        self.returned.update(batch)
+
+    @rule(batch=batches)
+    def complete(self, batch) -> None:
+        self.journal.completed(batch)
+        self.accepted.difference_update(batch)
+        self.earlier.difference_update(batch)
+        self.returned.difference_update(batch)
+        self.completed.update(batch)
+
+    @precondition(lambda self: self.on_disk)
+    @rule()
+    def closed_and_opened(self) -> None:
+        self.journal.close()
+        self.doubtful[self.name].update(each[2] for batch in self.flying.values() for each in batch)
+        for run, numbers in self.doubtful.items():
+            assert {doubt.sequence_number for doubt in doubts_of(self.state, run, gone=True)} == numbers
+        self.begin_anew()
+
+    @precondition(lambda self: self.on_disk)
+    @rule()
+    def killed_and_opened(self) -> None:
+        in_flight = {each[2] for batch in self.flying.values() for each in batch}
+        found = {doubt.sequence_number for doubt in doubts_of(self.state, self.name, gone=True)}
+        sure = self.doubtful[self.name] | in_flight
+        assert sure <= found <= sure | self.unwritten
+        self.doubtful[self.name] = found
+        forgotten = self.accepted
+        self.begin_anew()
+        for each in map(key, range(6)):
+            # What was completed may be remembered still: it does not come again.
+            assert self.journal.was_accepted(each) or each not in forgotten
+            if self.journal.was_accepted(each) and each not in self.accepted:
+                assert each in self.completed
+                self.accepted.add(each)
+                self.earlier.add(each)
+
+    def begin_anew(self) -> None:
+        self.state.close()
+        self.state = State(self.directory, PAIR)
+        self.earlier = set(self.accepted)
+        self.flying, self.returned, self.unwritten = {}, set(), set()
+        self.open()
+
+    @invariant()
+    def says_the_same(self) -> None:
+        for each in map(key, range(6)):
+            assert self.journal.was_accepted(each) == (each in self.accepted)
+            assert self.journal.seen(each) == (each in self.accepted | self.returned)
+        assert set(self.journal.unconfirmed()) == self.accepted - self.earlier
+        assert {doubt.sequence_number for doubt in self.journal.in_doubt()} == self.doubtful[self.name]
+
+    def teardown(self) -> None:
+        if self.state is not None:
+            self.state.close()
+        shutil.rmtree(self.directory)
+
+
+class OnDisk(Machine):
+    on_disk = True
+
+
+TestInMemory = Machine.TestCase
+TestInMemory.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestOnDisk = OnDisk.TestCase
+TestOnDisk.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_all_five_parts_must_match(tmp_path: Path, part: int) -> None:
+    with State(tmp_path, PAIR) as state:
+        moved(Journal(state), key(1))
+        journal = Journal(state)
+        other = (*key(1)[:part], {0: "n", 1: "p", 2: 9, 3: 9, 4: None}[part], *key(1)[part + 1 :])
+        assert journal.was_accepted(key(1))
+        assert not journal.was_accepted(other)
+
+
+@pytest.mark.parametrize("message_id", [None, "", "a" * 128, "é\U0001f600\x00\n'\";", "\ud800", "[1]"])
+def test_any_id_comes_back_as_it_was(tmp_path: Path, message_id: str | None) -> None:
+    with State(tmp_path, PAIR) as state:
+        moved(Journal(state), key(2**62, message_id), key(2, "other"))
+        assert Journal(state).was_accepted(key(2**62, message_id))
+
+
+def test_what_no_answer_came_to_is_named_once_however_often_it_is_sent() -> None:
+    journal = Journal(run="r")
+    for _ in range(3):
+        journal.doubtful(journal.sending([key(1), key(2)], "orders"))
+    moved(journal, key(1), key(2))
+    assert journal.in_doubt() == [Doubt("r", "q", 1, "m", "orders"), Doubt("r", "q", 2, "m", "orders")]
+
+
+def test_what_an_earlier_run_left_behind_is_named_first() -> None:
+    left = Doubt("earlier", "q", 1, "m", "orders")
+    journal = Journal(run="r", left_behind=[left])
+    journal.doubtful(journal.sending([key(2)], "orders"))
+    assert journal.in_doubt() == [left, Doubt("r", "q", 2, "m", "orders")]
+
+
+def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise LeaseLost("it is gone")
+
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state, run="r", may_send=lost)
+        with pytest.raises(LeaseLost):
+            journal.sending([key(1)], "orders")
+        assert doubts_of(state, "r", gone=True) == []
+
+
+# How much it remembers, and how long
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_it_does_not_grow_with_what_others_have_taken(tmp_path: Path, on_disk: bool) -> None:
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state if on_disk else None, most=3)
+        for number in range(10):
+            journal.returned([key(number)])
+            moved(journal, key(number, queue="other"))
+        assert [number for number in range(10) if journal.seen(key(number))] == [7, 8, 9]
+        assert [each[2] for each in journal.unconfirmed()] == [7, 8, 9]
+        journal.close()
+        assert len(state.read("SELECT id FROM flights")) == (3 if on_disk else 0)
+
+
+def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state)
+        for first in range(0, 20_000, 100):
+            batch = [key(number) for number in range(first, first + 100)]
+            moved(journal, *batch)
+            journal.completed(batch)
+        assert len(state.read("SELECT id FROM flights")) <= 1
+    assert (tmp_path / "state.db").stat().st_size < 200_000
+
+
+def test_an_earlier_run_that_left_too_much_is_remembered_in_part(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        first = Journal(state)
+        for number in range(10):
+            moved(first, key(number))
+        assert [number for number in range(10) if Journal(state, most=4).was_accepted(key(number))] == [6, 7, 8, 9]
+
+
+def test_what_was_accepted_is_forgotten_after_its_days(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        moved(Journal(state, clock_ms=lambda: 0), key(1))
+        moved(Journal(state, clock_ms=lambda: DAY_MS), key(2))
+        later = Journal(state, clock_ms=lambda: REMEMBERED_DAYS * DAY_MS + 1)
+        assert (later.was_accepted(key(1)), later.was_accepted(key(2))) == (False, True)
+
+
+def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
+        journal = Journal(state, clock_ms=lambda: 0)
+        moved(journal, key(2))
+        journal.completed([key(2)])
+        journal.close()
+        assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
+
+
+def test_two_journals_at_once_keep_out_of_each_others_way(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as one, State(tmp_path, PAIR) as other:
+        first, second = Journal(one, run="a"), Journal(other, run="b")
+        flights = [first.sending([key(1)], "orders"), second.sending([key(2)], "orders")]
+        first.accepted(flights[0])
+        second.accepted(flights[1])
+        first.completed([key(1)])
+        first.close()
+        third = Journal(one)
+        assert (third.was_accepted(key(1)), third.was_accepted(key(2))) == (False, True)
+
+
+# A disk that is full, and one that may not be written
+
+
+def send_for_ever(journal: Journal) -> None:
+    for first in itertools.count(2, 100):
+        journal.sending([key(number) for number in range(first, first + 100)], "orders")
+
+
+def fill(state: State) -> None:
+    """Let the file not grow any more."""
+    [[pages]] = state.read("PRAGMA page_count")
+    state.read(f"PRAGMA max_page_count = {pages}")
+
+
+def test_a_full_file_stops_before_anything_is_sent(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state, run="r")
+        moved(journal, key(1))
+        fill(state)
+        with pytest.raises(MachineLacks, match="full") as raised:
+            send_for_ever(journal)
+        assert raised.value.exit_code == 7
+        assert raised.value.hint
+        [[pages]] = state.read("PRAGMA page_count")
+        state.read(f"PRAGMA max_page_count = {pages + 100}")
+        moved(journal, key(1_000_000))
+        assert Journal(state).was_accepted(key(1_000_000))
+
+
+def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state, run="r")
+        flight = journal.sending([key(1)], "orders")
+        state.read("PRAGMA query_only = 1")
+        with pytest.raises(MachineLacks):
+            journal.accepted(flight)
+        assert journal.was_accepted(key(1))
+        journal.close()
+        assert [doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)] == [1]
+
+
+# In a process of its own
+
+
+PROGRAM = """
+import json, os, resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_journal import PAIR, key
+from sbpair.move.journal import Journal
+from sbpair.move.state import State
+
+state = State(Path({directory!r}), PAIR)
+journal = Journal(state, run="r")
+"""
+
+STEPS = """
+left = {kill_after}
+def step(call, *arguments):
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return call(*arguments)
+
+def batch(first):
+    return [key(number) for number in range(first, first + 5)]
+
+a = step(journal.sending, batch(0), "orders")
+b = step(journal.sending, batch(10), "invoices")
+step(journal.accepted, a)
+c = step(journal.sending, batch(20), "orders")
+step(journal.completed, batch(0)[:2])
+step(journal.unsent, b)
+d = step(journal.sending, batch(10), "invoices")
+step(journal.doubtful, c)
+step(journal.accepted, d)
+step(journal.completed, batch(0)[2:])
+e = step(journal.sending, batch(20), "orders")
+step(journal.accepted, e)
+step(journal.completed, batch(10))
+step(journal.close)
+step(print, "ended")
+"""
+
+# After so many calls: batches that were accepted, and not completed to the last message; batches that are in doubt;
+# and batches that may be, for what was refused is written down with the next flight.
+LEFT: list[tuple[set[int], set[int], set[int]]] = [
+    (set(), set(), set()),
+    (set(), {0}, set()),
+    (set(), {0, 10}, set()),
+    ({0}, {10}, set()),
+    ({0}, {10, 20}, set()),
+    ({0}, {10, 20}, set()),
+    ({0}, {20}, {10}),
+    ({0}, {10, 20}, set()),
+    ({0}, {10, 20}, set()),
+    ({0, 10}, {20}, set()),
+    ({10}, {20}, set()),
+    ({10}, {20}, set()),
+    ({10, 20}, {20}, set()),
+    ({20}, {20}, set()),
+    ({20}, {20}, set()),
+]
+
+
+def run_in_process(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("kill_after", range(len(LEFT)))
+def test_a_kill_between_any_two_calls_forgets_nothing_that_was_accepted(tmp_path: Path, kill_after: int) -> None:
+    program = PROGRAM.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    done = run_in_process(program + STEPS.format(kill_after=kill_after))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    accepted, doubtful, perhaps = LEFT[kill_after]
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state, run="next")
+        found = {doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)}
+    for first in (0, 10, 20):
+        numbers = range(first, first + 5)
+        if first in accepted:
+            assert all(journal.was_accepted(key(number)) for number in numbers[2:])
+        in_doubt = [number in found for number in numbers]
+        assert all(in_doubt) if first in doubtful else not any(in_doubt) or first in perhaps
+
+
+def test_the_steps_come_to_their_end() -> None:
+    assert len(LEFT) == STEPS.count("step(") - 1
+
+
+WRITES = """
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+from sbpair.errors import MachineLacks
+sent = []
+try:
+    for first in range(0, 10**9, 100):
+        batch = [key(number) for number in range(first, first + 100)]
+        flight = journal.sending(batch, "orders")
+        sent.append(first)
+        journal.accepted(flight)
+except MachineLacks as error:
+    print(json.dumps([sent, error.exit_code, error.message]))
+"""
+
+
+def test_a_file_that_may_not_grow_stops_it_and_what_was_accepted_before_is_there(tmp_path: Path) -> None:
+    program = PROGRAM.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    done = run_in_process(program + WRITES)
+    sent, code, message = json.loads(done.stdout)
+    assert code == 7
+    assert str(tmp_path) in message
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state)
+        in_doubt = {doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)}
+    assert len(sent) > 3
+    for first in sent[:-1]:
+        assert journal.was_accepted(key(first))
+    # The last one may have been written down as sent alone.
+    assert journal.was_accepted(key(sent[-1])) or sent[-1] in in_doubt

@@ -1,0 +1,542 @@
+"""The state on disk: whose it is, what may be done with it, who holds the lease, and what is known of earlier runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, SbpairError, StateRefused, UsageError
+from sbpair.model import Endpoint, Identity, Pair
+from sbpair.move.books import Books
+from sbpair.move.journal import Journal
+from sbpair.move.lease import Lease
+from sbpair.move.receipt import Receipt, Tally
+from sbpair.move.runs import KEPT_MOST, Outcome, Recorded, every, find, new_id
+from sbpair.move.state import VERSION, State, state_if_any
+
+
+def endpoint(name: str, **changed: object) -> Endpoint:
+    made = Endpoint(name, f"{name}.example", f"{name}.example", 5671, tls=True, credential=Identity())
+    return replace(made, **changed)
+
+
+PAIR = Pair("orders", endpoint("contoso"), endpoint("contoso-dr"))
+KEY = ("contoso-dr", "q", 1, 1, "m")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# Whose it is
+
+
+def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+    home = tmp_path / "sbpair" / "orders"
+    with Lease(home, "r"), State(home, PAIR) as state:
+        Journal(state)
+        Recorded(state, "syphon")
+        assert {mode(path) for path in home.iterdir()} == {0o600}
+        assert len(list(home.iterdir())) > 3
+    assert mode(home) == 0o700
+
+
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    State(tmp_path, PAIR).close()
+    assert mode(tmp_path) == 0o755
+
+
+def test_the_pair_is_told_by_its_namespaces_and_not_by_its_name(tmp_path: Path) -> None:
+    State(tmp_path, PAIR).close()
+    State(tmp_path, replace(PAIR, name="renamed")).close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PAIR, primary=endpoint("fabrikam")),
+        replace(PAIR, secondary=endpoint("contoso-dr", authority="contoso-dr.elsewhere")),
+        replace(PAIR, primary=PAIR.secondary, secondary=PAIR.primary),
+    ],
+)
+def test_the_state_of_another_pair_is_refused(tmp_path: Path, other: Pair) -> None:
+    State(tmp_path, PAIR).close()
+    before = (tmp_path / "state.db").read_bytes()
+    with pytest.raises(StateRefused, match=r"state\.db is the state of contoso\.example and contoso-dr\.example") as no:
+        State(tmp_path, other)
+    assert (no.value.exit_code, no.value.hint) == (4, "say --state DIR for a directory of its own")
+    assert (tmp_path / "state.db").read_bytes() == before
+
+
+def test_an_emulator_on_another_port_is_the_same_pair(tmp_path: Path) -> None:
+    for port in (5672, 40000):
+        both = [endpoint(name, authority=f"127.0.0.1:{port}", emulator=True) for name in ("contoso", "contoso-dr")]
+        both[1] = replace(both[1], authority=f"127.0.0.1:{port + 1}")
+        State(tmp_path, Pair("p", *both)).close()
+
+
+# What cannot be relied upon
+
+
+def newer(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    db.close()
+
+
+def no_sqlite(path: Path) -> None:
+    path.write_text("pairs = []\n" * 1_000)
+
+
+def somebody_elses(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE songs (name)")
+    db.close()
+
+
+def torn(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def overwritten(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + os.urandom(len(content) - 4096))
+
+
+def without_a_table(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE meta")
+    db.close()
+
+
+def an_unreadable_flight(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE flights SET keys = '[[1,2],[1],[null]]'")
+    db.close()
+
+
+def a_flight_that_is_no_text(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE flights SET keys = CAST(x'ff' AS TEXT)")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        newer,
+        no_sqlite,
+        somebody_elses,
+        torn,
+        overwritten,
+        without_a_table,
+        an_unreadable_flight,
+        a_flight_that_is_no_text,
+    ],
+)
+def test_what_cannot_be_relied_upon_is_refused_and_left_alone(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    with State(tmp_path, PAIR) as state:
+        journal = Journal(state, run="r")
+        journal.accepted(journal.sending([KEY], "orders"))
+    path = tmp_path / "state.db"
+    spoil(path)
+    before = path.read_bytes()
+    with pytest.raises(StateRefused) as refused, State(tmp_path, PAIR) as state:
+        Journal(state)
+    assert refused.value.exit_code == 4
+    assert refused.value.hint
+    if spoil not in {an_unreadable_flight, a_flight_that_is_no_text}:
+        assert str(path) in refused.value.message
+        assert path.read_bytes() == before
+
+
+def test_an_empty_file_is_a_beginning(tmp_path: Path) -> None:
+    (tmp_path / "state.db").touch()
+    State(tmp_path, PAIR).close()
+
+
+# What the machine does not let it
+
+
+def a_file_in_the_way(home: Path) -> None:
+    home.write_text("")
+
+
+def a_file_above(home: Path) -> None:
+    home.parent.rmdir()
+    home.parent.write_text("")
+
+
+def a_directory_for_a_file(home: Path) -> None:
+    (home / "state.db").mkdir(parents=True)
+
+
+def a_link_to_nowhere(home: Path) -> None:
+    home.mkdir()
+    (home / "state.db").symlink_to("/nowhere/state.db")
+
+
+@pytest.mark.parametrize("spoil", [a_file_in_the_way, a_file_above, a_directory_for_a_file, a_link_to_nowhere])
+def test_what_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    home = tmp_path / "sbpair" / "orders"
+    home.parent.mkdir()
+    spoil(home)
+    with pytest.raises(MachineLacks) as lacks:
+        State(home, PAIR)
+    assert lacks.value.exit_code == 7
+    assert str(tmp_path) in lacks.value.message
+    assert lacks.value.hint
+
+
+@pytest.mark.parametrize("spoil", [a_file_in_the_way, a_file_above])
+def test_a_lease_that_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    home = tmp_path / "sbpair" / "orders"
+    home.parent.mkdir()
+    spoil(home)
+    with pytest.raises(MachineLacks):
+        Lease(home, "r")
+
+
+def test_a_state_that_somebody_keeps_locked_is_told_of(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        state.read("PRAGMA busy_timeout = 1")
+        with pytest.raises(MachineLacks, match=r"another process keeps .* locked"):
+            Journal(state)
+        other.close()
+
+
+def test_where_there_is_no_state_nothing_is_made_to_look_at_it(tmp_path: Path) -> None:
+    assert state_if_any(tmp_path / "orders", PAIR) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+# The lease
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from sbpair.errors import SbpairError
+from sbpair.move.lease import Lease
+try:
+    lease = Lease(Path(sys.argv[1]), sys.argv[2], clock_ms=lambda: 1_790_000_000_000)
+except SbpairError as error:
+    print(error.exit_code, error.message, flush=True)
+    sys.exit()
+print("held", flush=True)
+for line in sys.stdin:
+    try:
+        lease.check()
+        print("held", flush=True)
+    except SbpairError as error:
+        print(error.exit_code, error.message, flush=True)
+"""
+
+
+class Holder:
+    """A process that takes the lease, and looks at it whenever it is asked to."""
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(directory), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.first = self.answer()
+
+    def answer(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def check(self) -> str:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+@contextmanager
+def holder(directory: Path, run: str = "r1") -> Iterator[Holder]:
+    made = Holder(directory, run)
+    with made.process:
+        try:
+            yield made
+        finally:
+            made.process.kill()
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_lease(tmp_path: Path) -> None:
+    with holder(tmp_path) as first, holder(tmp_path, "r2") as second:
+        assert first.first == "held"
+        assert second.first == (
+            f"4 process {first.process.pid} (run r1, since 2026-09-21 14:13:20 UTC) is moving messages of this pair"
+        )
+        with pytest.raises(LeaseHeld) as held:
+            Lease(tmp_path, "r3")
+        assert "--no-lease" in held.value.hint
+        assert first.check() == "held"
+
+
+def test_a_kill_sets_the_lease_free(tmp_path: Path) -> None:
+    with holder(tmp_path) as first:
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    with holder(tmp_path, "r2") as second:
+        assert second.first == "held"
+
+
+def test_a_lease_that_is_let_go_can_be_had(tmp_path: Path) -> None:
+    Lease(tmp_path, "r1").release()
+    with Lease(tmp_path, "r2") as lease:
+        lease.check()
+
+
+def test_leases_of_two_pairs_do_not_meet(tmp_path: Path) -> None:
+    with Lease(tmp_path / "a", "r1"), Lease(tmp_path / "b", "r2"):
+        pass
+
+
+def deleted(lease: Path) -> None:
+    lease.unlink()
+
+
+def replaced(lease: Path) -> None:
+    lease.unlink()
+    lease.write_text("{}")
+
+
+def moved_away(lease: Path) -> None:
+    lease.parent.rename(lease.parent.with_name("away"))
+
+
+@pytest.mark.parametrize("lose", [deleted, replaced, moved_away])
+def test_a_lost_lease_is_noticed_before_anything_more_is_sent(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    home = tmp_path / "orders"
+    with holder(home) as first:
+        lose(home / "lease")
+        assert first.check() == f"4 the lease {home / 'lease'} was deleted or replaced"
+        with holder(home, "r2") as second:
+            assert second.first == "held"
+            assert first.check().startswith("4 ")
+
+
+def test_a_lost_lease_lets_no_flight_begin(tmp_path: Path) -> None:
+    with Books(PAIR, tmp_path, "syphon", Receipt) as books:
+        books.journal.accepted(books.journal.sending([KEY], "orders"))
+        (tmp_path / "lease").unlink()
+        with pytest.raises(LeaseLost):
+            books.journal.sending([KEY], "orders")
+        assert books.journal.in_doubt() == []
+        books.finish(4)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1, "run": "r", "started_ms": "x"}', "\x00\xff"])
+def test_a_holder_that_says_nothing_readable_is_another_process(tmp_path: Path, content: str) -> None:
+    with Lease(tmp_path, "r1"):
+        (tmp_path / "lease").write_text(content)
+        with pytest.raises(LeaseHeld, match=r"^another process is moving"):
+            Lease(tmp_path, "r2")
+
+
+# The runs
+
+
+def test_ids_sort_as_their_runs_do_and_say_when() -> None:
+    chances = iter([0.0, 0.5, 0.999, 0.1])
+    assert new_id(1_790_000_000_000, lambda: next(chances)) == "260921-141320-0gz3"
+    assert new_id(1_790_000_000_000) < new_id(1_790_000_001_000)
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome"),
+    [
+        ({"exit_code": 0}, "done"),
+        ({"exit_code": 3}, "done"),
+        ({"exit_code": 0, "stopped": True}, "stopped"),
+        ({"exit_code": 6, "error": "it is away"}, "failed"),
+    ],
+)
+def test_a_run_is_written_down_as_it_ended(tmp_path: Path, ending: dict, outcome: str) -> None:
+    with State(tmp_path, PAIR) as state:
+        run = Recorded(state, "syphon --once", clock_ms=lambda: 5_000)
+        assert [each.outcome for each in every(state)] == ["running"]
+        run.record({"received": 1})
+        assert find(state, run.id).receipt == {"received": 1}
+        run.finish({"received": 2}, **ending)
+        run.close()
+        [found] = every(state)
+        assert (found.outcome, found.exit_code, found.error) == (
+            outcome,
+            ending["exit_code"],
+            ending.get("error", ""),
+        )
+        assert (found.command, found.started_ms, found.ended_ms) == ("syphon --once", 5_000, 5_000)
+        assert found.receipt == {"received": 2}
+    assert not list(tmp_path.glob("*.running"))
+
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_state import KEY, PAIR
+from sbpair.move.books import Books
+from sbpair.move.receipt import Tally
+tally = Tally()
+books = Books(PAIR, Path({directory!r}), "syphon --watch", tally.receipt)
+tally.received("q", repeat=False)
+books.record()
+books.journal.sending([KEY], "orders")
+print(books.run, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_in_doubt(tmp_path: Path) -> None:
+    program = CRASH.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        name = process.stdout.readline().strip()
+        with State(tmp_path, PAIR) as state:
+            going_on = find(state, name)
+        process.kill()
+    with State(tmp_path, PAIR) as state:
+        crashed = find(state, name)
+    assert (going_on.outcome, going_on.doubts) == ("running", ())
+    assert (crashed.outcome, crashed.ended_ms, crashed.exit_code) == ("crashed", None, None)
+    assert crashed.receipt is not None
+    assert crashed.receipt["received"] == 1
+    [doubt] = crashed.doubts
+    assert (doubt.run, doubt.queue, doubt.message_id, doubt.destination) == (name, "q", "m", "orders")
+
+    for expected in ([doubt], []):
+        with Books(PAIR, tmp_path, "syphon", Receipt) as books:
+            assert books.journal.in_doubt() == expected
+            assert not books.journal.was_accepted(KEY)
+            books.finish(0)
+    with State(tmp_path, PAIR) as state:
+        assert find(state, name).doubts == (doubt,)
+        assert [run.outcome for run in every(state)] == ["done", "done", "crashed"]
+
+
+def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        for number in range(KEPT_MOST + 5):
+            run = Recorded(state, "syphon", clock_ms=lambda number=number: number * 1_000)
+            journal = Journal(state, run=run.id)
+            journal.doubtful(journal.sending([KEY], "orders"))
+            journal.close()
+            run.finish({}, 0)
+            run.close()
+        kept = every(state)
+        assert [run.started_ms for run in kept] == [1_000 * number for number in range(KEPT_MOST + 4, 4, -1)]
+        assert all(len(run.doubts) == 1 for run in kept)
+        assert len(state.read("SELECT id FROM flights")) == KEPT_MOST
+
+
+def test_the_beginning_of_an_id_is_enough_where_it_tells_which(tmp_path: Path) -> None:
+    with State(tmp_path, PAIR) as state:
+        for name in ("260921-141320-aaaa", "260921-141320-aabb", "260922-000000-aaaa"):
+            run = Recorded(state, "syphon", run_id=name)
+            run.finish({}, 0)
+            run.close()
+        assert find(state, "260922").id == "260922-000000-aaaa"
+        assert find(state, "260921-141320-AAB").id == "260921-141320-aabb"
+        with pytest.raises(UsageError, match="2 runs begin with '260921'"):
+            find(state, "260921")
+        for nothing in ("", "141320", "%", "_", "260921-141320-aaaaa"):
+            with pytest.raises(UsageError, match="there is no run"):
+                find(state, nothing)
+    with pytest.raises(UsageError, match="there is no run"):
+        find(None, "260922")
+
+
+# All of it together
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome", "code", "why"),
+    [
+        (LeaseLost("it is gone"), "failed", 4, "it is gone"),
+        (KeyboardInterrupt(), "stopped", 130, ""),
+        (ZeroDivisionError("a secret"), "failed", 1, "ZeroDivisionError"),
+    ],
+)
+def test_what_ends_a_run_by_force_is_written_down(
+    tmp_path: Path, raised: BaseException, outcome: str, code: int, why: str
+) -> None:
+    tally = Tally()
+
+    def run_for_a_while() -> None:
+        with Books(PAIR, tmp_path, "syphon", tally.receipt):
+            tally.received("q", repeat=False)
+            raise raised
+
+    with pytest.raises(type(raised)):
+        run_for_a_while()
+    with State(tmp_path, PAIR) as state:
+        [run] = every(state)
+    assert (run.outcome, run.exit_code, run.error) == (outcome, code, why)
+    assert run.receipt is not None
+    assert run.receipt["received"] == 1
+
+
+def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> None:
+    tally = Tally()
+    with Books(PAIR, tmp_path, "syphon", tally.receipt) as books, State(tmp_path, PAIR) as state:
+        books.record()
+        state.write(("UPDATE runs SET receipt = NULL", [()]))
+        books.record()
+        assert find(state, books.run).receipt is None
+        tally.received("q", repeat=False)
+        books.record()
+        assert find(state, books.run).receipt == json.loads(json.dumps(tally.receipt().document()))
+        books.finish(0)
+
+
+def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Books(PAIR, None, "syphon", Receipt) as books:
+        books.journal.accepted(books.journal.sending([KEY], "orders"))
+        books.journal.doubtful(books.journal.sending([KEY], "orders"))
+        assert [doubt.run for doubt in books.journal.in_doubt()] == [books.run]
+        books.record()
+        books.finish(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_mover_is_refused_before_it_writes_anything(tmp_path: Path) -> None:
+    with Books(PAIR, tmp_path, "syphon", Receipt) as books, State(tmp_path, PAIR) as state:
+        with pytest.raises(SbpairError) as held:
+            Books(PAIR, tmp_path, "syphon", Receipt)
+        assert held.value.exit_code == 4
+        assert [run.id for run in every(state)] == [books.run]
+        with Books(PAIR, tmp_path, "syphon", Receipt, lease=False) as second:
+            assert {run.outcome for run in every(state)} == {Outcome.RUNNING}
+            second.finish(0)
+        books.finish(0)
+
+
+def test_a_run_whose_end_cannot_be_written_down_has_a_result_all_the_same(tmp_path: Path) -> None:
+    with Books(PAIR, tmp_path, "syphon", Receipt) as books, State(tmp_path, PAIR) as state:
+        other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+        other.execute("DROP TABLE runs")
+        other.close()
+        books.finish(0)
+        assert state.read("SELECT count(*) FROM flights") == [(0,)]
