@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbpair import backlog
-from sbpair.errors import EntityMissing, NotAuthorized, SbpairError
-from sbpair.move.events import QueuesFound, SyphonEvent
+from sbpair.errors import EntityMissing, SbpairError
 from sbpair.move.mover import Setting
 from sbpair.move.receipt import Named
+from sbpair.syphon import queues
 from sbpair.syphon.lane import Count, Lane, Plan
 
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
+    from sbpair.move.events import SyphonEvent
     from sbpair.move.receipt import Receipt
 
 log = logging.getLogger(__name__)
@@ -81,11 +81,7 @@ def _result(plan: Plan, lanes: list[Lane], seconds: float) -> Result:
     setting = plan.setting
     missing = [lane for lane in lanes if isinstance(lane.error, EntityMissing)]
     if len(missing) == len(lanes) and not plan.stop.is_set() and not setting.tally.receipt().received:
-        raise EntityMissing(
-            f"{plan.pair.secondary.name} has no backlog queue of {plan.pair.primary.name}",
-            entity=backlog.prefix(plan.pair.primary.name),
-            hint="check the names of both namespaces; 'sbpair provision' creates the queues",
-        )
+        raise queues.none_there(plan.pair)
     # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
     failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing)
     for _, queue, number, _, message_id in setting.journal.unconfirmed():
@@ -110,34 +106,20 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _queues_to_empty(plan: Plan, control: QueueControl) -> list[str]:
-    queues = await _queues(plan, control)
-    while not queues and not plan.once and not plan.stop.is_set():
+async def _queues_to_empty(plan: Plan, control: QueueControl) -> tuple[str, ...]:
+    found = await _queues(plan, control)
+    while not found and not plan.once and not plan.stop.is_set():
         await _wait(plan.stop, LOOK_AGAIN_SECONDS)
-        queues = await _queues(plan, control)
-    return queues
+        found = await _queues(plan, control)
+    return found
 
 
-async def _queues(plan: Plan, control: QueueControl) -> list[str]:
-    """Every queue under the prefix where that may be asked, a stranded one too; else 0 to the count."""
-    pair = plan.pair
-    wanted = [backlog.queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
-    found = None
-    try:
-        found = [state.spec.path for state in await control.list_under(backlog.prefix(pair.primary.name))]
+async def _queues(plan: Plan, control: QueueControl) -> tuple[str, ...]:
+    found = await queues.find(plan.pair, control)
+    if found.managed:
         plan.count = _counter(control)
-    except NotAuthorized:
-        log.info("no Manage claim on %s: taking queues 0 to %d", pair.secondary.name, pair.backlog_queues - 1)
-    queues = wanted if found is None else sorted(found, key=lambda path: _order(pair.primary.name, path))
-    known = {path.lower() for path in wanted}
-    stranded = tuple(path for path in queues if path.lower() not in known)
-    plan.setting.on_event(QueuesFound(tuple(queues), stranded, found is not None))
-    return queues
-
-
-def _order(primary: str, path: str) -> tuple[bool, int, str]:
-    index = backlog.index_of(primary, path)
-    return (index is None, index or 0, path)
+    plan.setting.on_event(found)
+    return found.queues
 
 
 def _counter(control: QueueControl) -> Count:
