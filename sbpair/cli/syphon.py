@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sbpair import syphon
     from sbpair.model import Pair
     from sbpair.move.receipt import Named
-    from sbpair.syphon import preview
     from sbpair.syphon.forecast import Forecast
+    from sbpair.syphon.terms import Terms
 
 SCHEMA = "sbpair/syphon/1"
 INTERRUPTED = 130
@@ -152,7 +152,7 @@ def exit_code_of(result: "syphon.Result", *, once: bool) -> int:
     return INTERRUPTED if once else 0
 
 
-def _preview(pair: "Pair", terms: "preview.Terms", screen: Screen) -> int:
+def _preview(pair: "Pair", terms: "Terms", screen: Screen) -> int:
     from sbpair.cli import forecast
     from sbpair.syphon import preview
 
@@ -168,11 +168,11 @@ def _preview(pair: "Pair", terms: "preview.Terms", screen: Screen) -> int:
     return result.exit_code
 
 
-def _terms(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None") -> "preview.Terms":
+def _terms(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None") -> "Terms":
     from sbpair.move import pace, route
-    from sbpair.syphon import preview
+    from sbpair.syphon.terms import Terms
 
-    return preview.Terms(
+    return Terms(
         rate=None if rate is None else pace.read_rate(rate),
         credits=None if share is None else pace.read_credits(share),
         ttl=route.TimeToLive(ttl.value),

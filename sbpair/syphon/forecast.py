@@ -18,6 +18,7 @@ from sbpair.move.route import DeadLetter, Expire, Facts, TimeToLive, route
 if TYPE_CHECKING:
     from sbpair.bus.control import Entity
     from sbpair.move.route import Route
+    from sbpair.syphon.terms import Limits, Tiers
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
@@ -81,23 +82,6 @@ class Doomed:
     description: str
     messages: int = 0
     examples: list[Named] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a run would go by: messages a second, credits a second of each namespace; None is no limit."""
-
-    rate: float | None = None
-    primary_credits: float | None = None
-    secondary_credits: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """None where nobody may ask for it: then Standard is assumed."""
-
-    primary: str | None = None
-    secondary: str | None = None
 
 
 class Sums:

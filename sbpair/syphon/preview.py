@@ -30,10 +30,11 @@ from sbpair.errors import (
     Unreachable,
 )
 from sbpair.move.envelope import DEFERRED, SCHEDULED, facts_of, message_state, restored
-from sbpair.move.pace import Pace, credits_of
-from sbpair.move.route import INVALID, DeadLetter, Expire, Facts, Send, TimeToLive, missing, refused
+from sbpair.move.pace import Pace
+from sbpair.move.route import INVALID, DeadLetter, Expire, Facts, Send, missing, refused
 from sbpair.syphon import queues
-from sbpair.syphon.forecast import DESTINATIONS_MOST, OTHERS, Forecast, Limits, Sums, Tiers
+from sbpair.syphon.forecast import DESTINATIONS_MOST, OTHERS, Forecast, Sums
+from sbpair.syphon.terms import ASSUMED_FILTERS, DEFAULT_TIER, Limits, Terms, Tiers, limits_of, tier_of
 from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ QUEUES_AT_ONCE = 8
 PATIENCE = 10
 """How often in a row the service may say that it is busy."""
 
-DEFAULT_TIER = "Standard"
-
 
 @dataclass(frozen=True, slots=True)
 class Looked:
@@ -67,23 +66,9 @@ OnEvent = Callable[["QueuesFound | Looked | Retrying"], object]
 Sleep = Callable[[float], Awaitable[object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a run would be told: `rate` is messages a second, `credits` credits a second, infinity for no limit.
-
-    Without `credits`, a namespace that is not Premium gives half of what Standard has. Looking costs credits as well:
-    it is held to those that were asked for, and else goes as fast as the service lets it.
-    """
-
-    rate: float | None = None
-    credits: float | None = None
-    ttl: TimeToLive = TimeToLive.ORIGINAL
-    prices: cost.Prices = cost.PRICES
-
-
 async def run(
     pair: Pair,
-    terms: Terms = Terms(),  # it is frozen
+    terms: Terms | None = None,
     *,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
@@ -92,10 +77,13 @@ async def run(
 ) -> Forecast:
     """Look at every backlog queue of `pair`, and say what a run by these terms would do now.
 
+    Looking costs credits as well: it is held to those that were asked for, and else as fast as the service lets it.
+
     Needs Listen on the secondary namespace; with Manage there it finds stranded queues, and with Manage or Send on the
     primary it knows destinations that do not exist. Raises what keeps it from looking, such as EntityMissing where
     there is no backlog queue at all; where the primary cannot be asked, the forecast says so.
     """
+    terms = terms or Terms()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
     from sbpair.bus.credentials import token_getter
@@ -107,8 +95,8 @@ async def run(
         there, here = await enter(open_destinations(pair.primary)), await enter(open_destinations(pair.secondary))
         get_token = await enter(token_getter(pair))
         places = _Places(pair.primary, there, stack, get_token)
-        tiers = Tiers(await places.tier(), await _tier(here))
-        limits = _limits(terms, tiers)
+        tiers = Tiers(await places.tier(), await tier_of(here))
+        limits = limits_of(terms, tiers)
         pace = Pace(clock(), primary=limits.secondary_credits if terms.credits is not None else None)
         look = _Look(pair, Sums(terms.ttl, int(now() * 1000)), places, get_token, on_event, pace, clock, sleep)
         found = await queues.find(pair, control)
@@ -141,18 +129,6 @@ def _forecast(look: _Look, terms: Terms, limits: Limits, tiers: Tiers) -> Foreca
 def _assumed(pair: Pair, tiers: Tiers) -> list[str]:
     sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
     return [f"the tier of {end.name} is not known, and taken to be {DEFAULT_TIER}" for end, tier in sides if not tier]
-
-
-def _limits(terms: Terms, tiers: Tiers) -> Limits:
-    return Limits(terms.rate, credits_of(terms.credits, tiers.primary), credits_of(terms.credits, tiers.secondary))
-
-
-async def _tier(control: DestinationControl) -> str | None:
-    try:
-        return await control.tier()
-    except (NotAuthorized, Unavailable) as error:
-        log.info("the tier is not known: %s", error.message)
-        return None
 
 
 # Looking ----------------------------------------------------------------------------------------
@@ -243,7 +219,8 @@ class _Look:
         if doom is not None:
             self.sums.turn_away(facts, destination, doom)
         else:
-            self.sums.send(facts, destination, place.filters if isinstance(place, Entity) else 0)
+            known = place.filters if isinstance(place, Entity) else None
+            self.sums.send(facts, destination, ASSUMED_FILTERS if known is None else known)
 
 
 _STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
@@ -357,9 +334,9 @@ class _Places:
         except Unreachable:
             if self._wire.error is not None:
                 raise
-            return Entity(path)  # it is there, and takes nothing for now
+            return Entity(path, is_topic=None, filters=None)  # it is there, and takes nothing for now
         sender.close()
-        return Entity(path, message_bytes=sender.max_message_size or None)
+        return Entity(path, is_topic=None, filters=None, message_bytes=sender.max_message_size or None)
 
     def _give_up(self, error: SbpairError) -> None:
         if self._answers:

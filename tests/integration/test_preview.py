@@ -32,8 +32,9 @@ from sbpair.model import Pair, SasKey, endpoint_from_connection_string
 from sbpair.move.events import QueuesFound
 from sbpair.move.route import TimeToLive
 from sbpair.syphon import preview
-from sbpair.syphon.forecast import Forecast, Limits, Tiers, total
-from sbpair.syphon.preview import Looked, Terms
+from sbpair.syphon.forecast import Forecast, total
+from sbpair.syphon.preview import Looked
+from sbpair.syphon.terms import Limits, Terms, Tiers
 
 if TYPE_CHECKING:
     from sbpair.emulator.queue import Queue
@@ -97,7 +98,7 @@ class World:
         if seconds:
             self.emulator.advance(int(seconds * 1000) + 1)
 
-    async def look(self, terms: Terms = Terms()) -> Forecast:  # noqa: B008
+    async def look(self, terms: Terms | None = None) -> Forecast:
         before = self.traces()
         made = await preview.run(
             self.pair,
@@ -364,7 +365,9 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
         said = await w.look()
         (doomed,) = said.doomed
         assert (doomed.reason, doomed.messages) == ("DestinationNotFound", 1)
-        assert said.entities["orders"] == Entity("orders", message_bytes=256 * 1024)
+        assert said.entities["orders"] == Entity("orders", None, filters=None, message_bytes=256 * 1024)
+        # A filter is assumed, and Standard, where nobody may ask.
+        assert said.seconds == 302 * 2 / 500
         assert said.tiers == Tiers(None, "Standard")
         assert any("the tier of contoso is not known" in note for note in said.notes)
         assert w.primary.queue("orders").counts().total == 0

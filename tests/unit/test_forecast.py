@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sbpair.cost import Operations, moved, turned_away
 from sbpair.move.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.syphon import forecast
-from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, OTHERS, Limits, Sums, total
+from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, OTHERS, Sums, total
+from sbpair.syphon.terms import Limits
 
 NOW = 2_000_000_000_000
 
