@@ -77,14 +77,18 @@ def units(size: int) -> int:
 
 def moved(size: int) -> Operations:
     """A message that goes the whole way: send, receive and complete, send, receive and complete."""
-    unit = units(size)
-    return Operations(stranded=unit, taken=2 * unit, sent=unit, delivered=2 * unit)
+    return of_units(units(size), 0)
 
 
 def turned_away(size: int) -> Operations:
     """A message that ends in the backlog's dead-letter queue."""
-    unit = units(size)
-    return Operations(stranded=unit, taken=2 * unit)
+    return of_units(0, units(size))
+
+
+def of_units(moved: int, turned_away: int) -> Operations:
+    """The same of many messages, whose `units` have been added up."""
+    both = moved + turned_away
+    return Operations(stranded=both, taken=2 * both, sent=moved, delivered=2 * moved)
 
 
 def idle_receives(queues: int, seconds: float) -> int:

@@ -40,13 +40,13 @@ class Entity:
     """A queue or a topic that messages may be sent to.
 
     `filters` are those of all of a topic's subscriptions: each looks at every message. `message_bytes` is the most that
-    a message may have, None where the service does not say.
+    a message may have. None is what nobody said.
     """
 
     path: str
-    is_topic: bool = False
+    is_topic: bool | None = False
     requires_session: bool = False
-    filters: int = 0
+    filters: int | None = 0
     message_bytes: int | None = None
 
 

@@ -66,7 +66,7 @@ class AtomDestinations:
         return self._found[name]
 
     async def filters_of(self, path: str) -> int:
-        return (await self.get(path)).filters
+        return (await self.get(path)).filters or 0
 
     async def _read(self, path: str) -> Entity:
         try:

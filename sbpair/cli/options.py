@@ -123,6 +123,44 @@ StateDirectory = Annotated[
 ]
 
 
+class Ttl(StrEnum):
+    ORIGINAL = "original"
+    REMAINING = "remaining"
+
+
+# How fast, and on what terms, messages are moved. `move.pace` reads what these say.
+
+Rate = Annotated[
+    str | None,
+    typer.Option("--rate", metavar="N[/s|/m|/h]", help="At most so many messages a second, a minute or an hour"),
+]
+
+Credits = Annotated[
+    str | None,
+    typer.Option(
+        "--credits",
+        metavar="SHARE|N",
+        help="At most this share of a Standard namespace's 1000 credits a second, as 50% or 0.5, or so many; or none"
+        " for no limit (50%; on Premium, none)",
+    ),
+]
+
+TimeToLive = Annotated[
+    Ttl,
+    typer.Option(
+        "--ttl",
+        metavar="original|remaining",
+        help="Whether a time to live starts anew in the primary, or the time in the backlog counts, and what is past"
+        " its time is dead-lettered (original)",
+    ),
+]
+
+Prices = Annotated[
+    Path | None,
+    typer.Option("--prices", metavar="FILE", help="Prices to estimate the cost by, in TOML, instead of those built in"),
+]
+
+
 def options(function: Callable[..., int]) -> Callable[..., int]:
     """`function` with each parameter that is a group of options replaced by those options."""
     hints = get_type_hints(function, include_extras=True)

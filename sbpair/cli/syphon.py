@@ -2,19 +2,37 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbpair.cli.options import Connection, Count, Display, StateDirectory, options
+from sbpair import cost
+from sbpair.cli.options import (
+    Connection,
+    Count,
+    Credits,
+    Display,
+    Prices,
+    Rate,
+    StateDirectory,
+    TimeToLive,
+    Ttl,
+    options,
+)
 from sbpair.cli.output import Screen, clean, columns
 from sbpair.cli.pairs import profile
 from sbpair.cli.running import run
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sbpair import syphon
+    from sbpair.model import Pair
     from sbpair.move.receipt import Named
+    from sbpair.syphon.forecast import Forecast
+    from sbpair.syphon.terms import Terms
 
 SCHEMA = "sbpair/syphon/1"
 INTERRUPTED = 130
@@ -22,11 +40,20 @@ IDS_SHOWN = 3
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 
 
+class Order(StrEnum):
+    BACKLOG = "backlog"
+    NONE = "none"
+
+
 @options
 def command(
     *,
     once: Annotated[bool, typer.Option("--once", help="Move what is there now, and end")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until a signal")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Move nothing; say what would be, in how long, and at what cost"),
+    ] = False,
     hold: Annotated[
         int,
         typer.Option(
@@ -37,6 +64,18 @@ def command(
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Move even if another process of this machine moves the same pair")
     ] = False,
+    order: Annotated[
+        Order,
+        typer.Option(
+            "--order",
+            metavar="backlog|none",
+            help="Keep the order that a queue's messages for a destination have, or trade it for speed (backlog)",
+        ),
+    ] = Order.BACKLOG,
+    rate: Rate = None,
+    credits: Credits = None,  # noqa: A002  # the option's name
+    ttl: TimeToLive = Ttl.ORIGINAL,
+    prices: Prices = None,
     count: Count = None,
     connection: Connection,
     display: Display,
@@ -50,6 +89,9 @@ def command(
     What is sent is written down first: after a crash, the next run completes what the primary had accepted without
     sending it again, and names what is in doubt. sbpair runs shows earlier runs.
 
+    --dry-run only looks: it locks nothing, and raises no delivery count. It asks the primary for the destinations, with
+    the Manage claim, or else by opening a link to each, over which nothing goes.
+
     The first SIGINT or SIGTERM finishes what is in flight and releases the rest, the second ends it at once.
 
     JSON; the buckets after "received" add up to it:
@@ -58,13 +100,25 @@ def command(
        "dead_lettered": 0, "released": 0, "in_doubt": 0, "distinct": 0, "balanced": true, "queues": {},
        "destinations": {}, "dead_letters": [], "doubtful": [], "failures": [], "seconds": 0.0, "stopped": false}
 
-    Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind; 4
-    another process moves this pair, or the state is another pair's or broken; 7 what is sent cannot be written down;
-    130 --once was interrupted.
+    Under --dry-run, with what would become of the messages, which adds up to "messages":
+
+      {"schema": "sbpair/syphon-preview/1", "messages": 0, "bytes": 0, "sent": 0, "dead_lettered": 0,
+       "expired": 0, "deferred": 0, "scheduled": 0, "overdue": 0, "later": 0, "oldest_seconds": null,
+       "newest_seconds": null, "queues": [], "destinations": [], "flows": [], "dead_letters": [],
+       "ttl": "original", "tiers": {}, "limits": {}, "seconds": 0.0, "operations": {}, "cost": {}, "notes": []}
+
+    Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind, or
+    would be dead-lettered (--dry-run); 4 another process moves this pair, or the state is another pair's or broken;
+    7 what is sent cannot be written down; 130 --once was interrupted.
     """
     screen = Screen(display)
-    _check(once=once, watch=watch, hold=hold)
+    _check(once=once, watch=watch, dry_run=dry_run, hold=hold)
+    terms = _terms(rate, credits, ttl, prices)
     found = profile(connection, screen, count=count, state=state)
+    if dry_run:
+        return _preview(found.pair, terms, screen)
+    if prices is not None:
+        raise UsageError("--prices goes with --dry-run only", hint="a run counts operations and names no price")
     from sbpair import syphon
     from sbpair.cli.progress import Lanes
 
@@ -75,6 +129,8 @@ def command(
                 once=once,
                 stop=stop,
                 hold=hold,
+                ordered=order is Order.BACKLOG,
+                terms=terms,
                 on_event=lanes,
                 state=found.state_directory,
                 lease=not no_lease,
@@ -139,11 +195,49 @@ def exit_code_of(result: "syphon.Result", *, once: bool) -> int:
     return INTERRUPTED if once else 0
 
 
-def _check(*, once: bool, watch: bool, hold: int) -> None:
-    if once == watch:
+def _preview(pair: "Pair", terms: "Terms", screen: Screen) -> int:
+    from sbpair.cli import forecast
+    from sbpair.syphon import preview
+
+    async def look(_stop: asyncio.Event) -> "Forecast":
+        with forecast.Looking(screen) as looking:
+            return await preview.run(pair, terms, on_event=looking)
+
+    result = run(look)
+    told = forecast.document(result)
+    screen.result(told, [told], forecast.table(result))
+    for note in result.notes:
+        screen.warn(note)
+    return result.exit_code
+
+
+def _terms(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None") -> "Terms":
+    from sbpair.move import pace, route
+    from sbpair.syphon.terms import Terms
+
+    return Terms(
+        rate=None if rate is None else pace.read_rate(rate),
+        credits=None if share is None else pace.read_credits(share),
+        ttl=route.TimeToLive(ttl.value),
+        prices=cost.PRICES if prices is None else cost.read_prices(_text(prices), str(prices)),
+    )
+
+
+def _text(path: "Path") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"--prices: there is no file {path}", hint="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prices: {path} cannot be read", hint="name a text file in UTF-8") from error
+
+
+def _check(*, once: bool, watch: bool, dry_run: bool, hold: int) -> None:
+    said = [name for name, asked in (("--once", once), ("--watch", watch), ("--dry-run", dry_run)) if asked]
+    if len(said) != 1:
         raise UsageError(
-            "say one of --once and --watch" if not once else "--once and --watch exclude each other",
-            hint="--once moves what is there now; --watch goes on until a signal",
+            f"{' and '.join(said)} exclude each other" if said else "say one of --once, --watch and --dry-run",
+            hint="--once moves what is there now; --watch goes on until a signal; --dry-run only looks",
         )
     if hold < 1:
         raise UsageError(f"--hold is {hold}, and must be at least 1", hint="1000 is the default")

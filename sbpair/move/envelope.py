@@ -21,7 +21,7 @@ SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
 LOCKED_UNTIL, MESSAGE_STATE = "x-opt-locked-until", "x-opt-message-state"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
 PARTITION_KEY = "x-opt-partition-key"
-DEFERRED = 1
+ACTIVE, DEFERRED, SCHEDULED = range(3)
 
 SERVICE_ANNOTATIONS = frozenset(
     (
@@ -100,7 +100,12 @@ def enqueued_at(sections: Sections) -> int:
 
 def is_deferred(sections: Sections) -> bool:
     """Whether somebody has put the message aside: it counts, and is never delivered by itself."""
-    return _annotation(sections, MESSAGE_STATE) == DEFERRED
+    return message_state(sections) == DEFERRED
+
+
+def message_state(sections: Sections) -> int:
+    """ACTIVE, DEFERRED or SCHEDULED, as the service says it of a message that is only looked at."""
+    return _annotation(sections, MESSAGE_STATE)
 
 
 def _annotation(sections: Sections, name: str) -> int:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -58,14 +58,14 @@ SETTLE_SECONDS, SETTLE_AT = 0.01, 500
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
 
-Cost = Callable[[str], float]
+Cost = Callable[[str], Awaitable[float]]
 
 
 @dataclass
 class Setting:
     """What all lanes of a run share. `namespace` is where the backlog is.
 
-    `cost` is what a message for a destination costs in credits; `now_ms` is in ms since 1970.
+    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970.
     """
 
     namespace: str
@@ -78,7 +78,7 @@ class Setting:
     ordered: bool = True
     ttl: TimeToLive = TimeToLive.ORIGINAL
     pace: Pace | None = None
-    cost: Cost = lambda _destination: 1.0
+    cost: Cost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
 
 
@@ -268,6 +268,8 @@ class Mover:
         """One round with what is at the head of a road."""
         try:
             link = await self._may_leave(road)
+            if self._setting.cost is not None and road.cost is None:
+                road.cost = await self._setting.cost(road.destination)
             if link is not None:
                 await self._send_round(road, link)
         except (Unavailable, ProtocolError) as error:
@@ -344,7 +346,7 @@ class Mover:
         pace = self._setting.pace
         if pace is not None:
             count = sum(len(flight.orders) for flight in flights)
-            seconds = pace.reserve(self._loop.time(), count, self._setting.cost(road.destination))
+            seconds = pace.reserve(self._loop.time(), count, road.cost or 1.0)
             while seconds > 0.0:
                 if await self._stopped_within(seconds):
                     return False
@@ -357,7 +359,7 @@ class Mover:
         pace = self._setting.pace
         if pace is None:
             return ROUND_MOST
-        return pace.most(self._loop.time(), self._setting.cost(road.destination))
+        return min(ROUND_MOST, pace.most(self._loop.time(), road.cost or 1.0))
 
     def _write_down(self, road: Road, flights: list[_Flight]) -> None:
         keys = [[self._key(arrival) for arrival in flight.arrivals] for flight in flights]

@@ -20,13 +20,17 @@ ROUND_MOST = 1_000
 
 
 class Road:
-    """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send."""
+    """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send.
+
+    `cost` is what a message costs in credits, once that is known.
+    """
 
     def __init__(self, destination: str, *, ordered: bool = True) -> None:
         self.destination = destination
         self.failures = 0
         self.resting: str | None = None
         self.workers = 0
+        self.cost: float | None = None
         self._ordered = ordered
         self._waiting: deque[Order] = deque()
         self._keyed = self._singly = False

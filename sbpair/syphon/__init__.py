@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair import backlog
-from sbpair.errors import EntityMissing, NotAuthorized, SbpairError
+from sbpair.errors import EntityMissing, SbpairError
 from sbpair.move.books import Books
-from sbpair.move.events import QueuesFound, SyphonEvent
 from sbpair.move.mover import Setting
 from sbpair.move.receipt import Named, Tally
+from sbpair.move.route import TimeToLive
+from sbpair.syphon import queues
 from sbpair.syphon.lane import Count, Lane, Plan
+from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
 
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
+    from sbpair.move.events import SyphonEvent
     from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
 
@@ -67,6 +71,8 @@ async def run(
     hold: int = 1_000,
     state: Path | None = None,
     lease: bool = True,
+    ordered: bool = True,
+    terms: Terms | None = None,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
@@ -78,6 +84,9 @@ async def run(
     moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.
     Without `state`, nothing is kept.
 
+    `ordered` keeps the order that a queue's messages for a destination have. `terms` are how fast it may go, and what
+    becomes of a time to live; without them it goes as fast as it can.
+
     Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
     LeaseHeld, or StateRefused for the state of another pair.
     """
@@ -86,35 +95,57 @@ async def run(
     command = "syphon --once" if once else "syphon --watch"
     with Books(pair, state, command, tally.receipt, lease=lease) as books:
         setting = Setting(
-            namespace=pair.secondary.name, tally=tally, journal=books.journal, on_event=on_event, hold=hold
+            namespace=pair.secondary.name,
+            tally=tally,
+            journal=books.journal,
+            on_event=on_event,
+            hold=hold,
+            ordered=ordered,
+            ttl=terms.ttl if terms is not None else TimeToLive.ORIGINAL,
         )
-        result = await _move(pair, Plan(pair, once, setting, stop), books)
+        result = await _move(pair, Plan(pair, once, setting, stop), terms, books)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
-async def _move(pair: Pair, plan: Plan, books: Books) -> Result:
+async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books) -> Result:
     started = time.monotonic()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
     from sbpair.bus.credentials import token_getter
 
-    async with open_queues(pair.secondary) as control, token_getter(pair) as plan.get_token:
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(open_queues(pair.secondary))
+        plan.get_token = await stack.enter_async_context(token_getter(pair))
+        if terms is not None:
+            await _limit(stack, pair, plan, terms)
         lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
         await _run_all(lanes, plan.stop, books)
     return _result(plan, lanes, time.monotonic() - started, books.run)
+
+
+async def _limit(stack: AsyncExitStack, pair: Pair, plan: Plan, terms: Terms) -> None:
+    """Have the run go no faster than its terms say, for namespaces of these tiers."""
+    from sbpair.bus.destinations import open_destinations
+
+    tiers = Tiers()
+    if terms.credits is None or not math.isinf(terms.credits):
+        primary, secondary = [
+            await stack.enter_async_context(open_destinations(side)) for side in (pair.primary, pair.secondary)
+        ]
+        tiers = Tiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
+        plan.setting.cost = SendCosts(primary).of
+    limits = limits_of(terms, tiers)
+    if any(limit is not None for limit in (limits.rate, limits.primary_credits, limits.secondary_credits)):
+        plan.setting.pace = limits.pace(asyncio.get_running_loop().time())
 
 
 def _result(plan: Plan, lanes: list[Lane], seconds: float, run: str) -> Result:
     setting = plan.setting
     missing = [lane for lane in lanes if isinstance(lane.error, EntityMissing)]
     if len(missing) == len(lanes) and not plan.stop.is_set() and not setting.tally.receipt().received:
-        raise EntityMissing(
-            f"{plan.pair.secondary.name} has no backlog queue of {plan.pair.primary.name}",
-            entity=backlog.prefix(plan.pair.primary.name),
-            hint="check the names of both namespaces; 'sbpair provision' creates the queues",
-        )
+        raise queues.none_there(plan.pair)
     # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
     failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing)
     for named in _may_be_twice(setting.journal, run):
@@ -159,34 +190,20 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _queues_to_empty(plan: Plan, control: QueueControl) -> list[str]:
-    queues = await _queues(plan, control)
-    while not queues and not plan.once and not plan.stop.is_set():
+async def _queues_to_empty(plan: Plan, control: QueueControl) -> tuple[str, ...]:
+    found = await _queues(plan, control)
+    while not found and not plan.once and not plan.stop.is_set():
         await _wait(plan.stop, LOOK_AGAIN_SECONDS)
-        queues = await _queues(plan, control)
-    return queues
+        found = await _queues(plan, control)
+    return found
 
 
-async def _queues(plan: Plan, control: QueueControl) -> list[str]:
-    """Every queue under the prefix where that may be asked, a stranded one too; else 0 to the count."""
-    pair = plan.pair
-    wanted = [backlog.queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
-    found = None
-    try:
-        found = [state.spec.path for state in await control.list_under(backlog.prefix(pair.primary.name))]
+async def _queues(plan: Plan, control: QueueControl) -> tuple[str, ...]:
+    found = await queues.find(plan.pair, control)
+    if found.managed:
         plan.count = _counter(control)
-    except NotAuthorized:
-        log.info("no Manage claim on %s: taking queues 0 to %d", pair.secondary.name, pair.backlog_queues - 1)
-    queues = wanted if found is None else sorted(found, key=lambda path: _order(pair.primary.name, path))
-    known = {path.lower() for path in wanted}
-    stranded = tuple(path for path in queues if path.lower() not in known)
-    plan.setting.on_event(QueuesFound(tuple(queues), stranded, found is not None))
-    return queues
-
-
-def _order(primary: str, path: str) -> tuple[bool, int, str]:
-    index = backlog.index_of(primary, path)
-    return (index is None, index or 0, path)
+    plan.setting.on_event(found)
+    return found.queues
 
 
 def _counter(control: QueueControl) -> Count:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import Sections
-from sbpair.errors import AccessError, SbpairError, Unavailable
+from sbpair.errors import AccessError, MachineLacks, SbpairError, Unavailable, Unsafe
 from sbpair.move.envelope import enqueued_at, is_deferred, sequence_number
 from sbpair.move.events import LaneBlocked, LaneDone, LaneFailed, LaneOpened, Progress
 from sbpair.move.mover import Mover
@@ -167,17 +167,32 @@ class Lane:
                     return
                 continue
             self._blocked_by = ()
-            source.grant(mover.room)
-            arrivals = await source.take(mover.room, seconds=self._poll_seconds())
+            most = await self._receivable(mover)
+            if most == 0:
+                continue
+            source.grant(most)
+            arrivals = await source.take(most, seconds=self._poll_seconds())
             if arrivals:
                 self._failures = self._quiet = 0
                 mover.accept(arrivals)
+                if self._plan.setting.pace is not None:
+                    self._plan.setting.pace.received(asyncio.get_running_loop().time(), len(arrivals))
                 self._tell(mover)
                 if await self._past_the_start(wire, arrivals, mover):
                     await self._let_it_settle(source, mover)
                     return
             elif self._plan.once and mover.fatal is None and await self._empty(wire, mover):
                 return
+
+    async def _receivable(self, mover: Mover) -> int:
+        """How many messages may be asked for. 0 after a wait for the pace, in which anything may have happened."""
+        pace, now = self._plan.setting.pace, asyncio.get_running_loop().time()
+        if pace is None:
+            return mover.room
+        most = min(mover.room, pace.receivable(now))
+        if most == 0:
+            await mover.changed(pace.receive_delay(now))
+        return most
 
     def _poll_seconds(self) -> float:
         if not self._plan.once:
@@ -262,8 +277,8 @@ class Lane:
     def _fail(self, error: SbpairError, retry_seconds: float | None) -> None:
         if retry_seconds is None:
             self.error = error
-            if isinstance(error, AccessError):
-                # The same key opens every queue: the other lanes would only find out one by one.
+            if isinstance(error, (AccessError, Unsafe, MachineLacks)):
+                # The same key, state and lease are every lane's: the others would only find out one by one.
                 self._plan.stop.set()
         self._plan.setting.on_event(LaneFailed(self.queue, error.message, retry_seconds))
 

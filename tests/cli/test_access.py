@@ -19,7 +19,7 @@ KEY = "a-key-that-nobody-may-see"
 LISTEN = AuthorizationRule("listen", KEY, KEY, frozenset({Claim.LISTEN}))
 EXPIRED_AT = 1_600_000_000
 
-COMMANDS = (["provision"], ["audit"], ["syphon", "--once"])
+COMMANDS = (["provision"], ["audit"], ["syphon", "--once"], ["syphon", "--dry-run"])
 BAD_KEY = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=" + KEY
 
 

@@ -52,6 +52,8 @@ PAIR = {
 }
 LONG = "a" * 250
 
+ONE_OF_THREE = "--once moves what is there now; --watch goes on until a signal; --dry-run only looks"
+
 CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
     (
         ["audit", "--primary", f"Endpoint=sb://contoso.servicebus.windows.net/;{KEYED}"],
@@ -134,19 +136,37 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "SBPAIR_SECONDARY_ENDPOINT: 'localhost' is not host:port",
         "write 127.0.0.1:5672",
     ),
+    (["syphon"], PAIR, 2, "say one of --once, --watch and --dry-run", ONE_OF_THREE),
+    (["syphon", "--once", "--watch"], PAIR, 2, "--once and --watch exclude each other", ONE_OF_THREE),
+    (["syphon", "--once", "--dry-run"], PAIR, 2, "--once and --dry-run exclude each other", ONE_OF_THREE),
+    (["syphon", "--watch", "--dry-run"], PAIR, 2, "--watch and --dry-run exclude each other", ONE_OF_THREE),
     (
-        ["syphon"],
+        ["syphon", "--dry-run", "--rate", "fast"],
         PAIR,
         2,
-        "say one of --once and --watch",
-        "--once moves what is there now; --watch goes on until a signal",
+        "--rate is 'fast', and that is no number of messages a time",
+        "write 500 or 500/s, 30/m, 100/h: messages a second, a minute, an hour",
     ),
     (
-        ["syphon", "--once", "--watch"],
+        ["syphon", "--dry-run", "--credits", "101%"],
         PAIR,
         2,
-        "--once and --watch exclude each other",
-        "--once moves what is there now; --watch goes on until a signal",
+        "--credits is 101%, and a Standard namespace has 1000 credits a second",
+        "write 50% or 0.5 for a share of a Standard namespace, 500 for credits a second, or none for no limit",
+    ),
+    (
+        ["syphon", "--dry-run", "--prices", "/nowhere/prices.toml"],
+        PAIR,
+        2,
+        "--prices: there is no file /nowhere/prices.toml",
+        "check the path",
+    ),
+    (
+        ["syphon", "--dry-run", "--prices", "/"],
+        PAIR,
+        2,
+        "--prices: / cannot be read",
+        "name a text file in UTF-8",
     ),
     (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
     (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
@@ -187,6 +207,7 @@ def test_bad_input_is_told_in_two_lines(
         (["audit", "--output", "xml"], "see sbpair audit --help"),
         (["provision", "--count", "ten"], "see sbpair provision --help"),
         (["audit", "what"], "see sbpair audit --help"),
+        (["syphon", "--dry-run", "--ttl", "half"], "see sbpair syphon --help"),
         (
             ["--output", "json", "audit"],
             "see sbpair --help; options go after the command, as in sbpair audit --output json",

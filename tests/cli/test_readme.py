@@ -58,6 +58,13 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_prices_that_it_shows_can_be_read() -> None:
+    from sbpair.cost import read_prices
+
+    [table] = [block for block in re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL) if "currency" in block]
+    assert set(read_prices(table, "README.md").tariffs) == {"standard"}
+
+
 def test_the_messages_that_it_strands_come_back() -> None:
     [script] = re.findall(r"<!-- strand -->\n```python\n(.*?)```", README, flags=re.DOTALL)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,12 @@ from sbpair.emulator.rules.rule import Rule, SqlFilter
 from sbpair.emulator.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
+from sbpair.syphon.terms import SendCosts
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from sbpair.emulator.atom_request import Ask
 
 KILOBYTE = 1024
 
@@ -85,6 +92,34 @@ def test_every_filter_of_every_subscription_is_counted() -> None:
     run(scenario)
 
 
+def test_what_a_message_costs_to_send() -> None:
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        namespace.create_topic("events").create_subscription("all")
+        namespace.topic("events").create_subscription("more").add_rule(Rule("large", SqlFilter("size > 5")))
+        async with open_destinations(endpoint) as asked:
+            costs = SendCosts(asked)
+            assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 4, 2, 4]
+
+    run(scenario)
+
+
+def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = requests(monkeypatch)
+
+    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({Claim.SEND})))
+        namespace.create_queue("orders")
+        async with open_destinations(replace(endpoint, credential=SasKey("send", "key"))) as asked:
+            costs = SendCosts(asked)
+            assert [await costs.of(path) for path in ("orders", "events", "nowhere")] == [2, 2, 2]
+        assert asked_for == {"orders": 1}
+
+    run(scenario)
+
+
 def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destinations, "SUBSCRIPTIONS_ASKED", 2)
 
@@ -98,15 +133,21 @@ def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(m
     run(scenario)
 
 
-def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The management requests that reach the emulator from here on, by path."""
     asked_for: Counter[str] = Counter()
     answer = AtomDoor._answer
 
-    def counted(door: AtomDoor, ask: object, body: bytes) -> object:
-        asked_for[ask.path.lower()] += 1  # type: ignore[attr-defined]
-        return answer(door, ask, body)  # type: ignore[arg-type]
+    def counted(door: AtomDoor, ask: Ask, body: bytes) -> web.Response:
+        asked_for[ask.path.lower()] += 1
+        return answer(door, ask, body)
 
     monkeypatch.setattr(AtomDoor, "_answer", counted)
+    return asked_for
+
+
+def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = requests(monkeypatch)
 
     async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
         emulator.namespaces["contoso"].create_queue("orders")

@@ -20,6 +20,7 @@ from sbpair.cost import (
     estimate,
     idle_receives,
     moved,
+    of_units,
     read_prices,
     turned_away,
     units,
@@ -47,6 +48,12 @@ def test_a_message_through_the_backlog_is_six_operations_for_each_64_kb_three_of
     # The article counts a receive and its completion as one: four stages.
     assert whole.stranded + whole.taken // 2 + whole.sent + whole.delivered // 2 == STAGES * unit
     assert (turned_away(size).own, turned_away(size).total) == (2 * unit, 3 * unit)
+
+
+@given(st.lists(sizes), st.lists(sizes))
+def test_many_messages_are_what_each_of_them_is(moving, staying):
+    one_by_one = sum(map(turned_away, staying), sum(map(moved, moving), Operations()))
+    assert of_units(sum(map(units, moving)), sum(map(units, staying))) == one_by_one
 
 
 @given(operations, operations)

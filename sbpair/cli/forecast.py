@@ -1,0 +1,225 @@
+"""What `sbpair syphon --dry-run` shows: a forecast as JSON and as text."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from sbpair.cli.output import Screen, clean, columns
+from sbpair.cli.progress import tell
+from sbpair.model import Retrying
+from sbpair.move.events import QueuesFound
+from sbpair.syphon.forecast import FATES, OTHERS, Flow, total
+from sbpair.syphon.preview import Looked
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from sbpair.cost import Span
+    from sbpair.syphon.forecast import Doomed, Forecast
+
+SCHEMA = "sbpair/syphon-preview/1"
+FLOWS_SHOWN = 40
+REASONS_SHOWN = 20
+
+
+def document(forecast: "Forecast") -> dict[str, object]:
+    """The forecast as its JSON contract has it."""
+    now_ms = forecast.now_ms
+    return {
+        "schema": SCHEMA,
+        **_sums(total(forecast.flows), now_ms),
+        "queues": _queues(forecast),
+        "destinations": _destinations(forecast),
+        "flows": [
+            {"queue": flow.queue, "destination": flow.destination, **_sums(flow, now_ms)} for flow in forecast.flows
+        ],
+        "dead_letters": [asdict(each) for each in forecast.doomed],
+        "ttl": str(forecast.ttl),
+        "tiers": asdict(forecast.tiers),
+        "limits": asdict(forecast.limits),
+        "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
+        "operations": {**asdict(forecast.estimate.operations), "own": forecast.estimate.operations.own},
+        "cost": {
+            "own": _span(forecast.estimate.own),
+            "delivered": _span(forecast.estimate.delivered),
+            "currency": forecast.estimate.currency,
+            "dated": forecast.estimate.dated,
+        },
+        "notes": list(forecast.notes),
+    }
+
+
+def table(forecast: "Forecast") -> Iterator[str]:
+    """The forecast for people."""
+    flows, whole = forecast.flows, total(forecast.flows)
+    if flows:
+        rows = [_row(forecast, flow) for flow in flows[:FLOWS_SHOWN]]
+        yield from columns([("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "REMARK"), *rows])
+        if len(flows) > FLOWS_SHOWN:
+            yield f"… and {len(flows) - FLOWS_SHOWN} more lines: --output json has all of them"
+        yield ""
+    counted = [(fate.replace("_", " "), whole.fates[fate]) for fate in FATES]
+    yield from columns([("WOULD BE", "COUNT"), ("looked at", whole.messages), *counted])
+    yield from map(_doomed, forecast.doomed[:REASONS_SHOWN])
+    if len(forecast.doomed) > REASONS_SHOWN:
+        yield f"… and {len(forecast.doomed) - REASONS_SHOWN} more reasons: --output json has all of them"
+    if whole.overdue and not whole.fates["expired"]:
+        yield f"past their time to live, if the time in the backlog counts (--ttl remaining): {whole.overdue}"
+    yield _time(forecast)
+    yield _cost(forecast)
+
+
+def _sums(flow: Flow, now_ms: int) -> dict[str, object]:
+    return {
+        "messages": flow.messages,
+        "bytes": flow.bytes,
+        **{fate: flow.fates[fate] for fate in FATES},
+        "overdue": flow.overdue,
+        "later": flow.later,
+        "oldest_seconds": _age(flow.oldest_ms, now_ms),
+        "newest_seconds": _age(flow.newest_ms, now_ms),
+    }
+
+
+def _queues(forecast: "Forecast") -> list[dict[str, object]]:
+    by_name: dict[str, list[Flow]] = {queue: [] for queue in forecast.queues}
+    for flow in forecast.flows:
+        by_name[flow.queue].append(flow)
+    return [{"queue": queue, **_sums(total(flows), forecast.now_ms)} for queue, flows in by_name.items()]
+
+
+def _destinations(forecast: "Forecast") -> list[dict[str, object]]:
+    by_name: dict[str, list[Flow]] = {}
+    for flow in forecast.flows:
+        if flow.destination is not None:
+            by_name.setdefault(flow.destination, []).append(flow)
+    found = []
+    for name, flows in sorted(by_name.items()):
+        entity, sums = forecast.entities.get(name), total(flows)
+        known = None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
+        found.append({"destination": name, "found": known, **_sums(sums, forecast.now_ms)})
+    return found
+
+
+def _span(span: "Span | None") -> dict[str, float] | None:
+    return None if span is None else {"least": float(span.least), "most": float(span.most)}
+
+
+def _age(at_ms: int | None, now_ms: int) -> float | None:
+    return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
+
+
+# For people
+
+
+def _row(forecast: "Forecast", flow: Flow) -> tuple[object, ...]:
+    destination = {None: "(none)", OTHERS: "(others)"}.get(flow.destination, flow.destination)
+    ages = (_age(at, forecast.now_ms) for at in (flow.oldest_ms, flow.newest_ms))
+    spans = ("" if age is None else spoken(age) for age in ages)
+    return (flow.queue, destination, flow.messages, size(flow.bytes), *spans, _remark(forecast, flow))
+
+
+def _remark(forecast: "Forecast", flow: Flow) -> str:
+    fates: Counter[str] = flow.fates
+    said = [f"{fates[fate]} {fate.replace('_', ' ')}" for fate in FATES[1:] if fates[fate]]
+    if flow.later:
+        said.append(f"{flow.later} for later")
+    entity = forecast.entities.get(flow.destination or "")
+    if entity is not None and entity.is_topic:
+        said.append(f"topic, {entity.filters} filter{'s' if entity.filters != 1 else ''}")
+    return ", ".join(said)
+
+
+def _doomed(doomed: "Doomed") -> str:
+    names = [str(each.message_id or each.sequence_number) for each in doomed.examples]
+    some = ", ".join(names) + (", …" if doomed.messages > len(names) else "")
+    plural = "s" if doomed.messages != 1 else ""
+    return clean(f"{doomed.reason}: {doomed.messages} message{plural} ({some}): {doomed.description}")
+
+
+def _time(forecast: "Forecast") -> str:
+    limits = forecast.limits
+    figures = (
+        ("messages a second", limits.rate),
+        ("credits a second in the primary", limits.primary_credits),
+        ("credits a second in the secondary", limits.secondary_credits),
+    )
+    said = ", ".join(f"{figure:g} {what}" for what, figure in figures if figure is not None)
+    if forecast.seconds is None:
+        return "time: nothing limits it but the way there"
+    return f"time: at least {spoken(forecast.seconds)}, by {said}"
+
+
+def _cost(forecast: "Forecast") -> str:
+    estimate = forecast.estimate
+    operations = estimate.operations
+    price = "no price in the table" if estimate.own is None else _money(estimate.own, estimate.currency)
+    return (
+        f"cost: {operations.own} operations of its own, {price} by the prices of {estimate.dated};"
+        f" {operations.delivered} more of whoever receives in the primary"
+    )
+
+
+def _money(span: "Span", currency: str) -> str:
+    return f"{_amount(span.least)} to {_amount(span.most)} {currency}"
+
+
+def _amount(amount: Decimal) -> str:
+    """To the cent; what is less than one is not nothing."""
+    return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
+
+
+def size(number: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TB"
+
+
+def spoken(seconds: float) -> str:
+    """A time in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+class Looking:
+    """How many messages have been looked at, on a terminal while it is entered; elsewhere nothing."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._messages: dict[str, int] = {}
+        self._status: Status | None = None
+
+    def __enter__(self) -> "Looking":
+        if self._screen.animated:
+            # A tenth of a second to load, for a terminal only.
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("looking")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, event: "QueuesFound | Looked | Retrying") -> None:
+        """Take one event in."""
+        match event:
+            case Looked(queue, messages):
+                self._messages[queue] = messages
+                if self._status is not None:
+                    self._status.update(f"looked at {sum(self._messages.values())} messages")
+            case Retrying(_what, attempt, wait_seconds, reason):
+                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:g} s")
+            case QueuesFound():
+                tell(self._screen, event)

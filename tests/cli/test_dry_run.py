@@ -1,0 +1,127 @@
+"""`sbpair syphon --dry-run` as its users see it: figures that add up, a table, the exit code, nothing moved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.cli.forecast import size, spoken
+from sbpair.emulator import envelope
+from sbpair.emulator.testing import Emulator
+
+FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
+PRICES = 'date = 2026-12-01\ncurrency = "EUR"\n[standard]\nbeyond = 1000\n'
+
+
+def stranded(number: int, to: str) -> bytes:
+    return Sections(
+        properties=Properties(message_id=f"m\x1b{number}").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to))),
+        body=data_body(b"body"),
+    ).join()
+
+
+def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
+    """Of a backlog with so many messages that have a destination, and so many that have none."""
+
+    async def main() -> tuple[int, str, str]:
+        async with Emulator() as emulator:
+            emulator.namespaces["contoso"].create_queue("orders")
+            backlog = emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
+            for number in range(found + lost):
+                to = "orders" if number < found else "nowhere"
+                backlog.send(envelope.take_in(stranded(number, to), 0))
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+                environ[f"SBPAIR_{side}_NAME"] = namespace.name
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-W", "error", "-m", "sbpair", "syphon", "--dry-run", *words),
+                env={**environ, "NO_COLOR": "1"},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await process.communicate()
+            assert backlog.counts().active == found + lost
+            return process.returncode or 0, out.decode(), err.decode()
+
+    return asyncio.run(main())
+
+
+def adds_up(sums: dict[str, Any]) -> bool:
+    return sums["messages"] == sum(sums[fate] for fate in FATES)
+
+
+@pytest.mark.parametrize(("lost", "code"), [(0, 0), (2, 3)])
+def test_the_document_adds_up_and_the_exit_code_says_whether_anything_would_be_dead_lettered(
+    lost: int, code: int
+) -> None:
+    done, out, err = dry_run("--output", "json", lost=lost)
+    told = json.loads(out)
+    assert (done, err, told["schema"]) == (code, "", "sbpair/syphon-preview/1")
+    assert (told["messages"], told["sent"], told["dead_lettered"]) == (5 + lost, 5, lost)
+    for part in ("queues", "destinations", "flows"):
+        assert all(adds_up(each) for each in told[part])
+        assert sum(each["messages"] for each in told[part]) == told["messages"]
+        assert sum(each["bytes"] for each in told[part]) == told["bytes"]
+    assert sum(each["messages"] for each in told["dead_letters"]) == lost
+    assert told["limits"] == {"rate": None, "primary_credits": 500.0, "secondary_credits": 500.0}
+    assert told["tiers"] == {"primary": "Standard", "secondary": "Standard"}
+    assert told["operations"]["own"] == 5 * 3 + lost * 2 + 2
+    assert told["cost"]["own"]["least"] <= told["cost"]["own"]["most"]
+    assert 0 <= told["newest_seconds"] <= told["oldest_seconds"]
+
+
+def test_one_line_is_one_document() -> None:
+    _, out, _ = dry_run("--output", "jsonl")
+    (line,) = out.splitlines()
+    assert json.loads(line)["sent"] == 5
+
+
+def test_the_table_tells_the_same_without_what_a_terminal_would_obey() -> None:
+    done, out, _ = dry_run("--rate", "30/m", "--ttl", "remaining", lost=1)
+    assert done == 3
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "looked at 6" in lines
+    assert "sent 5" in lines
+    assert "dead lettered 1" in lines
+    assert any(line.startswith("DestinationNotFound: 1 message (m\ufffd5): ") for line in lines)
+    assert any(line.startswith("time: at least 10s, by 0.5 messages a second, 500 credits") for line in lines)
+    assert any(
+        line.startswith("cost: 19 operations of its own, 0.00 to under 0.01 USD by the prices of") for line in lines
+    )
+    assert "\x1b" not in out
+
+
+def test_prices_of_ones_own(tmp_path: Path) -> None:
+    table = tmp_path / "prices.toml"
+    table.write_text(PRICES)
+    _, out, _ = dry_run("--prices", str(table), "--output", "json")
+    cost = json.loads(out)["cost"]
+    assert cost["own"] == {"least": 0.017, "most": 0.017}
+    assert (cost["currency"], date.fromisoformat(cost["dated"])) == ("EUR", date(2026, 12, 1))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.6, "1s"), (59.4, "59s"), (60, "1m"), (90, "1m 30s"), (3_605, "1h 5s"), (93_784, "1d 2h")],
+)
+def test_a_time_in_words(seconds: float, text: str) -> None:
+    assert spoken(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (1_023, "1023 B"), (1_536, "1.5 KB"), (5 * 2**20, "5.0 MB"), (2**40, "1.0 TB"), (2**50, "1024.0 TB")],
+)
+def test_a_size_in_words(number: int, text: str) -> None:
+    assert size(number) == text

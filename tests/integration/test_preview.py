@@ -1,0 +1,485 @@
+"""`--dry-run` against the emulator: it says what a run then does, and leaves no trace."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import errors, syphon
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+)
+from sbpair.amqp.types import Int, Long, Symbol, Timestamp
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.bus.control import Entity
+from sbpair.emulator import envelope
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.rules.rule import Rule, SqlFilter
+from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, SasKey, endpoint_from_connection_string
+from sbpair.move.events import QueuesFound
+from sbpair.move.route import TimeToLive
+from sbpair.syphon import preview
+from sbpair.syphon.forecast import Forecast, total
+from sbpair.syphon.preview import Looked
+from sbpair.syphon.terms import Limits, Terms, Tiers
+
+if TYPE_CHECKING:
+    from sbpair.emulator.queue import Queue
+
+SECOND_TICKS = 10_000_000
+HOUR, QUARTER = 3_600_000, 900_000
+BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def wrapper(*arguments: Any, **keywords: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(60):
+                await test(*arguments, **keywords)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(main())
+
+    return wrapper
+
+
+class World:
+    """A pair with some backlog queues, on one emulator; what a preview tells meanwhile is kept."""
+
+    def __init__(self, emulator: Emulator, queues: int) -> None:
+        self.emulator = emulator
+        self.primary, self.secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
+        ends = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.sides)
+        self.pair = Pair("p", *ends, backlog_queues=queues or 1)
+        self.told: list[Any] = []
+        self.clock, self.slept = 0.0, 0.0
+
+    @property
+    def sides(self) -> tuple[Any, Any]:
+        return self.primary, self.secondary
+
+    def backlog(self, index: int = 0, **changed: Any) -> Queue:
+        path = queue_path("contoso", index)
+        return self.secondary.find_queue(path) or self.secondary.create_queue(path, replace(BACKLOG, **changed))
+
+    def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
+        for number in numbers:
+            self.put(stranded(number, to, **changed), index)
+
+    def put(self, payload: bytes, index: int = 0) -> None:
+        self.backlog(index).send(envelope.take_in(payload, 0))
+
+    def may_only(self, side: str, *claims: Claim, key: str = "key") -> None:
+        namespace = self.primary if side == "primary" else self.secondary
+        namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
+        endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
+        self.pair = replace(self.pair, **{side: endpoint})
+
+    async def sleep(self, seconds: float) -> None:
+        """Time passes at once, here and at the emulator."""
+        self.clock += seconds
+        self.slept += seconds
+        if seconds:
+            self.emulator.advance(int(seconds * 1000) + 1)
+
+    async def look(self, terms: Terms | None = None) -> Forecast:
+        before = self.traces()
+        made = await preview.run(
+            self.pair,
+            terms,
+            on_event=self.told.append,
+            now=lambda: self.emulator.clock.now_ms() / 1000,
+            clock=lambda: self.clock,
+            sleep=self.sleep,
+        )
+        assert self.traces() == before
+        whole = total(made.flows)
+        assert whole.messages == sum(whole.fates.values())
+        return made
+
+    def traces(self) -> list[Any]:
+        """All that a look could have changed."""
+        queues = [queue for side in self.sides for queue in side.queues()]
+        found: list[Any] = []
+        for queue in queues:
+            found.append((queue.path, queue.counts(), queue.messages.locked_count, queue.messages.is_waited_for))
+            for part in (queue.messages, queue.dead_letters):
+                found += [
+                    (each.sequence_number, each.delivery_count, each.state, each.lock_token, each.sections.join())
+                    for each in held_in(part)
+                ]
+        return found
+
+
+def held_in(part: Any) -> Iterator[Any]:
+    """Everything, of a partitioned queue too."""
+    start = 0
+    while page := part.peek(start, 100_000):
+        yield from page
+        start = page[-1].sequence_number + 1
+
+
+@asynccontextmanager
+async def world(queues: int = 1, *destinations: str, tier: str = "standard", **options: Any) -> AsyncIterator[World]:
+    namespaces = [("contoso", 0, tier), ("contoso-dr", 0, tier)]
+    async with Emulator(namespaces, **options) as emulator:
+        made = World(emulator, queues)
+        for index in range(queues):
+            made.backlog(index)
+        for path in destinations or ("orders",):
+            made.primary.create_queue(path)
+        yield made
+
+
+def stranded(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
+    aliases = {name: value for name, value in changed.items() if name in ("session_id", "ttl_ticks", "scheduled_at")}
+    own = {"number": Int(number), **write_aliases(Aliases(to, **aliases))}
+    sections = {
+        "properties": Properties(message_id=f"m{number}").encode(),
+        "application_properties": encode_map(APPLICATION_PROPERTIES, own),
+        "body": data_body(bytes([number % 256]) * size),
+    }
+    return Sections(**{**sections, **changed.get("sections", {})}).join()
+
+
+def with_property(name: str, value: Any) -> dict[str, Any]:
+    own = {**write_aliases(Aliases("orders")), name: value}
+    return {"application_properties": encode_map(APPLICATION_PROPERTIES, own)}
+
+
+# What it says
+
+
+@sync
+async def test_it_says_what_a_run_then_does() -> None:
+    async with world(3, "orders", "billing/invoices") as w:
+        w.primary.create_queue("sessions", QueueDescription(requires_session=True))
+        w.primary.create_topic("events")
+        w.primary.create_queue("small")._message_limit_bytes = 256 * 1024
+        for index in range(3):
+            w.strand(*range(30), index=index)
+            w.strand(30, 31, to="Billing/Invoices", index=index)
+            w.strand(32, to="nowhere", index=index)
+            w.strand(33, to="no such/name!", index=index)
+            w.strand(34, to="sessions", index=index)
+            w.strand(35, to="sessions", session_id="s", index=index)
+            w.strand(36, to="events", index=index)
+            w.strand(37, sections={"application_properties": b""}, index=index)
+            w.strand(38, sections=with_property("x-ms-timetolive", Long(1)), index=index)
+            w.strand(39, sections=with_property("x-ms-sessionid", Int(1)), index=index)
+            w.strand(40, scheduled_at=w.emulator.clock.now_ms() + HOUR, index=index)
+            w.strand(41, ttl_ticks=SECOND_TICKS, index=index)
+        said = await w.look()
+        done = (await syphon.run(w.pair, once=True)).receipt
+        whole = total(said.flows)
+        assert (whole.messages, whole.fates["sent"]) == (done.received, done.sent)
+        assert whole.fates["dead_lettered"] == done.dead_lettered == 3 * 6
+        assert whole.later == 3
+        by_destination = {
+            name: sum(flow.fates["sent"] for flow in said.flows if (flow.destination or "").lower() == name.lower())
+            for name in done.destinations
+        }
+        assert by_destination == done.destinations
+        for queue, counts in done.queues.items():
+            here = total(flow for flow in said.flows if flow.queue == queue)
+            assert (here.messages, here.fates["sent"]) == (counts["received"], counts["sent"])
+        assert {(each.reason, each.messages) for each in said.doomed} >= {
+            ("DestinationNotFound", 3),
+            ("RefusedByPrimary", 3),
+            ("InvalidBacklogMessage", 3),
+        }
+        assert said.exit_code == 3
+        assert (await w.look()).flows == ()
+
+
+@sync
+async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_refused() -> None:
+    async with world() as w:
+        most = w.primary.queue("orders").message_limit_bytes
+        w.backlog()._message_limit_bytes = 2 * most  # as that of a larger tier
+        w.strand(1, size=most - 60)  # fits, though not with its aliases
+        w.strand(2, size=most)
+        said = await w.look()
+        (doomed,) = said.doomed
+        assert (doomed.reason, [each.message_id for each in doomed.examples]) == ("RefusedByPrimary", ["m2"])
+        assert f"larger than the {most} bytes" in doomed.description
+        done = (await syphon.run(w.pair, once=True)).receipt
+        assert (done.sent, done.dead_lettered) == (1, 1)
+
+
+@sync
+async def test_an_empty_backlog_has_nothing_to_say() -> None:
+    async with world(2) as w:
+        said = await w.look()
+        assert (said.queues, said.flows, said.doomed, said.exit_code) == (
+            (queue_path("contoso", 0), queue_path("contoso", 1)),
+            (),
+            (),
+            0,
+        )
+        assert said.seconds == 0.0
+
+
+@sync
+async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None:
+    async with world() as w:
+        w.strand(1, 2, 3)
+        (locked, deferred) = w.backlog().messages.receive(2)
+        w.backlog().messages.defer(deferred.lock_token)
+        due = Timestamp(w.emulator.clock.now_ms() + HOUR)
+        annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): due})
+        w.put(stranded(4, "orders", sections={"message_annotations": annotations}))
+        assert locked.lock_token
+        said = await w.look()
+        assert dict(total(said.flows).fates) == {"sent": 2, "deferred": 1, "scheduled": 1}
+
+
+@sync
+async def test_ages_and_what_is_past_its_time() -> None:
+    async with world() as w:
+        start = w.emulator.clock.now_ms()
+        w.strand(1, ttl_ticks=600 * SECOND_TICKS)
+        w.emulator.advance(QUARTER)
+        w.strand(2, ttl_ticks=600 * SECOND_TICKS)
+        w.strand(3)
+        w.emulator.advance(1_000)
+        said = await w.look()
+        (flow,) = said.flows
+        assert start <= flow.oldest_ms <= start + 1_000
+        assert start + QUARTER <= flow.newest_ms <= start + QUARTER + 1_000
+        assert (flow.overdue, flow.fates["sent"], said.exit_code) == (1, 3, 0)
+        said = await w.look(Terms(ttl=TimeToLive.REMAINING))
+        (doomed,) = said.doomed
+        assert (doomed.reason, doomed.examples[0].message_id) == ("TTLExpiredException", "m1")
+        assert (total(said.flows).fates, said.exit_code) == ({"sent": 2, "expired": 1}, 3)
+
+
+@sync
+async def test_time_and_cost_by_tier_and_filters() -> None:
+    async with world() as w:
+        topic = w.primary.create_topic("events")
+        topic.create_subscription("all")
+        topic.create_subscription("some").add_rule(Rule("large", SqlFilter("size > 5")))
+        w.strand(*range(10), to="events")
+        w.strand(*range(10, 20))
+        said = await w.look()
+        assert said.entities["events"] == Entity("events", is_topic=True, filters=3, message_bytes=256 * 1024)
+        assert said.limits == Limits(None, 500, 500)
+        assert said.seconds == (10 * 4 + 10) / 500
+        assert said.tiers == Tiers("Standard", "Standard")
+        assert said.estimate.operations.own == 20 * 3 + 2
+        assert said.estimate.dated
+        said = await w.look(Terms(rate=0.5, credits=100.0))
+        assert (said.limits, said.seconds) == (Limits(0.5, 100, 100), 40.0)
+
+
+@sync
+async def test_premium_has_no_limit_by_itself() -> None:
+    async with world(tier="premium") as w:
+        w.strand(1)
+        said = await w.look()
+        assert (said.limits, said.seconds, said.tiers) == (Limits(), None, Tiers("Premium", "Premium"))
+        assert said.estimate.own.most == 0
+
+
+# Large backlogs, and many
+
+
+@sync
+async def test_every_page_of_every_queue_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "QUEUES_AT_ONCE", 2)
+    async with world(5) as w:
+        for index in range(5):
+            w.strand(*range(601 + index), index=index)
+        said = await w.look()
+        assert [flow.messages for flow in said.flows] == [601, 602, 603, 604, 605]
+        looked = [event.messages for event in w.told if isinstance(event, Looked) and event.queue.endswith("/0")]
+        assert looked == [250, 500, 601]
+
+
+@sync
+async def test_a_page_may_hold_fewer_than_were_asked_for() -> None:
+    async with world() as w:
+        w.strand(*range(30), size=200_000)
+        assert total((await w.look()).flows).messages == 30
+        assert len([event for event in w.told if isinstance(event, Looked)]) > 3
+
+
+@sync
+async def test_all_partitions_of_a_partitioned_queue_are_looked_at() -> None:
+    async with world(0) as w:
+        w.backlog(enable_partitioning=True)
+        w.strand(*range(400))
+        assert len({message[0] >> 48 for message in w.traces()[2:]}) > 1
+        assert total((await w.look()).flows).messages == 400
+
+
+@sync
+async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "DESTINATIONS_MOST", 3)
+    async with world(1, *(f"d{number}" for number in range(3))) as w:
+        for number in range(10):
+            w.strand(number, to=f"d{number}")
+        said = await w.look()
+        assert [(flow.destination, flow.messages) for flow in said.flows] == [("*", 7), ("d0", 1), ("d1", 1), ("d2", 1)]
+        assert (total(said.flows).fates, set(said.entities)) == ({"sent": 10}, {"d0", "d1", "d2"})
+
+
+@sync
+async def test_a_stranded_queue_beyond_the_count_is_looked_at_too() -> None:
+    async with world(1) as w:
+        w.strand(1, index=7)
+        said = await w.look()
+        assert said.queues == (queue_path("contoso", 0), queue_path("contoso", 7))
+        (found,) = [event for event in w.told if isinstance(event, QueuesFound)]
+        assert found.stranded == (queue_path("contoso", 7),)
+
+
+# Who may what
+
+
+@sync
+async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> None:
+    async with world(1, "orders", "large") as w:
+        w.may_only("primary", Claim.SEND)
+        w.strand(*range(300))
+        w.strand(300, to="nowhere")
+        w.strand(301, to="ORDERS")
+        w.strand(302, to="large", size=255_900)
+        said = await w.look()
+        (doomed,) = said.doomed
+        assert (doomed.reason, doomed.messages) == ("DestinationNotFound", 1)
+        assert said.entities["orders"] == Entity("orders", None, filters=None, message_bytes=256 * 1024)
+        # A filter is assumed, and Standard, where nobody may ask.
+        assert said.seconds == 302 * 2 / 500
+        assert said.tiers == Tiers(None, "Standard")
+        assert any("the tier of contoso is not known" in note for note in said.notes)
+        assert w.primary.queue("orders").counts().total == 0
+
+
+@sync
+async def test_without_any_claim_on_the_primary_destinations_are_not_checked_and_it_says_so() -> None:
+    async with world() as w:
+        w.may_only("primary", Claim.LISTEN)
+        w.strand(1, 2)
+        w.strand(3, to="nowhere")
+        said = await w.look()
+        assert (total(said.flows).fates, said.exit_code) == ({"sent": 3}, 0)
+        assert len([note for note in said.notes if note.startswith("destinations were not checked: ")]) == 1
+
+
+@sync
+async def test_a_primary_that_is_down_does_not_keep_it_from_looking() -> None:
+    async with world() as w:
+        w.emulator.faults.namespace_down("contoso")
+        w.strand(1, 2)
+        w.strand(3, sections={"application_properties": b""})
+        said = await w.look()
+        assert (total(said.flows).fates, said.exit_code) == ({"sent": 2, "dead_lettered": 1}, 3)
+        assert any(note.startswith("destinations were not checked: ") for note in said.notes)
+
+
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+@sync
+async def test_a_wrong_key_is_told(side: str) -> None:
+    async with world() as w:
+        w.may_only(side, *Claim, key="wrong")
+        w.strand(1)
+        with pytest.raises(errors.NotAuthenticated):
+            await w.look()
+
+
+@sync
+async def test_without_manage_on_the_secondary_the_count_says_which_queues_there_are() -> None:
+    async with world(3) as w:
+        w.may_only("secondary", Claim.LISTEN)
+        w.secondary.delete_queue(queue_path("contoso", 1))
+        for index in (0, 2):
+            w.strand(1, index=index)
+        said = await w.look()
+        assert said.queues == (queue_path("contoso", 0), queue_path("contoso", 2))
+        assert total(said.flows).fates == {"sent": 2}
+        assert any("x-servicebus-transfer/1" in note for note in said.notes)
+
+
+@pytest.mark.parametrize("claims", [tuple(Claim), (Claim.LISTEN,)])
+@sync
+async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) -> None:
+    async with world(2) as w:
+        w.may_only("secondary", *claims)
+        for index in range(2):
+            w.secondary.delete_queue(queue_path("contoso", index))
+        with pytest.raises(errors.EntityMissing, match="no backlog queue of contoso"):
+            await w.look()
+
+
+@sync
+async def test_without_listen_on_the_secondary_it_may_not_look() -> None:
+    async with world() as w:
+        w.may_only("secondary", Claim.SEND)
+        with pytest.raises(errors.NotAuthorized):
+            await w.look()
+
+
+# When it does not go smoothly
+
+
+@sync
+async def test_a_connection_that_breaks_is_made_again_and_nothing_is_counted_twice() -> None:
+    async with world(2) as w:
+        for index in range(2):
+            w.strand(*range(1_000), index=index)
+        broken = iter(range(2))
+
+        def break_it(event: Any) -> None:
+            w.told.append(event)
+            if isinstance(event, Looked) and event.messages == 500 and next(broken, None) is not None:
+                w.emulator.faults.end(w.emulator.faults.namespace_down("contoso-dr"))
+
+        said = await preview.run(w.pair, on_event=break_it, sleep=w.sleep)
+        assert [flow.messages for flow in said.flows] == [1_000, 1_000]
+        assert next(broken, None) is None
+
+
+@sync
+async def test_a_secondary_that_stays_away_is_an_error() -> None:
+    async with world() as w:
+        w.strand(1)
+        w.emulator.faults.entity_down("contoso-dr", queue_path("contoso", 0))
+        with pytest.raises(errors.Unavailable):
+            await w.look()
+
+
+@sync
+async def test_a_busy_secondary_is_given_time() -> None:
+    async with world() as w:
+        w.strand(*range(600))
+        w.emulator.faults.throttle("contoso-dr", queue_path("contoso", 0), count=3)
+        assert total((await w.look()).flows).messages == 600
+        assert w.slept >= 2.0 + 4.0 + 8.0
+
+
+@sync
+async def test_it_takes_no_more_credits_than_were_asked_for() -> None:
+    async with world() as w:
+        w.strand(*range(1_000))
+        await w.look()
+        assert w.slept == 0.0
+        assert total((await w.look(Terms(credits=100.0))).flows).messages == 1_000
+        assert 9.0 <= w.slept <= 11.0

@@ -1,0 +1,125 @@
+"""A forecast adds up, decides as a run does, and does not grow with the backlog."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.cost import Operations, moved, turned_away
+from sbpair.move.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
+from sbpair.syphon import forecast
+from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, OTHERS, Sums, total
+from sbpair.syphon.terms import Limits
+
+NOW = 2_000_000_000_000
+
+facts = st.builds(
+    Facts,
+    queue=st.sampled_from(["q/0", "q/1"]),
+    sequence_number=st.integers(1, 10**6),
+    enqueued_at=st.integers(NOW - 10_000, NOW),
+    message_id=st.none() | st.just("m"),
+    path=st.sampled_from([None, "orders", "ORDERS", "billing/invoices", "no such"]),
+    ttl_ticks=st.none() | st.integers(1, 100_000_000),
+    scheduled_at=st.none() | st.integers(NOW - 20_000, NOW + 20_000),
+    size=st.integers(1, 300_000),
+)
+
+
+def feed(sums: Sums, message: Facts, state: str | None = None) -> str:
+    """As a preview does, of a primary in which everything is there."""
+    decision = sums.decide(message)
+    destination = None if isinstance(decision, DeadLetter) else (message.path or "").strip("/")
+    if state is not None:
+        sums.stays(message, destination, state)
+        return state
+    if isinstance(decision, Send):
+        sums.send(message, destination, filters=2)
+        return "sent"
+    sums.turn_away(message, destination, decision)
+    return "expired" if isinstance(decision, Expire) else "dead_lettered"
+
+
+@given(st.lists(st.tuples(facts, st.sampled_from([None, None, "deferred", "scheduled"]))), st.sampled_from(TimeToLive))
+def test_every_message_has_one_fate_and_what_a_run_would_spend_on_it(messages, ttl):
+    sums = Sums(ttl, NOW)
+    fates = [feed(sums, message, state) for message, state in messages]
+    whole = total(sums.flows())
+    assert whole.messages == len(messages) == sum(whole.fates[fate] for fate in FATES)
+    assert Counter(fates) == +whole.fates
+    assert whole.bytes == sum(message.size for message, _ in messages)
+    times = [message.enqueued_at for message, _ in messages]
+    assert (whole.oldest_ms, whole.newest_ms) == (min(times, default=None), max(times, default=None))
+    for flow in sums.flows():
+        assert flow.messages == sum(flow.fates.values())
+        assert (flow.destination or "").lower() in ("", "orders", "billing/invoices")
+    costs = {"sent": moved, "dead_lettered": turned_away, "expired": turned_away}
+    spent = [costs[fate](message.size) for (message, _), fate in zip(messages, fates, strict=True) if fate in costs]
+    assert sums.operations(3) == sum(spent, Operations(empty_receives=3 * EMPTY_WAITS))
+    assert sum(each.messages for each in sums.doomed()) == whole.fates["dead_lettered"] + whole.fates["expired"]
+    assert all(len(each.examples) == min(EXAMPLES, each.messages) for each in sums.doomed())
+
+
+@given(st.lists(facts))
+def test_what_is_overdue_is_what_would_expire_if_the_time_in_the_backlog_counted(messages):
+    original, remaining = Sums(TimeToLive.ORIGINAL, NOW), Sums(TimeToLive.REMAINING, NOW)
+    for message in messages:
+        feed(original, message)
+        feed(remaining, message)
+    expired = total(remaining.flows()).fates["expired"]
+    assert total(original.flows()).overdue == total(remaining.flows()).overdue == expired
+    assert total(original.flows()).fates["expired"] == 0
+    assert expired == sum(isinstance(route(each, ttl=TimeToLive.REMAINING, now_ms=NOW), Expire) for each in messages)
+
+
+MESSAGE = Facts("q/0", 1, NOW - 1, "m", "orders", size=100)
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        (Limits(), None),
+        (Limits(rate=2.0), 5.0),
+        (Limits(primary_credits=10.0), 3.0),
+        (Limits(secondary_credits=2.5), 4.8),
+        (Limits(2.0, 10.0, 2.5), 5.0),
+    ],
+)
+def test_the_time_is_that_of_the_tightest_limit(limits, seconds):
+    sums = Sums(TimeToLive.ORIGINAL, NOW)
+    for _ in range(10):
+        feed(sums, MESSAGE)  # with two filters: three credits each
+    for _ in range(2):
+        feed(sums, replace(MESSAGE, path=None))  # taken, and not sent
+    feed(sums, MESSAGE, "deferred")
+    assert sums.seconds(limits) == seconds
+
+
+def test_what_is_scheduled_for_later_is_told():
+    sums = Sums(TimeToLive.ORIGINAL, NOW)
+    for at in (NOW - 1, NOW, NOW + 1, None):
+        feed(sums, replace(MESSAGE, scheduled_at=at))
+    assert total(sums.flows()).later == 1
+
+
+def test_it_does_not_grow_with_the_backlog(monkeypatch):
+    monkeypatch.setattr(forecast, "FLOWS_MOST", 50)
+    monkeypatch.setattr(forecast, "REASONS_MOST", 20)
+    sums = Sums(TimeToLive.ORIGINAL, NOW)
+    for number in range(1_000):
+        message = replace(MESSAGE, queue=f"q/{number % 3}", path=f"d{number}", sequence_number=number)
+        sums.send(message, message.path)
+        sums.turn_away(message, message.path, missing(f"d{number}", "gone"))
+    flows, doomed = sums.flows(), sums.doomed()
+    assert len(flows) <= 50 + 3
+    assert {flow.queue for flow in flows if flow.destination == OTHERS} == {"q/0", "q/1", "q/2"}
+    assert len(doomed) == 20 + 1
+    assert sum(len(each.examples) for each in doomed) <= 21 * EXAMPLES
+    # And nothing is left out of the sums.
+    assert total(flows).messages == 2_000
+    assert total(flows).bytes == 2_000 * MESSAGE.size
+    assert sum(each.messages for each in doomed) == 1_000
