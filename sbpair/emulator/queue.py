@@ -46,6 +46,9 @@ class Home(Protocol):
     def find_target(self, address: str) -> Queue:
         """The queue or topic that something is forwarded to. Raises EntityNotFound."""
 
+    def check_up(self, path: str) -> None:
+        """EntityUnavailable while that entity is down."""
+
     def delete(self, entity: Queue) -> None: ...
 
 
@@ -146,10 +149,14 @@ class Queue:
         d = self.description
         for messages, to in ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to)):
             if to is not None:
-                self._forwarders.append(Forwarder(messages, to, self._home.find_target, self._put_aside))
+                self._forwarders.append(Forwarder(self.path, messages, to, self._home, self._put_aside))
+        self.resume_forwarding()
+        self._auto_delete.arm()
+
+    def resume_forwarding(self) -> None:
+        """Something may be up again that messages wait for."""
         for forwarder in self._forwarders:
             forwarder.start()
-        self._auto_delete.arm()
 
     def _put_aside(self, message: Message, reason: str | None, description: str | None) -> None:
         """What cannot be forwarded is kept, with the reason."""

@@ -10,6 +10,7 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.emulator import envelope
 from sbpair.emulator.description import QueueDescription, validate
 from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
+from sbpair.emulator.faults import Faults
 from sbpair.emulator.message import Message
 from sbpair.emulator.timespan import parse
 from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
@@ -135,6 +136,64 @@ def test_what_the_target_does_not_take_is_put_aside(make_queue, target, reason) 
     queue.send(named("a"))
     (aside,) = queue.transfer_dead_letters.peek(0, 9)
     assert (aside.dead_letter.reason, aside.dead_letter.source) == (reason, "orders")
+
+
+@pytest.fixture
+def faults(namespace) -> Faults:
+    return Faults({"contoso": namespace}, namespace.clock.advance)
+
+
+@pytest.mark.parametrize("down", ["q1", "q0"])
+def test_what_is_forwarded_waits_in_its_order_for_both_ends_to_be_up(make_queue, faults, down) -> None:
+    first, second = chain(make_queue, 2)
+    with faults.during("entity-down", "contoso", entity=down):
+        first.send(named("a"))
+        first.send(named("b", "c"))
+        with faults.during("entity-down", "contoso", entity=down):
+            assert (first.counts().transfer, second.counts().total) == (3, 0)
+        assert (first.counts().transfer, second.counts().total) == (3, 0)
+    assert [message.message_id for message in second.messages.receive(9)] == ["a", "b", "c"]
+    assert [message.delivery_count for message in second.messages.peek(0, 9)] == [0, 0, 0]
+    assert first.counts().total == first.size_bytes == 0
+
+
+def test_dead_letters_wait_too_and_so_do_subscriptions(namespace, make_queue, faults) -> None:
+    make_queue("bin")
+    queue = make_queue(forward_dead_lettered_messages_to="bin")
+    subscription = namespace.create_topic("topic").create_subscription("s", SubscriptionDescription(forward_to="BIN"))
+    with faults.during("entity-down", "contoso", entity="Bin"):
+        queue.send(named(None))
+        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
+        namespace.topic("topic").send(named(None))
+        assert (queue.counts().dead_letter, subscription.counts().transfer) == (1, 1)
+    assert namespace.queue("bin").counts().active == 2
+    assert queue.counts().total == subscription.counts().total == 0
+
+
+def test_a_target_that_is_deleted_while_it_is_down_takes_nothing(namespace, make_queue, faults) -> None:
+    first, _ = chain(make_queue, 2)
+    with faults.during("entity-down", "contoso", entity="q1"):
+        first.send(named("a"))
+        namespace.delete_queue("q1")
+    assert (first.counts().transfer, first.counts().transfer_dead_letter) == (0, 1)
+
+
+@pytest.mark.parametrize("detects", [True, False])
+def test_what_goes_to_a_partition_waits_for_it_and_so_does_what_follows(make_queue, faults, detects) -> None:
+    target = make_queue("target", enable_partitioning=True, requires_duplicate_detection=detects)
+    queue = make_queue(forward_to="target")
+    down = target.partitions.of_key("a")
+    keyed = [
+        Message(Sections(properties=Properties(message_id=key).encode()), 10, partition_key=None if detects else key)
+        for key in ("b", "a", "b")
+    ]
+    assert target.partitions.of_key("b") != down
+    with faults.during("partition-down", "contoso", entity="target", partition=down):
+        queue.send(keyed[:1])
+        for message in keyed[1:]:
+            queue.send([message])
+        assert (queue.counts().transfer, target.counts().active) == (2, 1)
+    assert (queue.counts().total, target.counts().active) == (0, 2 if detects else 3)
 
 
 def test_dead_letters_are_forwarded_with_their_reason(make_queue) -> None:
