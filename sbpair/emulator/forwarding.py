@@ -64,8 +64,7 @@ class Forwarder:
     def _forward(self, message: Message) -> None:
         # Complete first: a target that leads back here must not find it under lock.
         self._messages.complete(message.lock_token)
-        hops = message.hops if isinstance(message, Forwarded) else 0
-        if hops >= HOPS_MOST:
+        if message.hops >= HOPS_MOST:
             text = f"The maximum number of allowed hops when forwarding between entities is {HOPS_MOST}."
             self._put_aside(message, HOPS_EXCEEDED, text)
             return
@@ -78,7 +77,7 @@ class Forwarder:
 
 def twin_for(target: Queue, message: Message) -> Forwarded:
     """The message for the next entity, with its keys, its first number and one hop more."""
-    twin = Forwarded.of(message, envelope.as_it_goes_on(message))
+    twin = Forwarded.copy(message, envelope.as_it_goes_on(message), hops=message.hops + 1)
     if target.description.requires_duplicate_detection and twin.message_id is None:
         twin.message_id = envelope.message_id_of(message)
     return twin

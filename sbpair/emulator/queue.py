@@ -232,16 +232,20 @@ class Queue:
         limit = self._message_limit_bytes if len(messages) == 1 else min(self._message_limit_bytes, BATCH_BYTES)
         if size > limit:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
-        if self.size_bytes + size > self._limit_bytes:
-            raise QuotaExceeded(
-                f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
-            )
+        self.check_room(size)
         if self.description.requires_session:
             check_sessions(messages)
         if self._duplicates is None:
             self.messages.enqueue(messages)
         else:
             self._duplicates.take_in(messages, self._clock.now_ms(), self.messages.enqueue)
+
+    def check_room(self, more_bytes: int) -> None:
+        """QuotaExceeded where so much more is more than the entity holds."""
+        if more_bytes > 0 and self.size_bytes + more_bytes > self._limit_bytes:
+            raise QuotaExceeded(
+                f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
+            )
 
     def schedule(self, messages: Sequence[Message]) -> list[int]:
         """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""

@@ -230,6 +230,7 @@ class SessionMessages(SubQueue):
     def set_state(self, held: HeldSession, state: bytes | None) -> None:
         now = self._now()
         held.check()
+        self.size_bytes += len(state or b"") - len(held.session.state or b"")
         held.session.state = state
         held.session.changed_ms = now
 
@@ -399,6 +400,9 @@ class HeldSession:
 
     def locked(self, token: bytes) -> Message:
         return self._held().locked(token)
+
+    def change(self, token: bytes, change: Callable[[Message], None]) -> None:
+        self._held().change(token, change)
 
     def complete(self, token: bytes) -> None:
         self._held().complete(token)

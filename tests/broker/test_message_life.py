@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 
 from sbpair.amqp.message import Properties, Sections
-from sbpair.emulator import envelope
+from sbpair.amqp.performatives import Error, Modified, Rejected
+from sbpair.amqp.types import Array
+from sbpair.emulator import envelope, management
 from sbpair.emulator.description import QueueDescription, validate
 from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
 from sbpair.emulator.faults import Faults
 from sbpair.emulator.message import Message
+from sbpair.emulator.outcomes import settler
+from sbpair.emulator.requests import Request
 from sbpair.emulator.timespan import parse
 from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
 
@@ -253,6 +257,56 @@ def test_properties_change_with_the_settlement(put) -> None:
     for _ in range(2):
         envelope.put_properties(message, properties)
     assert message.sections.read_application_properties().pairs == properties.pairs
+    assert message.size == 100 + len(message.sections.application_properties)
+
+
+CHANGES = envelope.Map([("note", "x" * 50)])
+
+
+@pytest.mark.parametrize("requires_session", [True, False])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Modified(delivery_failed=True, message_annotations=CHANGES),
+        Modified(undeliverable_here=True, message_annotations=CHANGES),
+        Rejected(Error("com.microsoft:dead-letter", "", CHANGES)),
+        "abandoned",
+        "defered",
+        "suspended",
+    ],
+)
+def test_sizes_follow_what_settlements_change(namespace, make_queue, outcome, requires_session) -> None:
+    queue = make_queue(requires_session=requires_session)
+    queue.send([Message(Sections(), 100, session_id="s")])
+    source = queue.messages.accept("s") if requires_session else queue.messages
+    (message,) = source.receive(1)
+    if isinstance(outcome, str):
+        tokens = Array([message.lock_uuid])
+        told = [("disposition-status", outcome), ("lock-tokens", tokens), ("properties-to-modify", CHANGES)]
+        request = Request("id", None, "com.microsoft:update-disposition", envelope.Map(), envelope.Map(told))
+        assert management.answer(request, namespace.resolve("orders"), lambda _: None).status == 200
+    else:
+        settler(source, outcome, settled=False)(message.lock_token)
+    grown = 100 + len(message.sections.application_properties)
+    assert (queue.size_bytes, grown > 150) == (grown, True)
+    source = queue.dead_letters if queue.dead_letters.active_count else source
+    (again,) = source.receive_deferred([1]) if message.deferred else source.receive(1)
+    assert again.size == grown
+    source.complete(again.lock_token)
+    assert queue.size_bytes == 0
+
+
+BROKEN = b"\x00St\xc1\x02\x02\x40"
+"""Application properties of one key without a value."""
+
+
+def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
+    queue.send(envelope.take_in(BROKEN + b"\x00Sw\x40", 0))
+    token = queue.messages.receive(1)[0].lock_token
+    with pytest.raises(ArgumentInvalid):
+        settler(queue.messages, Modified(message_annotations=CHANGES), settled=False)(token)
+    queue.messages.dead_letter(token, "bad", "very")
+    assert BROKEN in envelope.give_out(queue.dead_letters.receive(1)[0])
 
 
 def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sbpair.amqp.message import Sections
+from sbpair.amqp.types import Map
+from sbpair.emulator import management
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     MessageLockLost,
@@ -14,6 +16,7 @@ from sbpair.emulator.errors import (
     SessionLockLost,
 )
 from sbpair.emulator.message import Message
+from sbpair.emulator.requests import Request
 from sbpair.emulator.topic_description import SubscriptionDescription
 
 MINUTE = 60_000
@@ -226,6 +229,34 @@ def test_state_outlives_the_loan_and_is_listed(queue, say, clock) -> None:
     held.set_state(None)
     held.close()
     assert queue.messages.list_sessions() == ["full"]
+
+
+def test_state_counts_to_the_size_of_its_entity(namespace, queue) -> None:
+    one, other = queue.messages.accept("one"), queue.messages.accept("other")
+    one.set_state(b"x" * 100)
+    other.set_state(b"y" * 30)
+    assert queue.size_bytes == 130
+    one.set_state(b"x" * 10)
+    other.set_state(None)
+    assert queue.size_bytes == 10
+    one.close()
+    assert queue.size_bytes == 10
+    namespace.delete_queue(queue.path)
+    assert queue.size_bytes == 0
+
+
+def test_state_has_no_room_in_a_full_entity_but_may_shrink(namespace, queue, monkeypatch) -> None:
+    held = queue.messages.accept("s")
+    held.set_state(b"x" * 100)
+    monkeypatch.setattr(queue, "_limit_bytes", 100)
+
+    def set_state(state: bytes | None) -> int:
+        body = Map([("session-id", "s"), ("session-state", state)])
+        request = Request("id", None, "com.microsoft:set-session-state", Map(), body)
+        return management.answer(request, namespace.resolve("orders"), lambda _: None).status
+
+    assert [set_state(state) for state in (b"x" * 101, b"y" * 100, None, b"z")] == [403, 200, 200, 200]
+    assert held.state == b"z"
 
 
 def test_expired_messages_leave_their_session(namespace, queue, say, clock) -> None:
