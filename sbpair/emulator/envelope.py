@@ -233,9 +233,7 @@ _NUMBER_KEYS = (
 _CONSTANTS = _key("x-opt-message-state") + codec.encode(Int(0))
 _PLAIN_SIZE = 1 + len(_CONSTANTS) + sum(len(key) + 8 for key in _NUMBER_KEYS)
 _PLAIN_HEAD = section(MESSAGE_ANNOTATIONS, bytes((0xC1, _PLAIN_SIZE, 10))) + _CONSTANTS + _NUMBER_KEYS[0]
-_PLAIN = struct.Struct(
-    f">{len(_PLAIN_HEAD)}sq{len(_NUMBER_KEYS[1])}sq{len(_NUMBER_KEYS[2])}sq{len(_NUMBER_KEYS[3])}sq"
-).pack
+_PLAIN = struct.Struct(">" + "".join([f"{len(part)}sq" for part in (_PLAIN_HEAD, *_NUMBER_KEYS[1:])])).pack
 
 
 _NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")

@@ -32,9 +32,9 @@ class Message:
     """One message of one sub-queue.
 
     The door sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
-    rest is the entity's. `first_number` is the number that it had in the entity that it was sent to, where that was another
-    one, and `hops` how often it was forwarded since. `delivery_count` counts the deliveries that failed, as AMQP's header does. `lock_token` is new
-    with every delivery: 16 opaque bytes, which clients see as a GUID.
+    rest is the entity's. `first_number` is the number that it had in the entity that it was sent to, where that was
+    another one, and `hops` how often it was forwarded since. `delivery_count` counts the deliveries that failed, as
+    AMQP's header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
     """
 
     __slots__ = (
