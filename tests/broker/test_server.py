@@ -152,6 +152,28 @@ def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET nothing\x00\x01\r\n\r\n",
+        b"POST\x01\x02\xff\xfe\r\n\r\n",
+        b"GET / HTTP/1.1\r\nAuthorization : SharedAccessSignature sig=secret\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"PUT /secret" + b"x" * 20_000,
+    ],
+)
+def test_what_is_no_http_is_one_line_of_information(said, caplog) -> None:
+    async def scenario() -> None:
+        async with Emulator([("contoso", 0)]) as emulator, connected(emulator) as (reader, writer):
+            writer.write(said)
+            assert (await reader.read()).startswith(b"HTTP/1.0 400")
+
+    with caplog.at_level("DEBUG", "sbpair"), caplog.at_level("DEBUG", "aiohttp"):
+        asyncio.run(scenario())
+    assert [record.levelname for record in caplog.records if record.name != "asyncio"] == ["INFO"]
+    assert "secret" not in caplog.text
+
+
 def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
