@@ -119,10 +119,11 @@ class AtomDoor:
         queue = self._namespace.find_queue(ask.path)
         if queue is None:
             return nothing_there(ask, self._namespace.clock.now_ms())
-        queue.check_whole()
         return respond(self._entry(ask, queue))
 
     def _entry(self, ask: Ask, queue: Queue) -> str:
+        # A list that holds such an entity fails as well: counts without what is in a partition would be wrong.
+        queue.check_whole()
         content = xml.queue_xml(queue, with_message_size=ask.api_version >= "2021-05")
         times = (queue.created_at_ms, queue.updated_at_ms)
         return xml.entry_xml(ask.href(queue.path), queue.path, self._namespace.name, times, content)
