@@ -10,6 +10,7 @@
     ├── EntityNotFound          amqp:not-found                           404  40400
     ├── MessageNotFound         com.microsoft:message-not-found          404  40401
     ├── EntityExists            com.microsoft:entity-already-exists      409  40900
+    ├── LinkStolen              amqp:link:stolen                         409  40900   its name was attached again
     ├── SessionCannotBeLocked   com.microsoft:session-cannot-be-locked   409  40902   another link has it
     ├── MessageLockLost         com.microsoft:message-lock-lost          410  41000
     ├── SessionLockLost         com.microsoft:session-lock-lost          410  41001
@@ -87,6 +88,11 @@ class MessageNotFound(Refusal):
 
 class EntityExists(Refusal):
     condition = "com.microsoft:entity-already-exists"
+    status, sub_code = 409, 40900
+
+
+class LinkStolen(Refusal):
+    condition = "amqp:link:stolen"
     status, sub_code = 409, 40900
 
 

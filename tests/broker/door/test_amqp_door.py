@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.amqp import codec
-from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkDetached
+from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkAttached, LinkDetached
 from sbpair.amqp.message import (
     BATCH_FORMAT,
     Header,
@@ -23,6 +23,7 @@ from sbpair.amqp.message import (
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
 from sbpair.emulator import amqp_door, management
+from sbpair.emulator.description import QueueDescription
 from sbpair.emulator.namespace import ROOT_RULE
 from sbpair.emulator.requests import Reply
 from sbpair.emulator.sas import AuthorizationRule, Claim, sign
@@ -239,6 +240,32 @@ def test_a_link_that_will_come_back_keeps_its_locks(play: Play) -> None:
             answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
             assert answer["statusCode"] == 200
         assert queue.counts().total == 0
+
+    play(scene)
+
+
+def test_a_link_that_is_attached_again_takes_the_place_of_the_first(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+        async with stage.connect() as peer:
+            session = await peer.begin()
+            first = await peer.attach_receiver("orders", session=session)
+            first.grant(1)
+            elsewhere = await peer.attach_receiver("orders")
+            second = await peer.attach_receiver("orders", session=session)
+            stolen = await peer.wait(LinkDetached, of=first)
+            assert stolen.error.condition == "amqp:link:stolen"
+            await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
+            (taken,) = await peer.take(second, 1)
+            await peer.settle(taken)
+            assert len(await peer.take(elsewhere, 1)) == 1
+            # What the first one held of a session is free for the second.
+            wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
+            for _ in range(2):
+                holder = session.receiver("holder")
+                holder.open(source=wanted, target=Target("peer"))
+                await peer.wait(LinkAttached, of=holder)
+            assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
 
     play(scene)
 
