@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from sbpair.emulator import control as control_door
 from sbpair.emulator import identity as identity_door
 from sbpair.emulator.atom import AtomDoor
+from sbpair.emulator.errors import log_mistake
 
 if TYPE_CHECKING:
     from sbpair.emulator.control import ControlDoor
@@ -25,11 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """What is no HTTP is its sender's mistake, and worth a line of information; all else is as important as it was."""
+    """What is no HTTP is its sender's mistake, and worth a line of information; everything else is ours."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **others: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
             self.info("A request that is no HTTP was refused: %s.", type(exc_info).__name__)
+        elif isinstance(exc_info, Exception):
+            log_mistake(self.logger, "request", exc_info)
         else:
             super().exception(msg, *args, exc_info=exc_info, **others)
 

@@ -364,6 +364,27 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     asyncio.run(main())
 
 
+def test_a_mistake_of_the_control_door_is_logged_without_what_it_was_made_with(monkeypatch, caplog) -> None:
+    kept = "SharedAccessKey=secret"
+
+    def failing() -> dict:
+        raise RuntimeError(kept)
+
+    async def scenario() -> None:
+        async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+            monkeypatch.setattr(emulator.faults, "active", failing)
+            url = f"http://{emulator.namespaces['contoso'].authority}/$control/state"
+            async with session.get(url) as answer:
+                assert answer.status == 500
+            monkeypatch.undo()
+            async with session.get(url) as answer:
+                assert answer.status == 200
+
+    asyncio.run(scenario())
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert kept not in caplog.text
+
+
 def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:
     async def scenario(emulator: Emulator) -> None:
         assert (await call(emulator, "GET", "nothing"))[0] == 404
