@@ -32,7 +32,7 @@ from sbpair.amqp.types import Map
 from sbpair.emulator import cbs, management
 from sbpair.emulator.amqp_links import End, Intake, Outlet, Replies, Requests, address_of, error_of, refuse
 from sbpair.emulator.cbs import Claims
-from sbpair.emulator.errors import EntityNotFound, NotAllowed, QuotaExceeded, Refusal, Unavailable
+from sbpair.emulator.errors import EntityNotFound, LinkStolen, NotAllowed, QuotaExceeded, Refusal, Unavailable
 from sbpair.emulator.fault_points import belongs
 from sbpair.emulator.idle import IdleLink
 from sbpair.emulator.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request
@@ -211,10 +211,17 @@ class AmqpDoor(asyncio.Protocol):
             # Refused links count until their peer has let go of them too: one that does not, cannot pile them up.
             self._fail(QuotaExceeded(f"A connection has at most {LINKS_MOST} links."))
             return
+        self._steal(link)
         try:
             link.context = self._end_for(link)
         except Refusal as refusal:
             refuse(link, refusal)
+
+    def _steal(self, link: Link) -> None:
+        """A name that is attached again takes its place, within its session: no further does the service look."""
+        for other in link.session.links:
+            if other.name == link.name and other.IS_RECEIVER is link.IS_RECEIVER and other.context is not None:
+                self.end_link(other, LinkStolen(f"The link '{link.name[:100]}' has been attached again."))
 
     def _on_credit(self, event: CreditChanged) -> None:
         end = event.link.context

@@ -16,7 +16,7 @@ from sbpair.emulator import envelope
 from sbpair.emulator.errors import ArgumentInvalid, Refusal
 from sbpair.emulator.outcomes import settle_all
 from sbpair.emulator.queue import BATCH_BYTES
-from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, write_reply
+from sbpair.emulator.requests import Answer, ReplyKeys, Request, read_request, reply_to
 from sbpair.emulator.sas import Claim
 from sbpair.errors import ProtocolError
 
@@ -382,9 +382,8 @@ class Requests:
         if not delivery.settled:
             session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
         replies = self._replies_to(request)
-        reply = self._answer(request)
+        payload = reply_to(request, self._answer, self._keys)
         if replies is not None:
-            payload = write_reply(request, reply, self._keys)
             replies.send(payload)
             self._door.sent(len(payload))
 

@@ -6,7 +6,7 @@ import base64
 import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from aiohttp import web
 
@@ -45,17 +45,26 @@ class Ask:
 
 
 def read_ask(request: web.BaseRequest) -> Ask:
-    target = urlsplit(request.raw_path)
-    query = {name.lower(): value for name, value in parse_qsl(target.query, keep_blank_values=True)}
+    path, told = target_of(request)
+    query = {name.lower(): value for name, value in parse_qsl(told, keep_blank_values=True)}
     return Ask(
         request.method,
-        unquote(target.path).strip("/"),
+        path.strip("/"),
         query,
         f"{request.scheme}://{request.host}",
         request.host,
         request.headers.get("If-Match"),
         request.headers.get("Authorization"),
     )
+
+
+def target_of(request: web.BaseRequest) -> tuple[str, str]:
+    """The path that a request is for, its escapes read, and its query. Two slashes at the start name no host."""
+    raw = request.raw_path
+    if not raw.startswith("/"):
+        raw = raw.partition("://")[2].partition("/")[2]
+    path, _, query = raw.partition("?")
+    return unquote(path), query
 
 
 def list_page(ask: Ask, title: str, items: Sequence[T], entry: Callable[[T], str], now_ms: int) -> web.Response:

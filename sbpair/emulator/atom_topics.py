@@ -89,9 +89,7 @@ class TopicsDoor:
     def _answer_of_topic(self, ask: Ask, body: bytes) -> web.Response:
         match ask.method:
             case "GET":
-                topic = self._namespace.topic(ask.path)
-                topic.check_whole()
-                return respond(self._topic_entry(ask, topic))
+                return respond(self._topic_entry(ask, self._namespace.topic(ask.path)))
             case "PUT":
                 return self._put_topic(ask, body)
             case "DELETE":
@@ -117,6 +115,7 @@ class TopicsDoor:
         return list_page(ask, "Topics", topics, lambda topic: self._topic_entry(ask, topic), now)
 
     def _topic_entry(self, ask: Ask, topic: Topic) -> str:
+        topic.check_whole()
         reported = {
             **_reported(topic),
             "SizeInBytes": xml.element("SizeInBytes", str(topic.size_bytes)),
@@ -155,6 +154,7 @@ class TopicsDoor:
         before = existing.description if existing else None
         found = from_elements(SUBSCRIPTION, SubscriptionDescription(), wanted.values, before, tier=self._namespace.tier)
         if existing is not None:
+            existing.check_whole()
             existing.update(found)
             return respond(self._subscription_entry(ask, existing))
         made = topic.create_subscription(name, found, _first_rule(description))
@@ -167,6 +167,7 @@ class TopicsDoor:
         return list_page(ask, "Subscriptions", subscriptions, lambda each: self._subscription_entry(ask, each), now)
 
     def _subscription_entry(self, ask: Ask, subscription: Subscription) -> str:
+        subscription.check_whole()
         count = str(subscription.counts().total)
         reported = {**_reported(subscription), "MessageCount": xml.element("MessageCount", count)}
         return self._entry(ask, SUBSCRIPTION, subscription, subscription.path, subscription.name, reported)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
+from sbpair.emulator.atom_request import target_of
 from sbpair.emulator.body import read_body
 from sbpair.emulator.errors import ArgumentInvalid, Refusal
 from sbpair.emulator.faults import BadField, Faults, FaultUnknown, read_count, read_fault
@@ -49,7 +49,7 @@ class ControlDoor:
             return web.json_response(error, status=refusal.status)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        parts = unquote(urlsplit(request.raw_path).path).strip("/").split("/")[1:]
+        parts = target_of(request)[0].strip("/").split("/")[1:]
         match request.method, parts:
             case "POST", ["faults"]:
                 identity = self._faults.begin(read_fault(await document_of(request)))

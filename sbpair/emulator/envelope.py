@@ -29,7 +29,7 @@ from sbpair.amqp.message import (
     skip,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
-from sbpair.emulator.message import DeadLetter, Forwarded, Message
+from sbpair.emulator.message import DeadLetter, Message
 from sbpair.errors import ProtocolError
 
 PING: Final = "application/vnd.ms-servicebus-ping"
@@ -229,18 +229,17 @@ def _key(name: str) -> bytes:
     return codec.encode(Symbol(name))
 
 
-# The annotations of a plain message are always the same but for three numbers of eight bytes.
+# The annotations of a plain message are always the same but for four numbers of eight bytes.
 _NUMBER_KEYS = (
     _key("x-opt-sequence-number") + b"\x81",
     _key("x-opt-enqueued-time") + b"\x83",
     _key("x-opt-locked-until") + b"\x83",
+    _key("x-opt-enqueue-sequence-number") + b"\x81",
 )
-_CONSTANTS = (
-    _key("x-opt-enqueue-sequence-number") + codec.encode(Long(0)) + _key("x-opt-message-state") + codec.encode(Int(0))
-)
+_CONSTANTS = _key("x-opt-message-state") + codec.encode(Int(0))
 _PLAIN_SIZE = 1 + len(_CONSTANTS) + sum(len(key) + 8 for key in _NUMBER_KEYS)
 _PLAIN_HEAD = section(MESSAGE_ANNOTATIONS, bytes((0xC1, _PLAIN_SIZE, 10))) + _CONSTANTS + _NUMBER_KEYS[0]
-_PLAIN = struct.Struct(f">{len(_PLAIN_HEAD)}sq{len(_NUMBER_KEYS[1])}sq{len(_NUMBER_KEYS[2])}sq").pack
+_PLAIN = struct.Struct(">" + "".join([f"{len(part)}sq" for part in (_PLAIN_HEAD, *_NUMBER_KEYS[1:])])).pack
 
 
 _NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")
@@ -256,6 +255,8 @@ def _annotations(message: Message, theirs: bytes) -> bytes:
         message.enqueued_at_ms,
         _NUMBER_KEYS[2],
         message.locked_until_ms,
+        _NUMBER_KEYS[3],
+        message.first_number,
     )
 
 
@@ -263,7 +264,7 @@ def _general_annotations(message: Message, theirs: bytes, *, locked: bool) -> by
     ours: list[tuple[str, Value]] = [
         ("x-opt-sequence-number", Long(message.sequence_number)),
         ("x-opt-enqueued-time", Timestamp(message.enqueued_at_ms)),
-        ("x-opt-enqueue-sequence-number", Long(message.first_number if isinstance(message, Forwarded) else 0)),
+        ("x-opt-enqueue-sequence-number", Long(message.first_number)),
         ("x-opt-message-state", Int(message.reported_state)),
     ]
     if locked:
@@ -284,7 +285,7 @@ def _their_annotations(raw: bytes) -> tuple[int, bytes]:
 
 
 def _with_reason(message: Message) -> bytes:
-    """The application properties of a dead letter: the sender's bytes, and why it is dead."""
+    """The application properties of a dead letter: the sender's bytes, and why it is dead, where they can be read."""
     dead_letter: DeadLetter | None = message.dead_letter
     theirs = message.sections.application_properties
     if dead_letter is None:
@@ -293,7 +294,10 @@ def _with_reason(message: Message) -> bytes:
     known = {key: value for key, value in said.items() if value is not None}
     if not known:
         return theirs
-    count, kept = _pairs_without(theirs, frozenset(known))
+    try:
+        count, kept = _pairs_without(theirs, frozenset(known))
+    except ProtocolError:
+        return theirs
     added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
     return _map_section(APPLICATION_PROPERTIES, count + len(known), kept + added)
 
@@ -315,11 +319,13 @@ def message_id_of(message: Message) -> str | None:
 
 
 def put_properties(message: Message, properties: Map) -> None:
-    """Adds application properties to a message, or changes them, as whoever settles it says."""
+    """Adds application properties to a message, or changes them, as whoever settles it says; its size follows."""
     told = {str(key): value for key, value in properties.pairs}
-    sections = copy(message.sections)
+    before = message.sections
+    sections = copy(before)
     kept = splice.without(sections.application_properties, lambda key: key in told)
     sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(told.items()))
+    message.size += len(sections.application_properties) - len(before.application_properties)
     message.sections = sections
 
 

@@ -10,6 +10,7 @@
     ├── EntityNotFound          amqp:not-found                           404  40400
     ├── MessageNotFound         com.microsoft:message-not-found          404  40401
     ├── EntityExists            com.microsoft:entity-already-exists      409  40900
+    ├── LinkStolen              amqp:link:stolen                         409  40900   its name was attached again
     ├── SessionCannotBeLocked   com.microsoft:session-cannot-be-locked   409  40902   another link has it
     ├── MessageLockLost         com.microsoft:message-lock-lost          410  41000
     ├── SessionLockLost         com.microsoft:session-lock-lost          410  41001
@@ -19,7 +20,8 @@
     ├── LinkIdle                amqp:link:detach-forced                  503  50300   nothing came or went on a link
     ├── ServerBusy              com.microsoft:server-busy                503  50009
     ├── Throttled               com.microsoft:server-busy                429  50004   of the management door
-    └── TimedOut                com.microsoft:timeout                    504  50400
+    ├── TimedOut                com.microsoft:timeout                    504  50400
+    └── InternalError           amqp:internal-error                      500  50000   a mistake of ours
 
 A refusal costs its peer one request or one link, never the connection of another. Entities raise them; only doors
 turn them into bytes.
@@ -27,9 +29,13 @@ turn them into bytes.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import traceback
+from typing import TYPE_CHECKING, ClassVar
 
 from sbpair.errors import SbpairError
+
+if TYPE_CHECKING:
+    import logging
 
 
 class Refusal(SbpairError):
@@ -85,6 +91,11 @@ class EntityExists(Refusal):
     status, sub_code = 409, 40900
 
 
+class LinkStolen(Refusal):
+    condition = "amqp:link:stolen"
+    status, sub_code = 409, 40900
+
+
 class SessionCannotBeLocked(Refusal):
     condition = "com.microsoft:session-cannot-be-locked"
     status, sub_code = 409, 40902
@@ -133,3 +144,14 @@ class Throttled(Refusal):
 class TimedOut(Refusal):
     condition = "com.microsoft:timeout"
     status, sub_code = 504, 50400
+
+
+class InternalError(Refusal):
+    def __init__(self) -> None:
+        super().__init__("The server was unable to process the request; please retry the operation.")
+
+
+def log_mistake(logger: logging.Logger, asked: str, error: Exception) -> None:
+    """Where it was made, and not the values that it was made with: they may be secret, or somebody's message."""
+    where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    logger.error("A %r failed by a mistake of the emulator: %s at\n%s", asked[:100], type(error).__name__, where)

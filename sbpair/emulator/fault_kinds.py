@@ -67,18 +67,25 @@ def namespace_down(stage: Stage, _: Fault) -> Iterator[None]:
 
 @contextmanager
 def entity_down(stage: Stage, fault: Fault) -> Iterator[None]:
-    """The links of one entity end, and new ones are refused; its management node's too. Its description can be read."""
+    """The links of one entity end, and new ones are refused; its management node's too. Its description can be read.
+
+    Nothing is forwarded to it, or from it, meanwhile.
+    """
     points = stage.namespace.points
     points.take_down(fault.path)
     try:
         yield
     finally:
         points.bring_up(fault.path)
+        stage.namespace.resume_forwarding()
 
 
 @contextmanager
 def partition_down(stage: Stage, fault: Fault) -> Iterator[None]:
-    """One partition of an entity, or of all that are partitioned: keyed sends to it fail, others go elsewhere."""
+    """One partition of an entity, or of all that are partitioned: keyed sends to it fail, others go elsewhere.
+
+    What is forwarded with such a key stays where it is, and what comes after it too.
+    """
     number = fault.partition or 0
     divided = list(divided_by(stage.namespace, fault.path))
     for partitions in divided:
@@ -92,6 +99,7 @@ def partition_down(stage: Stage, fault: Fault) -> Iterator[None]:
             partitions.bring_up(number)
         if not fault.path:
             stage.namespace.points.bring_partition_up(number)
+        stage.namespace.resume_forwarding()
 
 
 def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:

@@ -11,10 +11,11 @@ import secrets
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from aiohttp import web
 
+from sbpair.emulator.atom_request import target_of
 from sbpair.emulator.bearer import Issuer
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class IdentityDoor:
         given = request.headers.get("X-IDENTITY-HEADER", "")
         if not hmac.compare_digest(given.encode(), self.header.encode()):
             return refusal(401, "The header X-IDENTITY-HEADER is missing, or is not the one of IDENTITY_HEADER.")
-        query = {name.lower(): values[0] for name, values in parse_qs(urlsplit(request.raw_path).query).items()}
+        query = {name.lower(): values[0] for name, values in parse_qs(target_of(request)[1]).items()}
         if request.method != "GET" or query.get("api-version") != API_VERSION or not query.get("resource"):
             return refusal(400, f"A token is asked for by GET with api-version={API_VERSION} and resource=….")
         return web.json_response(self._token(query["resource"]))

@@ -73,11 +73,12 @@ def update_disposition(target: Target, arguments: Map) -> Reply:
     if settle is None:
         raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
     tokens, messages = _tokens(arguments), messages_of(target, arguments)
-    properties = arguments.get("properties-to-modify")
-    for message in [messages.locked(token) for token in tokens]:
-        if isinstance(properties, Map) and properties:
-            envelope.put_properties(message, properties)
     for token in tokens:
+        messages.locked(token)
+    properties = arguments.get("properties-to-modify")
+    for token in tokens:
+        if isinstance(properties, Map) and properties:
+            messages.change(token, lambda message: envelope.put_properties(message, properties))
         settle(messages, token, arguments)
     return Reply()
 

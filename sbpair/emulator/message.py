@@ -32,8 +32,9 @@ class Message:
     """One message of one sub-queue.
 
     The door sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
-    rest is the entity's. `delivery_count` counts the deliveries that failed, as AMQP's header does. `lock_token` is new
-    with every delivery: 16 opaque bytes, which clients see as a GUID.
+    rest is the entity's. `first_number` is the number that it had in the entity that it was sent to, where that was
+    another one, and `hops` how often it was forwarded since. `delivery_count` counts the deliveries that failed, as
+    AMQP's header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
     """
 
     __slots__ = (
@@ -54,6 +55,9 @@ class Message:
         "state",
         "ttl_ms",
     )
+
+    first_number: int = 0
+    hops: int = 0
 
     def __init__(
         self,
@@ -106,9 +110,9 @@ class Message:
             return SCHEDULED
         return DEFERRED if self.deferred else ACTIVE
 
-    def published(self) -> Message:
+    def published(self) -> Forwarded:
         """The same message for a subscription, which numbers and times it anew. The sections are shared, not copied."""
-        return self._twin()
+        return Forwarded.copy(self, self.content, hops=self.hops)
 
     def _twin(self) -> Message:
         return Message(
@@ -131,21 +135,13 @@ class Message:
 
 
 class Forwarded(Message):
-    """A message that another entity has sent on. `first_number` is the number that it had where it was sent to."""
+    """A message that another entity has sent on: a topic to its subscriptions, or whoever forwards what it gets."""
 
     __slots__ = ("first_number", "hops")
-    first_number: int
-    hops: int
 
     @classmethod
-    def of(cls, message: Message, sections: Sections) -> Forwarded:
-        """What goes on to the next entity, with these sections."""
-        if isinstance(message, Forwarded):
-            return cls._copy(message, sections, hops=message.hops + 1, first_number=message.first_number)
-        return cls._copy(message, sections, hops=1, first_number=message.sequence_number)
-
-    @classmethod
-    def _copy(cls, message: Message, content: Sections | bytes, *, hops: int, first_number: int) -> Forwarded:
+    def copy(cls, message: Message, content: Sections | bytes, *, hops: int) -> Forwarded:
+        """What goes on to the next entity, with this content."""
         twin = cls(
             content,
             message.size,
@@ -155,8 +151,8 @@ class Forwarded(Message):
             partition_key=message.partition_key,
         )
         twin.hops = hops
-        twin.first_number = first_number
+        twin.first_number = message.first_number or message.sequence_number
         return twin
 
     def _twin(self) -> Forwarded:
-        return self._copy(self, self.content, hops=self.hops, first_number=self.first_number)
+        return self.copy(self, self.content, hops=self.hops)

@@ -259,6 +259,15 @@ class Namespace:
 
     # Up and down
 
+    def check_up(self, path: str) -> None:
+        """EntityUnavailable while that entity is down."""
+        self.points.check(path.lower())
+
+    def resume_forwarding(self) -> None:
+        """Something is up again: what waits to be forwarded to it, or from it, may go on."""
+        for entity in [*self.queues(), *(each for topic in self.topics() for each in topic.subscriptions)]:
+            entity.resume_forwarding()
+
     @property
     def down(self) -> bool:
         return self._outages > 0

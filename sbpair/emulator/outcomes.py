@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.types import Map
 from sbpair.emulator import envelope
-from sbpair.emulator.errors import Refusal
+from sbpair.emulator.errors import ArgumentInvalid, Refusal
 from sbpair.emulator.requests import text_at
+from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.emulator.sessions import HeldSession
@@ -71,7 +72,10 @@ def _changing(queue: SubQueue | HeldSession, properties: Map, settle: Settle) ->
         return settle
 
     def change_and_settle(token: bytes) -> None:
-        envelope.put_properties(queue.locked(token), properties)
+        try:
+            queue.change(token, lambda message: envelope.put_properties(message, properties))
+        except ProtocolError as error:
+            raise ArgumentInvalid(f"The properties of the message cannot be changed: {error.message}") from error
         settle(token)
 
     return change_and_settle

@@ -46,6 +46,9 @@ class Home(Protocol):
     def find_target(self, address: str) -> Queue:
         """The queue or topic that something is forwarded to. Raises EntityNotFound."""
 
+    def check_up(self, path: str) -> None:
+        """EntityUnavailable while that entity is down."""
+
     def delete(self, entity: Queue) -> None: ...
 
 
@@ -146,10 +149,14 @@ class Queue:
         d = self.description
         for messages, to in ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to)):
             if to is not None:
-                self._forwarders.append(Forwarder(messages, to, self._home.find_target, self._put_aside))
+                self._forwarders.append(Forwarder(self.path, messages, to, self._home, self._put_aside))
+        self.resume_forwarding()
+        self._auto_delete.arm()
+
+    def resume_forwarding(self) -> None:
+        """Something may be up again that messages wait for."""
         for forwarder in self._forwarders:
             forwarder.start()
-        self._auto_delete.arm()
 
     def _put_aside(self, message: Message, reason: str | None, description: str | None) -> None:
         """What cannot be forwarded is kept, with the reason."""
@@ -225,10 +232,7 @@ class Queue:
         limit = self._message_limit_bytes if len(messages) == 1 else min(self._message_limit_bytes, BATCH_BYTES)
         if size > limit:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
-        if self.size_bytes + size > self._limit_bytes:
-            raise QuotaExceeded(
-                f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
-            )
+        self.check_room(size)
         if self.description.requires_session:
             check_sessions(messages)
         if self._duplicates is None:
@@ -250,6 +254,13 @@ class Queue:
             return False
         self.messages.enqueue(messages)
         return True
+
+    def check_room(self, more_bytes: int) -> None:
+        """QuotaExceeded where so much more is more than the entity holds."""
+        if more_bytes > 0 and self.size_bytes + more_bytes > self._limit_bytes:
+            raise QuotaExceeded(
+                f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
+            )
 
     def schedule(self, messages: Sequence[Message]) -> list[int]:
         """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""

@@ -1,20 +1,25 @@
 """Requests and replies over AMQP, as `$cbs` and `$management` have them: what a request says, and a reply's bytes.
 
-Pure. The two nodes name the fields of their replies differently; a reply's correlation id is the request's message id
-in the very type it came in, since some clients compare types too.
+A mistake that is made in answering costs the request and nothing else. No I/O. The two nodes name the fields of their
+replies differently; a reply's correlation id is the request's message id in the very type it came in, since some
+clients compare types too.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.types import Int, Map, Symbol, Value
+from sbpair.emulator.errors import InternalError, log_mistake
 
 if TYPE_CHECKING:
     from sbpair.emulator.errors import Refusal
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,15 @@ def text_at(values: Map, key: str) -> str | None:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return str(value) if isinstance(value, str) else None
+
+
+def reply_to(request: Request, answer: Answer, keys: ReplyKeys) -> bytes:
+    """The reply, encoded; where there is none to be had or it cannot be encoded, one that says so."""
+    try:
+        return write_reply(request, answer(request), keys)
+    except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked for something else is not to feel it
+        log_mistake(logger, f"request for {request.operation}", error)
+        return write_reply(request, Reply.refusing(InternalError()), keys)
 
 
 def write_reply(request: Request, reply: Reply, keys: ReplyKeys) -> bytes:

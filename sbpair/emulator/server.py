@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from sbpair.emulator.control import ControlDoor
     from sbpair.emulator.identity import IdentityDoor, SignIn
     from sbpair.emulator.tls import Tls
 
@@ -227,6 +226,7 @@ class Emulator:
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
         from sbpair.emulator.control import ControlDoor
+        from sbpair.emulator.http_door import http_door
 
         soon = asyncio.get_running_loop().call_soon
         control = ControlDoor(self.namespaces, self.faults, self.clock, self.advance)
@@ -347,32 +347,6 @@ def amqp_door() -> AmqpFactory:
 
     factory: AmqpFactory = module.amqp_factory
     return factory
-
-
-def http_door(namespace: Namespace, control: ControlDoor, identity: IdentityDoor | None = None) -> web.Server:
-    from aiohttp import web
-
-    from sbpair.emulator import control as control_door
-    from sbpair.emulator import identity as identity_door
-    from sbpair.emulator.atom import AtomDoor
-
-    atom = AtomDoor(namespace)
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        path = request.raw_path.lower().lstrip("/").replace("%24", "$")
-        if path.startswith(control_door.PREFIX):
-            return await control.handle(request)
-        if identity is not None and path.startswith(identity_door.PREFIX):
-            return identity.handle(request)
-        if namespace.down:
-            if request.transport is not None:
-                request.transport.abort()
-            return web.Response(status=503)
-        if namespace.points.latency_seconds:
-            await asyncio.sleep(namespace.points.latency_seconds)
-        return await atom.handle(request)
-
-    return web.Server(handle, access_log=None)
 
 
 def write_ready(path: Path, ready: Ready) -> None:

@@ -38,7 +38,9 @@ def set_session_state(target: Target, arguments: Map) -> Reply:
         raise ArgumentInvalid("A 'session-state' is binary, or null to clear it.")
     if len(state or b"") > STATE_BYTES:
         raise ArgumentInvalid(f"A session state has at most {STATE_BYTES} bytes.")
-    held_by(target, arguments).set_state(state)
+    held = held_by(target, arguments)
+    target.queue.check_room(len(state or b"") - len(held.state or b""))
+    held.set_state(state)
     return Reply()
 
 

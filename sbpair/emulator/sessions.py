@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sbpair.emulator.clock import NEVER
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     MessageNotFound,
@@ -18,7 +17,7 @@ from sbpair.emulator.errors import (
     SessionCannotBeLocked,
     SessionLockLost,
 )
-from sbpair.emulator.order import Line
+from sbpair.emulator.order import Deadlines, Line
 from sbpair.emulator.partitions import Partitioned
 from sbpair.emulator.subqueue import SubQueue
 
@@ -94,10 +93,14 @@ class SessionLines(Line):
 class SessionMessages(SubQueue):
     """The messages of an entity that requires sessions: received through a session that is held, and no other way."""
 
+    _last_loan = 0
+
     def _make_empty(self) -> None:
         super()._make_empty()
         self._line = self._lines = SessionLines()
         self._applicants: OrderedDict[Applicant, None] = OrderedDict()
+        self._loans: dict[int, HeldSession] = {}
+        self._loan_ends = Deadlines(self._still_ends)
 
     # Lending
 
@@ -133,12 +136,15 @@ class SessionMessages(SubQueue):
     def _lend(self, session: Session, now: int) -> HeldSession:
         self._lines.free.pop(session, None)
         self.touched_ms = now
-        held = session.holder = HeldSession(self, session)
+        self._last_loan += 1
+        held = session.holder = HeldSession(self, session, self._last_loan)
+        self._loans[held.number] = held
         self._prolong(held, now)
         return held
 
     def _prolong(self, held: HeldSession, now: int) -> None:
         held.locked_until_ms = now + self._locks.duration_ms
+        self._loan_ends.add(held.locked_until_ms, held.number)
         for message in held.session.given_out.values():
             message.locked_until_ms = held.locked_until_ms
         self._due_by(held.locked_until_ms)
@@ -147,6 +153,7 @@ class SessionMessages(SubQueue):
         """Locked for a whole LockDuration from now; returns until when."""
         now = self._now()
         held.check()
+        self._loan_ends.leave()
         self._prolong(held, now)
         return held.locked_until_ms
 
@@ -164,6 +171,8 @@ class SessionMessages(SubQueue):
         if session.holder is not held:
             return
         session.holder = None
+        del self._loans[held.number]
+        self._loan_ends.leave()
         for token in list(session.given_out):
             message = self._unlock(token)
             if failed:
@@ -231,6 +240,7 @@ class SessionMessages(SubQueue):
     def set_state(self, held: HeldSession, state: bytes | None) -> None:
         now = self._now()
         held.check()
+        self.size_bytes += len(state or b"") - len(held.session.state or b"")
         held.session.state = state
         held.session.changed_ms = now
 
@@ -244,7 +254,7 @@ class SessionMessages(SubQueue):
 
     @property
     def is_waited_for(self) -> bool:
-        return bool(self._applicants) or any(session.holder is not None for session in self._lines.sessions.values())
+        return bool(self._applicants or self._loans)
 
     # Waking
 
@@ -279,14 +289,18 @@ class SessionMessages(SubQueue):
     # Time
 
     def _end_locks(self, now_ms: int) -> None:
-        holders = [session.holder for session in self._lines.sessions.values() if session.holder is not None]
-        for held in sorted(holders, key=lambda held: held.locked_until_ms):
-            if held.locked_until_ms <= now_ms:
+        # All of them first: what one loses another may be lent at once.
+        for number in list(self._loan_ends.due(now_ms)):
+            held = self._loans.get(number)
+            if held is not None and held.locked_until_ms <= now_ms:
                 held.lose()
 
     def _first_lock_ms(self) -> int:
-        holders = (session.holder for session in self._lines.sessions.values())
-        return min((held.locked_until_ms for held in holders if held is not None), default=NEVER)
+        return self._loan_ends.first_ms()
+
+    def _still_ends(self, at_ms: int, number: int) -> bool:
+        held = self._loans.get(number)
+        return held is not None and held.locked_until_ms == at_ms
 
     def _leave_line(self, message: Message) -> None:
         session = self._lines.of(message.session_id or "")
@@ -314,13 +328,13 @@ class PartitionedSessions(SessionMessages, Partitioned):
         return super().accept(session_id)
 
     def _next_free(self) -> Session | None:
+        if self._partitions.up_count == self._partitions.count:
+            return super()._next_free()
+        # Those that are passed over keep their places.
         free = self._lines.free
-        passed = [session for session in free if not self._is_up(session)]
-        for session in passed:
-            del free[session]
-        found = super()._next_free()
-        for session in passed:
-            free.setdefault(session)
+        found = next((session for session in free if len(session.line) and self._is_up(session)), None)
+        if found is not None:
+            del free[found]
         return found
 
     def receive_of(self, held: HeldSession, limit: int) -> list[Message]:
@@ -330,20 +344,23 @@ class PartitionedSessions(SessionMessages, Partitioned):
         return super().receive_of(held, limit)
 
     def resume(self) -> None:
-        for session in self._lines.sessions.values():
-            if session.holder is not None and len(session.line):
-                self._lines.stirred.setdefault(session)
+        for held in self._loans.values():
+            if len(held.session.line):
+                self._lines.stirred.setdefault(held.session)
         super().resume()
 
 
 class HeldSession:
     """A session on loan: received from and settled on as if it were a sub-queue. `on_lost` is told of the loan's end.
 
+    `number` tells its loan from every other of the same sub-queue.
+
     Everything raises SessionLockLost once the loan is over.
     """
 
-    def __init__(self, messages: SessionMessages, session: Session) -> None:
+    def __init__(self, messages: SessionMessages, session: Session, number: int) -> None:
         self.session = session
+        self.number = number
         self.locked_until_ms = 0
         self.on_lost: Callable[[SessionLockLost], None] | None = None
         self._messages = messages
@@ -400,6 +417,9 @@ class HeldSession:
 
     def locked(self, token: bytes) -> Message:
         return self._held().locked(token)
+
+    def change(self, token: bytes, change: Callable[[Message], None]) -> None:
+        self._held().change(token, change)
 
     def complete(self, token: bytes) -> None:
         self._held().complete(token)

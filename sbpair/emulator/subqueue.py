@@ -303,6 +303,13 @@ class SubQueue:
             raise lock_lost()
         return message
 
+    def change(self, token: bytes, change: Callable[[Message], None]) -> None:
+        """Lets `change` alter a message under lock, its size too."""
+        message = self.locked(token)
+        before = message.size
+        change(message)
+        self.size_bytes += message.size - before
+
     def _unlock(self, token: bytes) -> Message:
         now = self._clock.now_ms()
         if now >= self.due_ms:

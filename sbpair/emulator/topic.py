@@ -281,8 +281,9 @@ class Topic(Queue):
     def create_subscription(
         self, name: str, description: SubscriptionDescription | None = None, rule: Rule | None = None
     ) -> Subscription:
-        """Raises ArgumentInvalid (the name), EntityExists, QuotaExceeded."""
+        """Raises ArgumentInvalid (the name), EntityExists, QuotaExceeded, TimedOut (a partition is down)."""
         check_subscription_name(name)
+        self.check_whole()
         if name.lower() in self._subscriptions:
             raise EntityExists(f"The messaging entity '{self.path}/{SEGMENT}/{name}' already exists.")
         if len(self._subscriptions) >= SUBSCRIPTIONS_MOST:
@@ -296,6 +297,7 @@ class Topic(Queue):
 
     def delete_subscription(self, name: str) -> None:
         subscription = self.subscription(name)
+        self.check_whole()
         del self._subscriptions[subscription.name.lower()]
         subscription.close()
 

@@ -330,3 +330,38 @@ def test_other_verbs_are_not_for_entities() -> None:
             assert (status, read(text).findtext("Code")) == (405, "405")
 
     managed(scenario)
+
+
+def test_a_mistake_of_ours_is_told_in_the_services_words(monkeypatch, caplog) -> None:
+    kept = "SharedAccessKey=secret"
+
+    def failing(*_: object) -> None:
+        raise RuntimeError(kept)
+
+    async def scenario(manager: Manager) -> None:
+        await manager.put("orders")
+        with monkeypatch.context() as broken:
+            broken.setattr(manager.namespace, "find_queue", failing)
+            status, text = await manager.ask("GET", "orders")
+        assert (status, "SubCode=50000" in text, kept in text) == (500, True, False)
+        assert (await manager.ask("GET", "orders"))[0] == 200
+
+    managed(scenario)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert kept not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/[", "/orders", "//["])
+def test_two_slashes_at_the_start_name_no_host(path) -> None:
+    async def scenario(manager: Manager) -> None:
+        await manager.put("orders")
+        host, _, port = manager.namespace.authority.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: {host}\r\nAuthorization: {manager.token()}\r\n"
+        writer.write(f"{ask}Connection: close\r\n\r\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        assert answer.startswith("HTTP/1.1 200")
+        assert ("QueueDescription" in answer) is (path == "/orders")
+
+    managed(scenario)

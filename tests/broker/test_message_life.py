@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from sbpair.amqp.message import Properties, Sections
-from sbpair.emulator import envelope
+from sbpair.amqp.performatives import Error, Modified, Rejected
+from sbpair.amqp.types import Array
+from sbpair.emulator import envelope, management
 from sbpair.emulator.description import QueueDescription, validate
 from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
+from sbpair.emulator.faults import Faults
 from sbpair.emulator.message import Message
+from sbpair.emulator.outcomes import settler
+from sbpair.emulator.requests import Request
 from sbpair.emulator.timespan import parse
 from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
 
@@ -137,6 +142,64 @@ def test_what_the_target_does_not_take_is_put_aside(make_queue, target, reason) 
     assert (aside.dead_letter.reason, aside.dead_letter.source) == (reason, "orders")
 
 
+@pytest.fixture
+def faults(namespace) -> Faults:
+    return Faults({"contoso": namespace}, namespace.clock.advance)
+
+
+@pytest.mark.parametrize("down", ["q1", "q0"])
+def test_what_is_forwarded_waits_in_its_order_for_both_ends_to_be_up(make_queue, faults, down) -> None:
+    first, second = chain(make_queue, 2)
+    with faults.during("entity-down", "contoso", entity=down):
+        first.send(named("a"))
+        first.send(named("b", "c"))
+        with faults.during("entity-down", "contoso", entity=down):
+            assert (first.counts().transfer, second.counts().total) == (3, 0)
+        assert (first.counts().transfer, second.counts().total) == (3, 0)
+    assert [message.message_id for message in second.messages.receive(9)] == ["a", "b", "c"]
+    assert [message.delivery_count for message in second.messages.peek(0, 9)] == [0, 0, 0]
+    assert first.counts().total == first.size_bytes == 0
+
+
+def test_dead_letters_wait_too_and_so_do_subscriptions(namespace, make_queue, faults) -> None:
+    make_queue("bin")
+    queue = make_queue(forward_dead_lettered_messages_to="bin")
+    subscription = namespace.create_topic("topic").create_subscription("s", SubscriptionDescription(forward_to="BIN"))
+    with faults.during("entity-down", "contoso", entity="Bin"):
+        queue.send(named(None))
+        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
+        namespace.topic("topic").send(named(None))
+        assert (queue.counts().dead_letter, subscription.counts().transfer) == (1, 1)
+    assert namespace.queue("bin").counts().active == 2
+    assert queue.counts().total == subscription.counts().total == 0
+
+
+def test_a_target_that_is_deleted_while_it_is_down_takes_nothing(namespace, make_queue, faults) -> None:
+    first, _ = chain(make_queue, 2)
+    with faults.during("entity-down", "contoso", entity="q1"):
+        first.send(named("a"))
+        namespace.delete_queue("q1")
+    assert (first.counts().transfer, first.counts().transfer_dead_letter) == (0, 1)
+
+
+@pytest.mark.parametrize("detects", [True, False])
+def test_what_goes_to_a_partition_waits_for_it_and_so_does_what_follows(make_queue, faults, detects) -> None:
+    target = make_queue("target", enable_partitioning=True, requires_duplicate_detection=detects)
+    queue = make_queue(forward_to="target")
+    down = target.partitions.of_key("a")
+    keyed = [
+        Message(Sections(properties=Properties(message_id=key).encode()), 10, partition_key=None if detects else key)
+        for key in ("b", "a", "b")
+    ]
+    assert target.partitions.of_key("b") != down
+    with faults.during("partition-down", "contoso", entity="target", partition=down):
+        queue.send(keyed[:1])
+        for message in keyed[1:]:
+            queue.send([message])
+        assert (queue.counts().transfer, target.counts().active) == (2, 1)
+    assert (queue.counts().total, target.counts().active) == (0, 2 if detects else 3)
+
+
 def test_dead_letters_are_forwarded_with_their_reason(make_queue) -> None:
     bin_ = make_queue("bin")
     queue = make_queue(forward_dead_lettered_messages_to="bin")
@@ -194,6 +257,56 @@ def test_properties_change_with_the_settlement(put) -> None:
     for _ in range(2):
         envelope.put_properties(message, properties)
     assert message.sections.read_application_properties().pairs == properties.pairs
+    assert message.size == 100 + len(message.sections.application_properties)
+
+
+CHANGES = envelope.Map([("note", "x" * 50)])
+
+
+@pytest.mark.parametrize("requires_session", [True, False])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Modified(delivery_failed=True, message_annotations=CHANGES),
+        Modified(undeliverable_here=True, message_annotations=CHANGES),
+        Rejected(Error("com.microsoft:dead-letter", "", CHANGES)),
+        "abandoned",
+        "defered",
+        "suspended",
+    ],
+)
+def test_sizes_follow_what_settlements_change(namespace, make_queue, outcome, requires_session) -> None:
+    queue = make_queue(requires_session=requires_session)
+    queue.send([Message(Sections(), 100, session_id="s")])
+    source = queue.messages.accept("s") if requires_session else queue.messages
+    (message,) = source.receive(1)
+    if isinstance(outcome, str):
+        tokens = Array([message.lock_uuid])
+        told = [("disposition-status", outcome), ("lock-tokens", tokens), ("properties-to-modify", CHANGES)]
+        request = Request("id", None, "com.microsoft:update-disposition", envelope.Map(), envelope.Map(told))
+        assert management.answer(request, namespace.resolve("orders"), lambda _: None).status == 200
+    else:
+        settler(source, outcome, settled=False)(message.lock_token)
+    grown = 100 + len(message.sections.application_properties)
+    assert (queue.size_bytes, grown > 150) == (grown, True)
+    source = queue.dead_letters if queue.dead_letters.active_count else source
+    (again,) = source.receive_deferred([1]) if message.deferred else source.receive(1)
+    assert again.size == grown
+    source.complete(again.lock_token)
+    assert queue.size_bytes == 0
+
+
+BROKEN = b"\x00St\xc1\x02\x02\x40"
+"""Application properties of one key without a value."""
+
+
+def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
+    queue.send(envelope.take_in(BROKEN + b"\x00Sw\x40", 0))
+    token = queue.messages.receive(1)[0].lock_token
+    with pytest.raises(ArgumentInvalid):
+        settler(queue.messages, Modified(message_annotations=CHANGES), settled=False)(token)
+    queue.messages.dead_letter(token, "bad", "very")
+    assert BROKEN in envelope.give_out(queue.dead_letters.receive(1)[0])
 
 
 def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:

@@ -152,6 +152,28 @@ def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET nothing\x00\x01\r\n\r\n",
+        b"POST\x01\x02\xff\xfe\r\n\r\n",
+        b"GET / HTTP/1.1\r\nAuthorization : SharedAccessSignature sig=secret\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"PUT /secret" + b"x" * 20_000,
+    ],
+)
+def test_what_is_no_http_is_one_line_of_information(said, caplog) -> None:
+    async def scenario() -> None:
+        async with Emulator([("contoso", 0)]) as emulator, connected(emulator) as (reader, writer):
+            writer.write(said)
+            assert (await reader.read()).startswith(b"HTTP/1.0 400")
+
+    with caplog.at_level("DEBUG", "sbpair"), caplog.at_level("DEBUG", "aiohttp"):
+        asyncio.run(scenario())
+    assert [record.levelname for record in caplog.records if record.name != "asyncio"] == ["INFO"]
+    assert "secret" not in caplog.text
+
+
 def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
@@ -340,6 +362,27 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             await http.shutdown(1)
 
     asyncio.run(main())
+
+
+def test_a_mistake_of_the_control_door_is_logged_without_what_it_was_made_with(monkeypatch, caplog) -> None:
+    kept = "SharedAccessKey=secret"
+
+    def failing() -> dict:
+        raise RuntimeError(kept)
+
+    async def scenario() -> None:
+        async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+            monkeypatch.setattr(emulator.faults, "active", failing)
+            url = f"http://{emulator.namespaces['contoso'].authority}/$control/state"
+            async with session.get(url) as answer:
+                assert answer.status == 500
+            monkeypatch.undo()
+            async with session.get(url) as answer:
+                assert answer.status == 200
+
+    asyncio.run(scenario())
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert kept not in caplog.text
 
 
 def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:

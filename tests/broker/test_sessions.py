@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from sbpair.amqp.message import Sections
+from sbpair.amqp.types import Map
+from sbpair.emulator import management
+from sbpair.emulator.clock import NEVER
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     MessageLockLost,
@@ -14,6 +19,7 @@ from sbpair.emulator.errors import (
     SessionLockLost,
 )
 from sbpair.emulator.message import Message
+from sbpair.emulator.requests import Request
 from sbpair.emulator.topic_description import SubscriptionDescription
 
 MINUTE = 60_000
@@ -228,6 +234,34 @@ def test_state_outlives_the_loan_and_is_listed(queue, say, clock) -> None:
     assert queue.messages.list_sessions() == ["full"]
 
 
+def test_state_counts_to_the_size_of_its_entity(namespace, queue) -> None:
+    one, other = queue.messages.accept("one"), queue.messages.accept("other")
+    one.set_state(b"x" * 100)
+    other.set_state(b"y" * 30)
+    assert queue.size_bytes == 130
+    one.set_state(b"x" * 10)
+    other.set_state(None)
+    assert queue.size_bytes == 10
+    one.close()
+    assert queue.size_bytes == 10
+    namespace.delete_queue(queue.path)
+    assert queue.size_bytes == 0
+
+
+def test_state_has_no_room_in_a_full_entity_but_may_shrink(namespace, queue, monkeypatch) -> None:
+    held = queue.messages.accept("s")
+    held.set_state(b"x" * 100)
+    monkeypatch.setattr(queue, "_limit_bytes", 100)
+
+    def set_state(state: bytes | None) -> int:
+        body = Map([("session-id", "s"), ("session-state", state)])
+        request = Request("id", None, "com.microsoft:set-session-state", Map(), body)
+        return management.answer(request, namespace.resolve("orders"), lambda _: None).status
+
+    assert [set_state(state) for state in (b"x" * 101, b"y" * 100, None, b"z")] == [403, 200, 200, 200]
+    assert held.state == b"z"
+
+
 def test_expired_messages_leave_their_session(namespace, queue, say, clock) -> None:
     say("a", ttl_ms=1_000)
     say("b")
@@ -267,6 +301,68 @@ def test_expiring_all_locks_takes_every_session_back(queue, say) -> None:
     queue.messages.expire_locks()
     assert queue.messages.locked_count == 0
     assert [queue.messages.accept(name).receive(1)[0].delivery_count for name in ("a", "b")] == [1, 1]
+
+
+def steps_of(action) -> int:
+    """How many instructions of Python an action takes: the same on every machine, unlike its time."""
+    steps = 0
+
+    def count(frame, event, _):
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_many_sessions_make_nothing_dearer(make_queue, clock, partitioned) -> None:
+    described = {"requires_session": True, "enable_partitioning": partitioned}
+    few = steps_of_each_use(make_queue("few", **described), 200, clock)
+    many = steps_of_each_use(make_queue("many", **described), 20_000, clock)
+    assert {use: steps for use, steps in many.items() if steps > 2 * few[use]} == {}
+
+
+def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
+    """What one of `count` sessions costs, most of which are held and two of which are free."""
+    messages, names = queue.messages, [f"session-{number}" for number in range(count)]
+    for name in names:
+        queue.send([Message(Sections(), 100, session_id=name)])
+    held = [messages.accept(name) for name in names[:-2]]
+    clock.advance(MINUTE // 2)
+    renewed = held[1::2]
+    steps: dict[str, float] = {
+        "is it used": steps_of(lambda: queue.is_used),
+        "accept the next": steps_of(lambda: messages.accept_next(Applicant())),
+        "receive": steps_of(lambda: held[1].receive(9)),
+        "renew": steps_of(lambda: [each.renew() for each in renewed]) / len(renewed),
+        "look for what is due": steps_of(lambda: messages.advance(clock.now_ms())),
+    }
+    clock.advance(MINUTE // 2)
+    lost = held[::2]
+    steps["run out"] = steps_of(messages.advance_if_due) / len(lost)
+    assert all(each.session.holder is None for each in lost)
+    assert all(each.session.holder is each for each in renewed)
+    steps["give back"] = steps_of(lambda: [each.close() for each in renewed[::2]]) / len(renewed[::2])
+    steps["expire"] = steps_of(messages.expire_locks) / len(renewed[1::2])
+    assert (messages.locked_count, queue.is_used, messages.next_deadline_ms()) == (0, False, NEVER)
+    return steps
+
+
+def test_who_waits_keeps_the_session_that_another_lost(queue, say) -> None:
+    say("a")
+    held, applicant = queue.messages.accept("a"), Applicant()
+    assert queue.messages.accept_next(applicant) is None
+    queue.messages.expire_locks()
+    assert held.session.holder is applicant.held is not None
+    assert [message.delivery_count for message in applicant.held.receive(9)] == [0]
 
 
 def test_a_deleted_queue_ends_every_loan(namespace, queue, say) -> None:

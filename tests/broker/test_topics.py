@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, encode_map
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator import envelope, management, topic_description
 from sbpair.emulator.errors import (
@@ -177,6 +177,59 @@ def test_an_action_changes_one_copy_only(topic) -> None:
     assert one.session_id == "x"
     assert one.size == len(one.sections)
     assert other.sections.read_application_properties() == Map([("n", Int(1))])
+
+
+def numbers_of(message: Message) -> tuple[int, int]:
+    told = Sections.split(envelope.give_out(message)).read_message_annotations()
+    return told["x-opt-sequence-number"], told["x-opt-enqueue-sequence-number"]
+
+
+def test_a_subscription_tells_the_number_that_a_message_had_in_its_topic(topic, make_queue) -> None:
+    onward = make_queue("onward")
+    rule = Rule("r", SqlFilter("sys.EnqueuedSequenceNumber = 2"), SqlAction("SET n = 1"))
+    plain, changed = topic.create_subscription("plain"), topic.create_subscription("changed", rule=rule)
+    topic.send([a_message(), a_message()])
+    late = topic.create_subscription("late")
+    topic.create_subscription("forwards", SubscriptionDescription(forward_to="onward"))
+    topic.send([Message(a_message().sections.join(), 10)])
+    assert [numbers_of(each) for each in received(plain)] == [(1, 1), (2, 2), (3, 3)]
+    assert [numbers_of(each) for each in received(changed)] == [(1, 2)]
+    assert numbers_of(onward.messages.receive(1)[0]) == (1, 3)
+    (one,) = received(late)
+    assert numbers_of(one) == (1, 3)
+    late.messages.dead_letter(one.lock_token)
+    assert numbers_of(late.dead_letters.receive(1)[0]) == (1, 3)
+
+
+@pytest.mark.parametrize("key", ["theirs", None])
+def test_the_copy_of_an_action_has_the_key_that_the_action_left_it(topic, key) -> None:
+    rules = {
+        "keeps": "SET n = 1",
+        "sets": "SET sys.PartitionKey = 'ours'",
+        "both": "SET sys.SessionId = 'ours'; SET sys.PartitionKey = 'ours'",
+    }
+    for name, action in rules.items():
+        topic.create_subscription(name, rule=Rule("r", TrueFilter(), SqlAction(action)))
+    annotations = b"" if key is None else encode_map(MESSAGE_ANNOTATIONS, Map([("x-opt-partition-key", key)]))
+    topic.send([Message(Sections(message_annotations=annotations), 10, partition_key=key)])
+    copies = [received(topic.subscription(name))[0] for name in rules]
+    assert [each.partition_key for each in copies] == [key, "ours", "ours"]
+    told = [each.sections.read_message_annotations().get("x-opt-partition-key") for each in copies]
+    assert told == [key, "ours", "ours"]
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_an_action_that_makes_keys_contradict_fails_for_its_own_subscription_only(namespace, partitioned) -> None:
+    topic = namespace.create_topic("topic", TopicDescription(enable_partitioning=partitioned))
+    failing = topic.create_subscription(
+        "failing",
+        SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=True),
+        Rule("r", TrueFilter(), SqlAction("SET sys.SessionId = 'other'")),
+    )
+    plain = topic.create_subscription("plain")
+    topic.send([a_message(partition_key="key")])
+    assert (failing.counts().active, plain.counts().active) == (0, 1)
+    assert failing.dead_letters.receive(1)[0].dead_letter.reason == "RuleActionException"
 
 
 # Names and addresses

@@ -1,7 +1,7 @@
 """An emulator in a thread of its own, and the official clients, sync and aio, behind one face.
 
-The tests are written once, as a sync program would be. `Aio` runs what the aio client answers on a loop that nobody
-else uses, between two lines of the test.
+The tests are written once, as a sync program would be. `Face` runs what the aio client answers on a loop that nobody
+else uses, between two lines of the test. The clients are unmodified; only the transport of management is the tests'.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from azure.core.async_paging import AsyncItemPaged
+from azure.core.paging import ItemPaged
+from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
+from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.emulator.description import QueueDescription
 from sbpair.emulator.sas import AuthorizationRule, Claim
@@ -112,8 +117,26 @@ def listen_only(running: Running) -> str:
     return running.connection_string_with(rule)
 
 
-class Aio:
-    """An object of the aio client, used like its sync twin."""
+class PlainTransport(RequestsTransport):
+    """The administration client always speaks https, and the emulator's port is plain."""
+
+    def send(self, request: Any, **options: Any) -> Any:
+        request.url = plain(request.url)
+        return super().send(request, **options)
+
+
+class PlainAioTransport(AioHttpTransport):
+    async def send(self, request: Any, **options: Any) -> Any:
+        request.url = plain(request.url)
+        return await super().send(request, **options)
+
+
+def plain(url: str) -> str:
+    return url.replace("https://", "http://", 1)
+
+
+class Face:
+    """An object of a client, used as a sync program would: what is awaited or iterated is so at once."""
 
     def __init__(self, wrapped: Any, run: Callable[[Any], Any]) -> None:
         self._wrapped = wrapped
@@ -122,13 +145,21 @@ class Aio:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._wrapped, name)
         if not callable(value):
-            return Aio(value, self._run) if name.startswith("_") or name == "session" else value
+            return Face(value, self._run) if name.startswith("_") or name == "session" else value
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = value(*arguments, **keywords)
+            if isinstance(result, ItemPaged):
+                return list(result)
+            if isinstance(result, AsyncItemPaged):
+                return self._run(collected(result))
             return self._run(result) if inspect.isawaitable(result) else result
 
         return call
+
+
+async def collected(pages: AsyncItemPaged[Any]) -> list[Any]:
+    return [item async for item in pages]
 
 
 class Official:
@@ -152,6 +183,34 @@ class Official:
         with self._open(connection_string, lambda client: client.get_queue_receiver(queue, **options)) as receiver:
             yield receiver
 
+    @contextmanager
+    def topic_sender(self, connection_string: str, topic: str) -> Iterator[Any]:
+        with self._open(connection_string, lambda client: client.get_topic_sender(topic)) as sender:
+            yield sender
+
+    @contextmanager
+    def subscription_receiver(self, connection_string: str, topic: str, name: str, **options: Any) -> Iterator[Any]:
+        with self._open(
+            connection_string, lambda client: client.get_subscription_receiver(topic, name, **options)
+        ) as receiver:
+            yield receiver
+
+    @contextmanager
+    def admin(self, connection_string: str, **options: Any) -> Iterator[Any]:
+        """The administration client of the same kind; its lists are whole."""
+        if self._loop is None:
+            with ServiceBusAdministrationClient.from_connection_string(
+                connection_string, transport=PlainTransport(), retry_total=0, **options
+            ) as client:
+                yield Face(client, lambda result: result)
+            return
+        run = self._loop.run_until_complete
+        client = run(_aio_admin(connection_string, options))
+        try:
+            yield Face(client, run)
+        finally:
+            run(client.close())
+
     def sessions(self, connection_string: str, queue: str) -> list[str]:
         """The ids of the sessions that the queue tells of."""
         if self._loop is None:
@@ -174,10 +233,17 @@ class Official:
         opened = make(client)
         try:
             run(opened.__aenter__())
-            yield Aio(opened, run)
+            yield Face(opened, run)
         finally:
             run(opened.close())
             run(client.close())
+
+
+async def _aio_admin(connection_string: str, options: dict[str, Any]) -> AioAdministrationClient:
+    # Its transport wants to be made where the loop runs.
+    return AioAdministrationClient.from_connection_string(
+        connection_string, transport=PlainAioTransport(), retry_total=0, **options
+    )
 
 
 async def _aio_sessions(connection_string: str, queue: str) -> list[str]:

@@ -5,16 +5,11 @@ Only its transport is the test's: the client always speaks https, and the emulat
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from azure.core.async_paging import AsyncItemPaged
 from azure.core.exceptions import (
     ClientAuthenticationError,
     HttpResponseError,
@@ -23,23 +18,15 @@ from azure.core.exceptions import (
     ServiceRequestError,
     ServiceResponseError,
 )
-from azure.core.paging import ItemPaged
-from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
-from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 from azure.servicebus.management import (
     AccessRights,
     ApiVersion,
     AuthorizationRule,
     QueueProperties,
-    ServiceBusAdministrationClient,
 )
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.message import Message
-from sbpair.emulator.testing import Emulator
-
-if TYPE_CHECKING:
-    from sbpair.emulator.namespace import Namespace
 
 FOR_EVER = timedelta(days=10_675_199, hours=2, minutes=48, seconds=5, microseconds=477_581)
 """What the SDK makes of TimeSpan.MaxValue when it reads it."""
@@ -47,125 +34,16 @@ FOR_EVER = timedelta(days=10_675_199, hours=2, minutes=48, seconds=5, microsecon
 BACKLOG = "contoso/x-servicebus-transfer/0"
 
 
-def plain(url: str) -> str:
-    return url.replace("https://", "http://", 1)
-
-
-class PlainTransport(RequestsTransport):
-    def send(self, request: Any, **options: Any) -> Any:
-        request.url = plain(request.url)
-        return super().send(request, **options)
-
-
-class PlainAioTransport(AioHttpTransport):
-    async def send(self, request: Any, **options: Any) -> Any:
-        request.url = plain(request.url)
-        return await super().send(request, **options)
-
-
-class Served:
-    """An emulator on a loop in a thread of its own, since the sync client blocks the test's."""
-
-    def __init__(self) -> None:
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), name="emulator")
-        self.emulator: Emulator
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with Emulator([("contoso", 0)]) as self.emulator:
-            self._ready.set()
-            await self._stop.wait()
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-
-    def do(self, action: Callable[[Namespace], Any]) -> Any:
-        async def on_loop() -> Any:
-            return action(self.emulator.namespaces["contoso"])
-
-        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(10)
-
-    @property
-    def connection_string(self) -> str:
-        return self.emulator.namespaces["contoso"].connection_string
-
-
-class Admin:
-    """The sync or the aio client behind one face: what is awaited or iterated is so at once."""
-
-    def __init__(self, client: Any, run: Callable[[Any], Any]) -> None:
-        self._client = client
-        self._run = run
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            result = method(*arguments, **keywords)
-            if isinstance(result, ItemPaged):
-                return list(result)
-            if isinstance(result, AsyncItemPaged):
-                return self._run(collected(result))
-            return self._run(result) if inspect.isawaitable(result) else result
-
-        return call
-
-
-async def collected(pages: AsyncItemPaged[Any]) -> list[Any]:
-    return [item async for item in pages]
-
-
-OpenAdmin = Callable[..., Any]
-
-
 @pytest.fixture
-def served() -> Iterator[Served]:
-    with Served() as served:
+def served(another: Any) -> Iterator[Any]:
+    """An emulator for one test, since many are about all that there is."""
+    with another() as served:
         yield served
 
 
-@pytest.fixture(params=["sync", "aio"])
-def open_admin(request: pytest.FixtureRequest) -> OpenAdmin:
-    return open_sync if request.param == "sync" else open_aio
-
-
-@contextmanager
-def open_sync(connection_string: str, **options: Any) -> Iterator[Admin]:
-    client = ServiceBusAdministrationClient.from_connection_string(
-        connection_string, transport=PlainTransport(), retry_total=0, **options
-    )
-    with client:
-        yield Admin(client, lambda result: result)
-
-
-@contextmanager
-def open_aio(connection_string: str, **options: Any) -> Iterator[Admin]:
-    with asyncio.Runner() as runner:
-        client = runner.run(made(connection_string, options))
-        yield Admin(client, lambda awaitable: runner.run(awaited(awaitable)))
-        runner.run(client.close())
-
-
-async def made(connection_string: str, options: dict[str, Any]) -> AioAdministrationClient:
-    return AioAdministrationClient.from_connection_string(
-        connection_string, transport=PlainAioTransport(), retry_total=0, **options
-    )
-
-
-async def awaited(awaitable: Any) -> Any:
-    return await awaitable
-
-
 @pytest.fixture
-def admin(served: Served, open_admin: OpenAdmin) -> Iterator[Admin]:
-    with open_admin(served.connection_string) as admin:
+def admin(official: Any, served: Any) -> Iterator[Any]:
+    with official.admin(served.connection_string) as admin:
         yield admin
 
 
@@ -173,7 +51,7 @@ def shown(queue: QueueProperties) -> dict[str, Any]:
     return dict(queue.items())
 
 
-def test_a_backlog_queue_reads_back_as_it_was_created(admin: Admin) -> None:
+def test_a_backlog_queue_reads_back_as_it_was_created(admin: Any) -> None:
     # TimeSpan.MaxValue is the service's default, and no string or timedelta gets it through this client.
     created = admin.create_queue(
         BACKLOG,
@@ -211,7 +89,7 @@ def test_a_backlog_queue_reads_back_as_it_was_created(admin: Admin) -> None:
 
 @pytest.mark.parametrize("value", ["P10675199DT2H48M5.4775807S", FOR_EVER - timedelta(microseconds=0)])
 def test_the_clients_own_rounding_of_for_ever_is_handled_as_the_service_does(
-    admin: Admin, served: Served, value: object
+    admin: Any, served: Any, value: object
 ) -> None:
     if isinstance(value, str):
         # The client parses the string and rounds it up, past the largest TimeSpan.
@@ -220,11 +98,11 @@ def test_the_clients_own_rounding_of_for_ever_is_handled_as_the_service_does(
     else:
         # The client takes a microsecond off, among others: what is stored is not TimeSpan.MaxValue.
         admin.create_queue("orders", default_message_time_to_live=value)
-        stored = served.do(lambda namespace: namespace.queue("orders").description.default_message_time_to_live)
+        stored = served.do(lambda: served.namespace.queue("orders").description.default_message_time_to_live)
         assert 0 < (1 << 63) - 1 - stored < 10_000
 
 
-def test_every_property_that_can_be_set_is_given_back(admin: Admin, served: Served) -> None:
+def test_every_property_that_can_be_set_is_given_back(admin: Any, served: Any) -> None:
     rule = AuthorizationRule(
         type="SharedAccessAuthorizationRule",
         claim_type="SharedAccessKey",
@@ -253,7 +131,7 @@ def test_every_property_that_can_be_set_is_given_back(admin: Admin, served: Serv
     )
     read = shown(created)
     assert {name: read[name] for name in asked} == asked
-    whole = served.do(lambda namespace: namespace.endpoint) + "/target"
+    whole = served.namespace.endpoint + "/target"
     assert (created.forward_to, created.forward_dead_lettered_messages_to) == (whole, whole)
     (given,) = created.authorization_rules
     assert (given.type, given.key_name, given.primary_key, given.secondary_key) == (
@@ -266,21 +144,21 @@ def test_every_property_that_can_be_set_is_given_back(admin: Admin, served: Serv
     assert given.created_at_utc is not None
 
 
-def test_a_list_of_more_than_a_page_is_complete(admin: Admin, served: Served) -> None:
+def test_a_list_of_more_than_a_page_is_complete(admin: Any, served: Any) -> None:
     names = [f"queue-{index:03}" for index in range(230)]
-    served.do(lambda namespace: [namespace.create_queue(name) for name in names])
+    served.do(lambda: [served.namespace.create_queue(name) for name in names])
     assert [queue.name for queue in admin.list_queues()] == names
     assert [queue.name for queue in admin.list_queues_runtime_properties()] == names
 
 
 @pytest.mark.parametrize("count", [0, 100])
-def test_a_list_that_fills_its_pages_exactly_ends(admin: Admin, served: Served, count: int) -> None:
-    served.do(lambda namespace: [namespace.create_queue(f"queue-{index}") for index in range(count)])
+def test_a_list_that_fills_its_pages_exactly_ends(admin: Any, served: Any, count: int) -> None:
+    served.do(lambda: [served.namespace.create_queue(f"queue-{index}") for index in range(count)])
     assert len(admin.list_queues()) == count
     assert admin.list_topics() == []
 
 
-def test_an_update_changes_what_can_change(admin: Admin, served: Served) -> None:
+def test_an_update_changes_what_can_change(admin: Any, served: Any) -> None:
     queue = admin.create_queue("orders", lock_duration="PT1M")
     queue.max_delivery_count = 3
     queue.lock_duration = timedelta(minutes=5)
@@ -288,10 +166,10 @@ def test_an_update_changes_what_can_change(admin: Admin, served: Served) -> None
     read = admin.get_queue("orders")
     assert (read.max_delivery_count, read.lock_duration) == (3, timedelta(minutes=5))
     assert read.user_metadata == "changed"
-    assert served.do(lambda namespace: namespace.queue("orders").description.lock_ms) == 300_000
+    assert served.do(lambda: served.namespace.queue("orders").description.lock_ms) == 300_000
 
 
-def test_an_update_of_what_cannot_change_is_refused(admin: Admin) -> None:
+def test_an_update_of_what_cannot_change_is_refused(admin: Any) -> None:
     queue = admin.create_queue("orders")
     with pytest.raises(HttpResponseError, match=r"SubCode=40000.*RequiresSession") as refused:
         admin.update_queue(queue, requires_session=True)
@@ -299,10 +177,11 @@ def test_an_update_of_what_cannot_change_is_refused(admin: Admin) -> None:
     assert admin.get_queue("orders").requires_session is False
 
 
-def test_runtime_properties_follow_the_messages(admin: Admin, served: Served) -> None:
+def test_runtime_properties_follow_the_messages(admin: Any, served: Any) -> None:
     admin.create_queue("orders")
 
-    def use(namespace: Namespace) -> None:
+    def use() -> None:
+        namespace = served.namespace
         queue = namespace.queue("orders")
         queue.send([Message(Sections(), 100) for _ in range(5)])
         queue.send([Message(Sections(), 100, scheduled_at_ms=namespace.clock.now_ms() + 60_000)])
@@ -319,7 +198,7 @@ def test_runtime_properties_follow_the_messages(admin: Admin, served: Served) ->
     assert read.updated_at_utc == read.created_at_utc
 
 
-def test_a_deleted_queue_is_gone(admin: Admin) -> None:
+def test_a_deleted_queue_is_gone(admin: Any) -> None:
     admin.create_queue(BACKLOG)
     admin.delete_queue(BACKLOG.upper())
     with pytest.raises(ResourceNotFoundError):
@@ -330,7 +209,7 @@ def test_a_deleted_queue_is_gone(admin: Admin) -> None:
         admin.delete_queue(BACKLOG)
 
 
-def test_a_queue_that_exists_is_not_created_again(admin: Admin) -> None:
+def test_a_queue_that_exists_is_not_created_again(admin: Any) -> None:
     admin.create_queue(BACKLOG)
     with pytest.raises(ResourceExistsError) as refused:
         admin.create_queue(BACKLOG.upper())
@@ -338,7 +217,7 @@ def test_a_queue_that_exists_is_not_created_again(admin: Admin) -> None:
     assert "SubCode=40900" in str(refused.value)
 
 
-def test_a_queue_that_is_missing_is_not_updated(admin: Admin) -> None:
+def test_a_queue_that_is_missing_is_not_updated(admin: Any) -> None:
     queue = admin.create_queue("orders")
     admin.delete_queue("orders")
     with pytest.raises(ResourceNotFoundError):
@@ -357,21 +236,21 @@ def test_a_queue_that_is_missing_is_not_updated(admin: Admin) -> None:
         ("contoso~x-servicebus-transfer~0", {}),
     ],
 )
-def test_bad_values_are_refused_by_the_service(admin: Admin, name: str, properties: dict[str, Any]) -> None:
+def test_bad_values_are_refused_by_the_service(admin: Any, name: str, properties: dict[str, Any]) -> None:
     with pytest.raises(HttpResponseError, match="SubCode=40000") as refused:
         admin.create_queue(name, **properties)
     assert refused.value.status_code == 400
     assert admin.list_queues() == []
 
 
-def test_a_wrong_key_is_an_authentication_error(served: Served, open_admin: OpenAdmin) -> None:
+def test_a_wrong_key_is_an_authentication_error(served: Any, official: Any) -> None:
     wrong = served.connection_string.replace("SAS_KEY_VALUE", "wrong")
-    with open_admin(wrong) as admin, pytest.raises(ClientAuthenticationError) as refused:
+    with official.admin(wrong) as admin, pytest.raises(ClientAuthenticationError) as refused:
         admin.create_queue("orders")
     assert refused.value.status_code == 401
 
 
-def test_the_namespace_tells_what_it_is(admin: Admin) -> None:
+def test_the_namespace_tells_what_it_is(admin: Any) -> None:
     properties = admin.get_namespace_properties()
     assert (properties.name, properties.messaging_sku, properties.namespace_type) == (
         "contoso",
@@ -381,17 +260,15 @@ def test_the_namespace_tells_what_it_is(admin: Admin) -> None:
 
 
 @pytest.mark.parametrize("version", list(ApiVersion))
-def test_every_version_that_the_client_speaks_is_understood(
-    served: Served, open_admin: OpenAdmin, version: ApiVersion
-) -> None:
-    with open_admin(served.connection_string, api_version=version) as admin:
+def test_every_version_that_the_client_speaks_is_understood(served: Any, official: Any, version: ApiVersion) -> None:
+    with official.admin(served.connection_string, api_version=version) as admin:
         assert admin.create_queue("orders").max_delivery_count == 10
         assert [queue.name for queue in admin.list_queues()] == ["orders"]
 
 
-def test_a_namespace_that_is_down_does_not_answer(admin: Admin, served: Served) -> None:
-    served.do(lambda namespace: namespace.take_down())
+def test_a_namespace_that_is_down_does_not_answer(admin: Any, served: Any) -> None:
+    served.do(served.namespace.take_down)
     with pytest.raises((ServiceRequestError, ServiceResponseError)):
         admin.list_queues()
-    served.do(lambda namespace: namespace.bring_up())
+    served.do(served.namespace.bring_up)
     assert admin.list_queues() == []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageState, ServiceBusReceiveMode, ServiceBusSubQueue
+from azure.servicebus._common.mgmt_handlers import default
+from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
 from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
     ServiceBusConnectionError,
@@ -136,6 +141,146 @@ def test_what_cannot_be_forwarded_is_in_the_transfer_dead_letter_queue(running, 
         receiver.complete_message(message)
     assert (text_of(message), message.dead_letter_reason) == ("stranded", "EntityNotFound")
     assert running.do(queue.counts).total == 0
+
+
+def test_a_message_is_forwarded_through_a_topic_to_a_queue(running, official) -> None:
+    last = running.queue()
+    with official.admin(running.connection_string) as admin:
+        admin.create_topic("crossing")
+        options = {"forward_to": last.path, "forward_dead_lettered_messages_to": last.path}
+        admin.create_subscription("crossing", "onwards", **options)
+        admin.create_subscription("crossing", "stays")
+        first = running.queue(forward_to="crossing")
+        with official.topic_sender(running.connection_string, "crossing") as sender:
+            sender.send_messages(ServiceBusMessage("to the topic"))
+        with official.sender(running.connection_string, first.path) as sender:
+            sender.send_messages(ServiceBusMessage("through it", message_id="id", application_properties={"n": 1}))
+        with official.receiver(running.connection_string, last.path) as receiver:
+            direct, through = take(receiver), take(receiver)
+            assert (text_of(direct), text_of(through)) == ("to the topic", "through it")
+            # The number in the entity that it was sent to: the topic, and the queue before it.
+            assert (direct.enqueued_sequence_number, through.enqueued_sequence_number) == (1, 1)
+            assert (through.sequence_number, through.message_id) == (2, "id")
+            assert through.application_properties == {b"n": 1}
+            receiver.complete_message(direct)
+            receiver.complete_message(through)
+        with official.subscription_receiver(running.connection_string, "crossing", "stays") as receiver:
+            kept = [take(receiver), take(receiver)]
+            assert [(each.sequence_number, each.enqueued_sequence_number) for each in kept] == [(1, 1), (2, 1)]
+        counts = admin.get_subscription_runtime_properties("crossing", "onwards")
+        assert (counts.total_message_count, counts.transfer_message_count) == (0, 0)
+        assert running.do(first.counts).total == running.do(last.counts).total == 0
+
+
+def test_what_waits_to_be_forwarded_is_told_while_its_target_is_down(running, official) -> None:
+    last = running.queue()
+    first = running.queue(forward_to=last.path)
+    faults = running.emulator.faults
+    down = running.do(lambda: faults.entity_down("contoso", last.path))
+    with (
+        official.admin(running.connection_string) as admin,
+        official.sender(running.connection_string, first.path) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage("patient"))
+        counts = admin.get_queue_runtime_properties(first.path)
+        assert (counts.transfer_message_count, counts.transfer_dead_letter_message_count) == (1, 0)
+        running.do(lambda: faults.end(down))
+        assert admin.get_queue_runtime_properties(first.path).transfer_message_count == 0
+    with official.receiver(running.connection_string, last.path) as receiver:
+        receiver.complete_message(take(receiver))
+
+
+def test_properties_are_changed_by_settlements(running, official) -> None:
+    queue = running.queue()
+    where = (running.connection_string, queue.path)
+    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+        sender.send_messages(ServiceBusMessage("changing", application_properties={"kept": 1, "changed": 1}))
+        size = running.do(lambda: queue.size_bytes)
+        modify(receiver, take(receiver), {"changed": 2, "note": "abandoned"})
+        message = take(receiver)
+        assert message.application_properties == {b"kept": 1, b"changed": 2, b"note": b"abandoned"}
+        assert message.delivery_count == 1
+        assert running.do(lambda: queue.size_bytes) == size + len(b"\xa1\x04note\xa1\x09abandoned")
+        modify(receiver, message, {"note": "deferred"}, undeliverable_here=True)
+        (deferred,) = receiver.receive_deferred_messages(message.sequence_number)
+        assert deferred.application_properties == {b"kept": 1, b"changed": 2, b"note": b"deferred"}
+        receiver.complete_message(deferred)
+    assert running.do(lambda: queue.size_bytes) == 0
+
+
+def modify(receiver: Any, message: Any, properties: dict[str, Any], *, undeliverable_here: bool = False) -> None:
+    """Abandons or defers. Only the client's transport lets properties be changed in doing so, not its public face."""
+    handler = receiver._handler
+    settle = getattr(handler, "settle_messages_async", None) or handler.settle_messages
+    settle(
+        message._delivery_id,
+        message._delivery_tag,
+        "modified",
+        delivery_failed=True,
+        undeliverable_here=undeliverable_here,
+        message_annotations=properties,
+    )
+
+
+def test_what_waits_is_deleted_in_batches(running, official) -> None:
+    queue = running.queue()
+    where = (running.connection_string, queue.path)
+    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+        sender.send_messages([ServiceBusMessage(str(number)) for number in range(5)])
+        held = take(receiver)
+        running.advance(1)
+        before = now_of(running)
+        sender.send_messages(ServiceBusMessage("too young"))
+        assert [delete(receiver, 3, before), delete(receiver, 3, before), delete(receiver, 3, before)] == [3, 1, 0]
+        receiver.complete_message(held)
+        young = take(receiver)
+        assert text_of(young) == "too young"
+        receiver.complete_message(young)
+        with pytest.raises(ServiceBusError, match="message-count"):
+            delete(receiver, 4_001, before)
+    assert running.do(queue.counts).total == 0
+
+
+def delete(receiver: Any, most: int, before: datetime) -> int:
+    """By the client's link to the management node, since it has no method for this."""
+    asked = {
+        "message-count": {TYPE: AMQPTypes.int, VALUE: most},
+        "enqueued-time-utc": {TYPE: AMQPTypes.timestamp, VALUE: int(before.timestamp() * 1000)},
+    }
+
+    def read(status: int, message: Any, description: str, amqp_transport: Any) -> int:
+        return 0 if status == 204 else default(status, message, description, amqp_transport)[b"message-count"]
+
+    return receiver._mgmt_request_response_with_retry(b"com.microsoft:batch-delete-messages", asked, read)
+
+
+def test_an_entity_that_nobody_uses_is_deleted(another, official) -> None:
+    limit = timedelta(minutes=6)
+    with another() as running, official.admin(running.connection_string) as admin:
+        queue = admin.create_queue("idle-queue", auto_delete_on_idle=limit)
+        admin.create_topic("idle")
+        admin.create_subscription("idle", "unread", auto_delete_on_idle=limit)
+        with official.sender(running.connection_string, queue.name) as sender:
+            put_forward(running, 5)
+            sender.send_messages(ServiceBusMessage("used"))
+            put_forward(running, 5)
+        assert admin.get_queue(queue.name).auto_delete_on_idle == limit
+        with pytest.raises(ResourceNotFoundError):
+            admin.get_subscription("idle", "unread")
+        put_forward(running, 1)
+        with pytest.raises(ResourceNotFoundError):
+            admin.get_queue(queue.name)
+
+
+def put_forward(running: Any, minutes: int) -> None:
+    """By the control door, as programs in other languages do."""
+    asked = urllib.request.Request(  # of the emulator
+        f"http://{running.namespace.authority}/$control/clock",
+        json.dumps({"advance_ms": minutes * 60_000}).encode(),
+        method="POST",
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310  # as above
+        assert answer.status == 200
 
 
 def test_links_end_with_the_right_to_use_them(running, official) -> None:

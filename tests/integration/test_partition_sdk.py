@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from azure.core.exceptions import HttpResponseError
@@ -11,6 +11,9 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.emulator.testing import Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MEGABYTES = 5120
 
@@ -82,6 +85,37 @@ def test_management_reads_sixteen_times_the_size_and_changes_no_partitioning(sec
             client.get_queue_runtime_properties("wide")
         assert timed_out.value.status_code == 504
         client.delete_queue("wide")
+
+
+def test_nothing_is_counted_changed_or_listed_by_halves_while_a_partition_is_down(secure: Any) -> None:
+    ready = secure.emulator.ready
+    with ServiceBusAdministrationClient.from_connection_string(
+        ready.namespaces[0].tls_connection_string, connection_verify=ready.ca_file, retry_total=0
+    ) as client:
+        client.create_topic("wide-topic", enable_partitioning=True)
+        made = client.create_subscription("wide-topic", "all")
+        client.create_queue("narrow")
+        asked: list[Callable[[], object]] = [
+            lambda: list(client.list_topics_runtime_properties()),
+            lambda: client.get_topic("wide-topic"),
+            lambda: list(client.list_subscriptions("wide-topic")),
+            lambda: client.get_subscription_runtime_properties("wide-topic", "all"),
+            lambda: client.create_subscription("wide-topic", "another"),
+            lambda: client.update_subscription("wide-topic", made),
+            lambda: client.delete_subscription("wide-topic", "all"),
+            lambda: client.delete_topic("wide-topic"),
+            lambda: client.create_queue("wide", enable_partitioning=True),
+        ]
+        with PartitionDown(secure, 5):
+            for ask in asked:
+                with pytest.raises(HttpResponseError, match="partition 5") as timed_out:
+                    ask()
+                assert timed_out.value.status_code == 504
+            # What is in one piece is not concerned.
+            assert "narrow" in [each.name for each in client.list_queues_runtime_properties()]
+            client.delete_queue("narrow")
+        assert [each.name for each in client.list_subscriptions("wide-topic")] == ["all"]
+        client.delete_topic("wide-topic")
 
 
 class PartitionDown:

@@ -5,30 +5,22 @@ Only the management transport is the test's, since the client always speaks http
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from azure.core.async_paging import AsyncItemPaged
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
-from azure.core.paging import ItemPaged
-from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
-from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
-from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusError
 from azure.servicebus.management import (
     AccessRights,
     AuthorizationRule,
     CorrelationRuleFilter,
     FalseRuleFilter,
-    ServiceBusAdministrationClient,
     SqlRuleAction,
     SqlRuleFilter,
     TrueRuleFilter,
@@ -40,104 +32,29 @@ pytestmark = pytest.mark.filterwarnings("ignore:Testing an element's truth value
 NAMES = (f"topic-{number}" for number in itertools.count())
 
 
-class PlainTransport(RequestsTransport):
-    def send(self, request: Any, **options: Any) -> Any:
-        request.url = request.url.replace("https://", "http://", 1)
-        return super().send(request, **options)
-
-
-class PlainAioTransport(AioHttpTransport):
-    async def send(self, request: Any, **options: Any) -> Any:
-        request.url = request.url.replace("https://", "http://", 1)
-        return await super().send(request, **options)
-
-
-class Face:
-    """The sync or the aio client as one: what is awaited or iterated is so at once."""
-
-    def __init__(self, client: Any, run: Callable[[Any], Any]) -> None:
-        self._client = client
-        self._run = run
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            result = method(*arguments, **keywords)
-            if isinstance(result, ItemPaged):
-                return list(result)
-            if isinstance(result, AsyncItemPaged):
-                return self._run(collected(result))
-            return self._run(result) if inspect.isawaitable(result) else result
-
-        return call
-
-
-async def collected(pages: AsyncItemPaged[Any]) -> list[Any]:
-    return [item async for item in pages]
-
-
 class Clients:
-    """One administration client and one data client of a kind, for a whole module."""
+    """The administration client of a kind, and senders and receivers by the names of topics and subscriptions."""
 
-    def __init__(self, kind: str, connection_string: str) -> None:
-        self._loop = asyncio.new_event_loop() if kind == "aio" else None
-        if self._loop is None:
-            transport: Any = PlainTransport()
-            make_admin, make_data = ServiceBusAdministrationClient, ServiceBusClient
-            self._run: Callable[[Any], Any] = lambda result: result
-        else:
-            transport = self._loop.run_until_complete(made(PlainAioTransport))
-            make_admin, make_data = AioAdministrationClient, AioServiceBusClient
-            self._run = self._loop.run_until_complete
-        admin = make_admin.from_connection_string(connection_string, transport=transport, retry_total=0)
-        self.admin = Face(admin, self._run)
-        self._data = make_data.from_connection_string(connection_string, retry_total=0)
-
-    @contextmanager
-    def sender(self, topic: str) -> Iterator[Face]:
-        with self._opened(self._data.get_topic_sender(topic)) as sender:
-            yield sender
-
-    @contextmanager
-    def receiver(self, topic: str, subscription: str, **options: Any) -> Iterator[Face]:
-        with self._opened(self._data.get_subscription_receiver(topic, subscription, **options)) as receiver:
-            yield receiver
-
-    @contextmanager
-    def _opened(self, link: Any) -> Iterator[Face]:
-        try:
-            self._run(link.__enter__() if self._loop is None else link.__aenter__())
-            yield Face(link, self._run)
-        finally:
-            self._run(link.close())
-
-    def close(self) -> None:
-        self.admin.close()
-        self._run(self._data.close())
-        if self._loop is not None:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+    def __init__(self, official: Any, connection_string: str, admin: Any) -> None:
+        self.admin = admin
+        self.queue_receiver = partial(official.receiver, connection_string)
+        self.sender = partial(official.topic_sender, connection_string)
+        self.receiver = partial(official.subscription_receiver, connection_string)
 
 
-async def made(make: Callable[[], Any]) -> Any:
-    return make()
-
-
-@pytest.fixture(scope="module", params=["sync", "aio"])
-def clients(request: pytest.FixtureRequest, running: Any) -> Iterator[Clients]:
-    clients = Clients(request.param, running.connection_string)
-    yield clients
-    clients.close()
+@pytest.fixture(scope="module")
+def clients(official: Any, running: Any) -> Iterator[Clients]:
+    with official.admin(running.connection_string) as admin:
+        yield Clients(official, running.connection_string, admin)
 
 
 @pytest.fixture
-def admin(clients: Clients) -> Face:
+def admin(clients: Clients) -> Any:
     return clients.admin
 
 
 @pytest.fixture
-def topic(admin: Face) -> Iterator[str]:
+def topic(admin: Any) -> Iterator[str]:
     name = next(NAMES)
     admin.create_topic(name)
     yield name
@@ -162,7 +79,7 @@ def take(clients: Clients, topic: str, subscription: str, count: int, **options:
     return found
 
 
-def active(admin: Face, topic: str, subscription: str) -> int:
+def active(admin: Any, topic: str, subscription: str) -> int:
     return admin.get_subscription_runtime_properties(topic, subscription).active_message_count
 
 
@@ -175,7 +92,7 @@ def properties_of(message: Any) -> dict[str, Any]:
 # Management
 
 
-def test_a_topic_reads_back_as_it_was_created(admin: Face) -> None:
+def test_a_topic_reads_back_as_it_was_created(admin: Any) -> None:
     name = f"a/Topic-{uuid.uuid4()}"
     rule = AuthorizationRule(
         type="SharedAccessAuthorizationRule",
@@ -218,7 +135,7 @@ def test_a_topic_reads_back_as_it_was_created(admin: Face) -> None:
             missing(name)
 
 
-def test_a_topic_has_the_defaults_of_the_service(admin: Face, topic: str) -> None:
+def test_a_topic_has_the_defaults_of_the_service(admin: Any, topic: str) -> None:
     found = admin.get_topic(topic)
     assert found.max_size_in_megabytes == 1024
     assert found.duplicate_detection_history_time_window == timedelta(minutes=10)
@@ -228,7 +145,7 @@ def test_a_topic_has_the_defaults_of_the_service(admin: Face, topic: str) -> Non
     assert found.max_message_size_in_kilobytes == 256
 
 
-def test_a_subscription_reads_back_as_it_was_created(admin: Face, topic: str) -> None:
+def test_a_subscription_reads_back_as_it_was_created(admin: Any, topic: str) -> None:
     asked: dict[str, Any] = {
         "lock_duration": timedelta(seconds=30),
         "requires_session": True,
@@ -262,7 +179,7 @@ def test_a_subscription_reads_back_as_it_was_created(admin: Face, topic: str) ->
         admin.create_subscription("no-such-topic", "first")
 
 
-def test_a_subscription_has_the_defaults_of_the_service(admin: Face, topic: str) -> None:
+def test_a_subscription_has_the_defaults_of_the_service(admin: Any, topic: str) -> None:
     found = admin.create_subscription(topic, "s")
     assert found.lock_duration == timedelta(minutes=1)
     assert (found.max_delivery_count, found.status, found.requires_session) == (10, "Active", False)
@@ -275,7 +192,7 @@ def test_a_subscription_has_the_defaults_of_the_service(admin: Face, topic: str)
     assert rule.created_at_utc is not None
 
 
-def test_lists_of_more_than_a_page_are_complete(admin: Face, topic: str, running: Any) -> None:
+def test_lists_of_more_than_a_page_are_complete(admin: Any, topic: str, running: Any) -> None:
     names = [f"s-{number:03}" for number in range(101)]
 
     def fill() -> None:
@@ -302,7 +219,7 @@ PARAMETERS = {
 }
 
 
-def test_every_kind_of_rule_reads_back_as_it_was_created(admin: Face, topic: str) -> None:
+def test_every_kind_of_rule_reads_back_as_it_was_created(admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "s")
     correlation = {
         "correlation_id": "c", "message_id": "m", "to": "t", "reply_to": "r", "label": "l", "session_id": "s",
@@ -329,7 +246,7 @@ def test_every_kind_of_rule_reads_back_as_it_was_created(admin: Face, topic: str
         assert rules["acting"].action.parameters == PARAMETERS
 
 
-def test_a_rule_is_changed_and_removed(admin: Face, topic: str) -> None:
+def test_a_rule_is_changed_and_removed(admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "s")
     rule = admin.create_rule(topic, "s", "r", filter=SqlRuleFilter("a = 1"))
     rule.filter = CorrelationRuleFilter(correlation_id="c")
@@ -363,7 +280,7 @@ def test_a_rule_is_changed_and_removed(admin: Face, topic: str) -> None:
         ({"filter": CorrelationRuleFilter()}, "at least one"),
     ],
 )
-def test_a_bad_rule_is_refused_with_where(admin: Face, topic: str, options: dict[str, Any], said: str) -> None:
+def test_a_bad_rule_is_refused_with_where(admin: Any, topic: str, options: dict[str, Any], said: str) -> None:
     admin.create_subscription(topic, "s")
     with pytest.raises(HttpResponseError) as refused:
         admin.create_rule(topic, "s", "r", **options)
@@ -372,7 +289,7 @@ def test_a_bad_rule_is_refused_with_where(admin: Face, topic: str, options: dict
     assert len(admin.list_rules(topic, "s")) == 1
 
 
-def test_names_have_at_most_fifty_characters(admin: Face, topic: str) -> None:
+def test_names_have_at_most_fifty_characters(admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "s" * 50)
     admin.create_rule(topic, "s" * 50, "r" * 50)
     for make in (
@@ -388,7 +305,7 @@ def test_names_have_at_most_fifty_characters(admin: Face, topic: str) -> None:
 # Messages
 
 
-def test_each_subscription_gets_what_its_rules_select(clients: Clients, admin: Face, topic: str) -> None:
+def test_each_subscription_gets_what_its_rules_select(clients: Clients, admin: Any, topic: str) -> None:
     filters = {
         "all": TrueRuleFilter(),
         "none": FalseRuleFilter(),
@@ -418,7 +335,7 @@ def test_each_subscription_gets_what_its_rules_select(clients: Clients, admin: F
     assert active(admin, topic, "all") == 0
 
 
-def test_rules_with_actions_make_copies_of_their_own(clients: Clients, admin: Face, topic: str) -> None:
+def test_rules_with_actions_make_copies_of_their_own(clients: Clients, admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "s")
     admin.create_rule(topic, "s", "also", filter=SqlRuleFilter("n = 10"))
     action = SqlRuleAction("SET n = n / 4; SET note = @note; REMOVE gone; SET sys.Label = 'set'", {"@note": "hi"})
@@ -431,7 +348,7 @@ def test_rules_with_actions_make_copies_of_their_own(clients: Clients, admin: Fa
     assert (acted.subject, acted.message_id, str(acted)) == ("set", "id", "body")
 
 
-def test_what_a_filter_cannot_calculate_is_a_dead_letter(clients: Clients, admin: Face, topic: str) -> None:
+def test_what_a_filter_cannot_calculate_is_a_dead_letter(clients: Clients, admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "strict")
     admin.create_subscription(topic, "lax", dead_lettering_on_filter_evaluation_exceptions=False)
     for name in ("strict", "lax"):
@@ -449,7 +366,7 @@ def test_what_a_filter_cannot_calculate_is_a_dead_letter(clients: Clients, admin
 
 
 def test_a_message_is_dead_lettered_and_received_in_one_subscription_only(
-    clients: Clients, admin: Face, topic: str
+    clients: Clients, admin: Any, topic: str
 ) -> None:
     for name in ("one", "other"):
         admin.create_subscription(topic, name)
@@ -463,7 +380,7 @@ def test_a_message_is_dead_lettered_and_received_in_one_subscription_only(
     assert active(admin, topic, "other") == 1
 
 
-def test_scheduled_messages_wait_on_the_topic(clients: Clients, admin: Face, topic: str) -> None:
+def test_scheduled_messages_wait_on_the_topic(clients: Clients, admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "s")
     with clients.sender(topic) as sender:
         at = datetime.now(UTC) + timedelta(days=1)
@@ -474,7 +391,7 @@ def test_scheduled_messages_wait_on_the_topic(clients: Clients, admin: Face, top
     assert active(admin, topic, "s") == 0
 
 
-def test_peeking_renewing_and_deferring_work_in_a_subscription(clients: Clients, admin: Face, topic: str) -> None:
+def test_peeking_renewing_and_deferring_work_in_a_subscription(clients: Clients, admin: Any, topic: str) -> None:
     admin.create_subscription(topic, "S")
     send(clients, topic, ServiceBusMessage("1"), ServiceBusMessage("2"))
     with clients.receiver(topic.upper(), "s") as receiver:
@@ -498,13 +415,13 @@ def test_what_is_not_there_cannot_be_opened(clients: Clients, topic: str) -> Non
 def test_nothing_is_received_from_a_topic(clients: Clients, topic: str) -> None:
     with (
         pytest.raises(ServiceBusError) as refused,
-        clients._opened(clients._data.get_queue_receiver(topic)) as receiver,
+        clients.queue_receiver(topic) as receiver,
     ):
         receiver.receive_messages(max_wait_time=5)
     assert "receive from a subscription" in str(refused.value)
 
 
-def test_a_receiver_hears_that_its_topic_is_deleted(clients: Clients, admin: Face) -> None:
+def test_a_receiver_hears_that_its_topic_is_deleted(clients: Clients, admin: Any) -> None:
     name = next(NAMES)
     admin.create_topic(name)
     admin.create_subscription(name, "s")

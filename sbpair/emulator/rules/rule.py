@@ -183,10 +183,10 @@ def _annotated(rule: Rule, action: SqlAction, view: View) -> Message:
     try:
         for step in action.steps:
             step(draft)
+        draft.set_user(RULE_NAME, rule.name)
+        return draft.finish()
     except EvaluationFailed as error:
         raise ActionFailed(error.message) from error
-    draft.set_user(RULE_NAME, rule.name)
-    return draft.finish()
 
 
 def all_plain(rules: Sequence[Rule]) -> bool:

@@ -126,7 +126,7 @@ _DESCRIBED: Final = (
     System("CorrelationId", lambda view: _text(view.properties.correlation_id), 5),
     System("DeadLetterSource", lambda _: None),
     System("DeliveryCount", lambda view: view.message.delivery_count),
-    System("EnqueuedSequenceNumber", lambda view: view.message.sequence_number),
+    System("EnqueuedSequenceNumber", lambda view: view.message.first_number or view.message.sequence_number),
     System("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
     System("ExpiresAtUtc", _expires_at),
     System("ForcePersistence", lambda _: False),
@@ -162,6 +162,7 @@ class Draft(View):
         self._user = dict(view.user)
         self._touched: dict[str, Value] = {}
         """Names, as sent, of the application properties that are no longer as sent."""
+        self._has_new_key = False
 
     def set_user(self, name: str, value: Value) -> None:
         """In the type of the property that there was, where it can be had."""
@@ -177,6 +178,7 @@ class Draft(View):
     def set_system(self, name: str, value: Value) -> None:
         """Raises EvaluationFailed for a value of the wrong type."""
         system = SYSTEM[name]
+        self._has_new_key |= system.name in ("SessionId", "PartitionKey")
         sections = self.message.sections = _copied(self.message.sections)
         if system.field is not None:
             self._set_field(sections, system, value)
@@ -209,10 +211,13 @@ class Draft(View):
         pairs = {} if text is None else {Symbol(system.place): text}
         sections.message_annotations = with_pairs(kept, MESSAGE_ANNOTATIONS, pairs)
         self._annotations = None
+        self.message.partition_key = text
 
     def finish(self) -> Message:
-        """The changed copy, its size as it is now."""
+        """The changed copy, its size as it is now. Raises EvaluationFailed where its keys contradict each other."""
         message = self.message
+        if self._has_new_key and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:
+            raise EvaluationFailed("The PartitionKey of a message must be its SessionId where both are set.")
         if self._touched:
             sections = message.sections = _copied(message.sections)
             kept = without(sections.application_properties, lambda key: key in self._touched)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.amqp import codec
-from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkDetached
+from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkAttached, LinkDetached
 from sbpair.amqp.message import (
     BATCH_FORMAT,
     Header,
@@ -22,7 +22,10 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
-from sbpair.emulator import amqp_door
+from sbpair.emulator import amqp_door, management
+from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.namespace import ROOT_RULE
+from sbpair.emulator.requests import Reply
 from sbpair.emulator.sas import AuthorizationRule, Claim, sign
 
 if TYPE_CHECKING:
@@ -269,6 +272,32 @@ def test_a_link_that_will_come_back_keeps_its_locks(play: Play) -> None:
     play(scene)
 
 
+def test_a_link_that_is_attached_again_takes_the_place_of_the_first(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+        async with stage.connect() as peer:
+            session = await peer.begin()
+            first = await peer.attach_receiver("orders", session=session)
+            first.grant(1)
+            elsewhere = await peer.attach_receiver("orders")
+            second = await peer.attach_receiver("orders", session=session)
+            stolen = await peer.wait(LinkDetached, of=first)
+            assert stolen.error.condition == "amqp:link:stolen"
+            await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
+            (taken,) = await peer.take(second, 1)
+            await peer.settle(taken)
+            assert len(await peer.take(elsewhere, 1)) == 1
+            # What the first one held of a session is free for the second.
+            wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
+            for _ in range(2):
+                holder = session.receiver("holder")
+                holder.open(source=wanted, target=Target("peer"))
+                await peer.wait(LinkAttached, of=holder)
+            assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
+
+    play(scene)
+
+
 def test_draining_gives_the_credit_back(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         async with stage.connect() as peer:
@@ -451,6 +480,51 @@ def test_an_unknown_operation_is_not_implemented(play: Play) -> None:
             assert (answer["statusCode"], answer["errorCondition"]) == (400, "com.microsoft:argument-error")
 
     play(scene)
+
+
+KEPT = "SharedAccessKey=secret"
+
+
+def at_fault(_target: Any, _arguments: Map) -> Reply:
+    raise RuntimeError(KEPT)
+
+
+@pytest.mark.parametrize("made", [at_fault, lambda *_: Reply(body=Map([("count", 1)])), lambda *_: None])
+def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: Any
+) -> None:
+    monkeypatch.setitem(management.OPERATIONS, "com.microsoft:fail", management.Operation(Claim.LISTEN, made))
+
+    async def scene(stage: Stage) -> None:
+        async with stage.connect() as peer:
+            answer = await peer.ask("orders/$management", "com.microsoft:fail", Map())
+            assert (answer["statusCode"], answer["errorCondition"]) == (500, "amqp:internal-error")
+            assert "unable to process" in answer["statusDescription"]
+            body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+            assert (await peer.ask("orders/$management", "com.microsoft:peek-message", body))["statusCode"] == 204
+            await peer.send(await peer.attach_sender("orders"), plain())
+
+    play(scene)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "com.microsoft:fail" in said
+    assert KEPT not in caplog.text
+
+
+def test_a_mistake_with_a_token_is_answered_too(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: Stage) -> None:
+        async with stage.connect(signed_in=False) as peer:
+            monkeypatch.setattr(stage.namespace, "keys", None)
+            asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
+            assert (await asked)["status-code"] == 500
+            monkeypatch.undo()
+            asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
+            assert (await asked)["status-code"] == 202
+
+    play(scene)
+    assert "put-token" in caplog.text
+    assert "SharedAccessSignature" not in caplog.text
 
 
 def test_nothing_to_peek_at_is_no_content(play: Play) -> None:
