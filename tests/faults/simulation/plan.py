@@ -1,0 +1,201 @@
+"""A schedule out of a seed: the workload, how the syphon is run, and which faults strike when. Pure.
+
+The vocabulary is one for the simulated runs and for those over real sockets: a kind that only one of them can do is in
+SIMULATED_ONLY.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp, log
+from random import Random
+from typing import Final
+
+from tests.faults.simulation.network import Weather
+from tests.faults.simulation.workload import (
+    PARTITIONED,
+    PARTITIONED_SESSION,
+    Goal,
+    Stranded,
+    goals,
+    messages,
+)
+
+EMULATOR: Final = frozenset(
+    {
+        "namespace-down",
+        "entity-down",
+        "partition-down",
+        "latency",
+        "drop",
+        "stall",
+        "reset",
+        "swallow-acks",
+        "detach",
+        "expire-locks",
+        "throttle",
+        "clock",
+    }
+)
+"""Kinds that the emulator has itself."""
+
+SIMULATED_ONLY: Final = frozenset({"hold", "cut", "silence", "refuse", "no-answer", "tool-clock"})
+
+HARMLESS: Final = frozenset({"latency", "throttle", "quota", "strand", "stop", "disable", "refuse", "no-answer"})
+"""Kinds that leave no doubt about any message: each has to arrive exactly once."""
+
+_WEIGHTS: Final = {
+    "namespace-down": 3,
+    "entity-down": 3,
+    "partition-down": 2,
+    "latency": 2,
+    "drop": 4,
+    "stall": 4,
+    "reset": 4,
+    "swallow-acks": 4,
+    "detach": 4,
+    "expire-locks": 4,
+    "throttle": 5,
+    "clock": 3,
+    "quota": 4,
+    "disable": 2,
+    "destination-gone": 3,
+    "backlog-remade": 3,
+    "crash": 4,
+    "second": 3,
+    "stop": 3,
+    "strand": 3,
+    "hold": 3,
+    "cut": 4,
+    "silence": 3,
+    "refuse": 2,
+    "no-answer": 1,
+    "tool-clock": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`kind` strikes at `at_ms` and lasts for `lasts_ms`, where it is something that lasts.
+
+    `primary` is which of the namespaces; `entity` a destination or a backlog queue of it, or None; `number` and
+    `count` are whatever the kind needs.
+    """
+
+    at_ms: int
+    lasts_ms: int
+    kind: str
+    primary: bool
+    entity: str | int | None = None
+    number: int = 0
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in."""
+
+    seed: int
+    queues: int
+    goals: tuple[Goal, ...]
+    messages: tuple[Stranded, ...]
+    later: dict[int, tuple[Stranded, ...]]
+    once: bool
+    manage: bool
+    hold: int
+    weather: Weather
+    span_ms: int
+    steps: tuple[Step, ...]
+    kinds: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", frozenset(step.kind for step in self.steps))
+
+    @property
+    def harmless(self) -> bool:
+        return self.kinds <= HARMLESS
+
+    @property
+    def locks_hold(self) -> bool:
+        """Whether nothing happens to the backlog by which a lock could be lost."""
+        risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "backlog-remade", "stop"}
+        return not self.kinds & risky and all(step.primary or step.kind in HARMLESS for step in self.steps)
+
+
+def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_ms: int | None = None) -> Plan:
+    """What happens under a seed, `without` these kinds."""
+    random = Random(seed)
+    queues = random.choice((1, 1, 2, 3, 5))
+    to = goals(random)
+    count = random.choice((3, 10, 20, 40)) + random.randrange(10)
+    flawed = random.choice((0.0, 0.0, 0.05, 0.3))
+    span = span_ms or random.choice((3_000, 20_000, 60_000, 240_000))
+    stranded = messages(random, count, queues, to, now_ms=now_ms, flawed=flawed)
+    strikes = random.choice((0, 1, 1, 2, 2, 3, 4, 6, 9))
+    kinds = [kind for kind in _WEIGHTS if kind not in without]
+    drawn = random.choices(kinds, [_WEIGHTS[kind] for kind in kinds], k=strikes)
+    steps = sorted((_step(random, kind, span, queues, to) for kind in drawn), key=lambda step: step.at_ms)
+    later: dict[int, tuple[Stranded, ...]] = {}
+    for number, step in enumerate(steps):
+        if step.kind in ("strand", "backlog-remade"):
+            first, more = 1_000 * (number + 1), random.randint(1, 10)
+            later[number] = tuple(messages(random, more, queues, to, now_ms=now_ms, first=first, flawed=flawed))
+    return Plan(
+        seed=seed,
+        queues=queues,
+        goals=to,
+        messages=tuple(stranded),
+        later=later,
+        once=random.random() < 0.5,
+        manage=random.random() < 0.5,
+        hold=random.choice((1, 2, 7, 1_000, 1_000)),
+        weather=_weather(random),
+        span_ms=span,
+        steps=tuple(steps),
+    )
+
+
+def _weather(random: Random) -> Weather:
+    return Weather(
+        slow=random.choice((0.000_1, 0.001, 0.02)),
+        jitter=random.choice((0.0, 0.005, 0.1, 1.0)),
+        pieces=random.choice((0.0, 0.2, 0.9)),
+        window=random.choice((300, 4_096, 65_536, 65_536)),
+    )
+
+
+def _step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...]) -> Step:
+    # Most of the work is done soon after the start: that is where most has to happen.
+    at = int(exp(random.uniform(0.0, log(span))))
+    lasts = random.choice((0, 50, 1_000, 10_000, 90_000))
+    primary = random.random() < 0.6
+    number, count, entity = random.randrange(1_000_000), None, None
+    if kind in ("entity-down", "quota", "disable", "destination-gone"):
+        primary = primary or kind != "entity-down"
+        entity = _entity(random, primary, queues, to)
+    elif kind == "backlog-remade":
+        primary, entity = False, random.randrange(queues)
+    elif kind in ("swallow-acks", "expire-locks"):
+        primary = kind == "swallow-acks"
+        entity = random.choice((None, _entity(random, primary, queues, to)))
+    elif kind == "partition-down":
+        primary, number = True, random.randrange(16)
+    if kind in ("drop", "stall", "reset", "detach", "throttle"):
+        entity = random.choice((None, None, _entity(random, primary, queues, to)))
+    if kind in ("drop", "stall", "reset"):
+        number, count = random.randint(0, 60), random.randint(1, 3)
+    elif kind in ("swallow-acks", "throttle"):
+        count = random.choice((None, 1, 2, 5))
+    elif kind == "latency":
+        number = random.choice((1, 30, 500, 5_000))
+    elif kind in ("clock", "tool-clock"):
+        number = random.choice((1_000, 30_000, 61_000, 600_000))
+    return Step(at, lasts, kind, primary, entity, number, count)
+
+
+def _entity(random: Random, primary: bool, queues: int, to: tuple[Goal, ...]) -> str | int:
+    return random.choice(to).name if primary else random.randrange(queues)
+
+
+def has_partitions(to: tuple[Goal, ...]) -> bool:
+    return any(goal.kind in (PARTITIONED, PARTITIONED_SESSION) for goal in to)
