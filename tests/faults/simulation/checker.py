@@ -111,10 +111,11 @@ def _receipts(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
     if course.plan.kinds & {"crash"}:
         return
     sent = sum(receipt.sent for receipt in course.receipts)
-    doubtful = sum(len(receipt.doubtful) for receipt in course.receipts)
+    doubtful = _doubtful(course)
     arrived = sum(len(track.arrivals) for track in tracks)
-    if not arrived <= sent + doubtful or (sent > arrived and not _detects_duplicates(course)):
-        yield f"{sent} sent and {doubtful} in doubt, and {arrived} have arrived"
+    certain = sum(len(track.arrivals) for track in tracks if track.stranded.id not in doubtful)
+    if certain > sent or (sent > arrived and not _detects_duplicates(course)):
+        yield f"{sent} sent, and {arrived} have arrived, {arrived - certain} of them in doubt"
 
 
 def _detects_duplicates(course: Course) -> bool:

@@ -31,6 +31,7 @@ class Process:
         self.name = name
         self.dead = False
         self.tasks: list[asyncio.Task[Any]] = []
+        self.lose: list[Callable[[], None]] = []
         self._held: list[tuple[Callable[..., object], tuple[Any, ...], Context]] = []
 
     def start(self, loop: VirtualLoop, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -50,6 +51,8 @@ class Process:
         for callback, arguments, context in self._held:
             loop.call_soon(callback, *arguments, context=context)
         self._held = []
+        for lose in self.lose:
+            lose()
         for task in self.tasks:
             task.cancel()
         if self.tasks:

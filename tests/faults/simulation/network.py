@@ -238,6 +238,10 @@ class End(asyncio.Transport):
             self.out.drop()
         self.out.end(EOF if flushed else RESET)
 
+    def lose_at_last(self) -> None:
+        self.lost = False
+        self.lose(None)
+
 
 @dataclass(eq=False)
 class Line:
@@ -337,3 +341,4 @@ class Network:
         for line in self.lines:
             if line.process is process and not line.client.lost:
                 line.client.die(flushed=self._random.random() < 0.5)
+                process.lose.append(line.client.lose_at_last)

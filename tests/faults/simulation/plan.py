@@ -12,14 +12,7 @@ from random import Random
 from typing import Final
 
 from tests.faults.simulation.network import Weather
-from tests.faults.simulation.workload import (
-    PARTITIONED,
-    PARTITIONED_SESSION,
-    Goal,
-    Stranded,
-    goals,
-    messages,
-)
+from tests.faults.simulation.workload import Goal, Stranded, goals, messages
 
 EMULATOR: Final = frozenset(
     {
@@ -134,6 +127,9 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
     strikes = random.choice((0, 1, 1, 2, 2, 3, 4, 6, 9))
     kinds = [kind for kind in _WEIGHTS if kind not in without]
     drawn = random.choices(kinds, [_WEIGHTS[kind] for kind in kinds], k=strikes)
+    if "destination-gone" in drawn:
+        # Nothing that has partitions can be deleted or made while one of them is down.
+        drawn = [kind for kind in drawn if kind != "partition-down"]
     steps = sorted((_step(random, kind, span, queues, to) for kind in drawn), key=lambda step: step.at_ms)
     later: dict[int, tuple[Stranded, ...]] = {}
     for number, step in enumerate(steps):
@@ -195,7 +191,3 @@ def _step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...
 
 def _entity(random: Random, primary: bool, queues: int, to: tuple[Goal, ...]) -> str | int:
     return random.choice(to).name if primary else random.randrange(queues)
-
-
-def has_partitions(to: tuple[Goal, ...]) -> bool:
-    return any(goal.kind in (PARTITIONED, PARTITIONED_SESSION) for goal in to)

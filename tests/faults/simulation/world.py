@@ -86,6 +86,9 @@ class World:
         self.clock.advance(ms)
         self._timer.run()
 
+    def set_tool_clock_right(self) -> None:
+        self.ahead = (self.clock.now_ms() - BEGAN_MS) / 1000 - self.loop.time()
+
     def tool_time(self) -> float:
         return BEGAN_MS / 1000 + self.loop.time() + self.ahead
 
