@@ -134,8 +134,8 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
     later: dict[int, tuple[Stranded, ...]] = {}
     for number, step in enumerate(steps):
         if step.kind in ("strand", "backlog-remade"):
-            first, more = 1_000 * (number + 1), random.randint(1, 10)
-            later[number] = tuple(messages(random, more, queues, to, now_ms=now_ms, first=first, flawed=flawed))
+            more = random.randint(1, 10)
+            later[number] = tuple(messages(random, more, queues, to, now_ms=now_ms, flawed=flawed))
     return Plan(
         seed=seed,
         queues=queues,

@@ -6,7 +6,6 @@ After the last fault every syphon has to find its way by itself; then a clean ru
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
@@ -253,12 +252,10 @@ def simulate(seed: int, *, steps: tuple[int, ...] | None = None) -> Verdict:
 
 def _tidy(loop: VirtualLoop, simulation: Simulation) -> None:
     """End what was killed or is stuck, so that nothing of it is left to complain later."""
-    try:
-        loop.run_until_complete(simulation.bury())
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=STOP_SECONDS))
-    except Stuck:
-        gc.collect()
+    loop.be_patient()
+    loop.run_until_complete(simulation.bury())
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=STOP_SECONDS))

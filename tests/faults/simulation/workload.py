@@ -57,10 +57,10 @@ def goals(random: Random) -> tuple[Goal, ...]:
 
 
 def messages(
-    random: Random, count: int, queues: int, to: tuple[Goal, ...], *, now_ms: int, first: int = 0, flawed: float = 0.05
+    random: Random, count: int, queues: int, to: tuple[Goal, ...], *, now_ms: int, flawed: float = 0.05
 ) -> list[Stranded]:
-    """`count` messages; about so many of them, `flawed`, can never arrive. Numbers begin with `first`."""
-    made = originals(count + first, now_ms=now_ms, seed=random.getrandbits(32))[first:]
+    """`count` messages; about so many of them, `flawed`, can never arrive."""
+    made = originals(count, now_ms=now_ms, seed=random.getrandbits(32))
     return [_stranded(random, each, queues, to, flawed) for each in made]
 
 
