@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tests.faults.simulation.history import History, Track
     from tests.faults.simulation.plan import Plan
 
+UNDER_WAY_MS = 10_000
+"""A message that was locked longer ago has reached the syphon, where nothing keeps it from doing so."""
+
 
 @dataclass
 class Course:
@@ -94,9 +97,10 @@ def _doubled(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
 
 
 def _overtaken(course: Course) -> Iterator[str]:
-    for earlier, later in course.history.overtaken:
-        if earlier.dead is None and not earlier.deleted:
-            yield f"overtaken in hand: {earlier} by {later}"
+    for each in course.history.overtaken:
+        in_hand = each.in_turn or (course.plan.backlog_is_heard and each.since_ms > UNDER_WAY_MS)
+        if in_hand and each.earlier.dead is None and not each.earlier.deleted:
+            yield f"overtaken in hand: {each.earlier} by {each.later}"
     if course.plan.locks_hold:
         for road, arrived in course.history.first_arrivals.items():
             numbers = [track.number for track in arrived]

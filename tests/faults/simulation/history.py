@@ -34,6 +34,8 @@ class Track:
     dead: tuple[str | None, str | None] | None = None
     deleted: bool = False
     holder: tuple[str, int] | None = None
+    locked_ms: int = 0
+    lock_number: int = 0
     held_by: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -48,6 +50,19 @@ class Track:
         return f"{self.queue.rpartition('/')[2]}:{self.number} {self.stranded.id} to {self.road[1]}"
 
 
+@dataclass(frozen=True)
+class Overtaken:
+    """`later` has arrived while one connection had both locked. `in_turn` is whether it was given them in order.
+
+    `since_ms` is how long `earlier` had been locked.
+    """
+
+    earlier: Track
+    later: Track
+    in_turn: bool
+    since_ms: int
+
+
 Holder = Callable[[Any], tuple[str, int]]
 
 
@@ -59,7 +74,8 @@ class History:
         self.wrong: list[str] = []
         self.tracks: dict[str, Track] = {}
         self.first_arrivals: dict[tuple[str, str], list[Track]] = defaultdict(list)
-        self.overtaken: list[tuple[Track, Track]] = []
+        self.overtaken: list[Overtaken] = []
+        self._locks = 0
         self.full: set[str] = set()
         self._now_ms = now_ms
         self._holder = holder
@@ -105,6 +121,8 @@ class History:
             for message in taken:
                 track = self._by_message[id(message)]
                 track.holder = self._holder(consumer)
+                self._locks += 1
+                track.locked_ms, track.lock_number = self._now_ms(), self._locks
                 track.held_by[track.holder[0]] = None
                 self.tell(f"locked {track} by {track.holder}")
             return taken
@@ -193,4 +211,5 @@ class History:
             return
         for earlier in self._roads[track.road]:
             if earlier.number < track.number and earlier.holder == track.holder and not earlier.arrivals:
-                self.overtaken.append((earlier, track))
+                since = self._now_ms() - earlier.locked_ms
+                self.overtaken.append(Overtaken(earlier, track, earlier.lock_number < track.lock_number, since))

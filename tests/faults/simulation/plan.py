@@ -109,6 +109,11 @@ class Plan:
         return self.kinds <= HARMLESS
 
     @property
+    def backlog_is_heard(self) -> bool:
+        """Whether nothing keeps what the backlog says on its way for long."""
+        return not any(step.kind in ("hold", "stall", "silence", "latency") and not step.primary for step in self.steps)
+
+    @property
     def locks_hold(self) -> bool:
         """Whether nothing happens to the backlog by which a lock could be lost."""
         risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "backlog-remade", "stop"}
