@@ -117,7 +117,8 @@ class Simulation:
             self.history.tell(f"kill {each.process.name}")
             self.network.kill(each.process)
             for track in self.history.tracks.values():
-                if each.process.name in track.held_by and not track.completed:
+                # What it was in doubt about, it can tell nobody any more.
+                if each.process.name in track.held_by and (not track.completed or len(track.arrivals) > 1):
                     self.course.in_flight_at_death.add(track.stranded.id)
             self._syphons.remove(each)
             self._dead.append(each)
