@@ -1,4 +1,4 @@
-"""One schedule over real sockets and processes: an emulator here, `sbpair syphon` processes there, and the same checker.
+"""One schedule over real sockets and processes: an emulator here, `sbpair syphon` there, and the same checker.
 
 The vocabulary is that of the simulated schedules, less what only a simulated network can do. A seed draws the same
 workload and the same faults every time; when exactly they meet each other is the machine's business.
@@ -164,7 +164,7 @@ class Schedule:
 
     async def _strike(self) -> None:
         # The first seconds are Python's: nothing strikes a syphon that is not there yet.
-        while not self._doors and self._now() < 20.0:
+        while not self._doors and self._now() < 20.0:  # noqa: ASYNC110  the namespaces tell nobody
             await asyncio.sleep(0.01)
         began = self._now()
         async with asyncio.TaskGroup() as tasks:
@@ -181,7 +181,7 @@ class Schedule:
     async def _drain(self) -> None:
         deadline = self._now() + RECOVERY_SECONDS
         remade = "backlog-remade" in self.plan.kinds
-        while not remade and self._waiting() and self._now() < deadline:
+        while not remade and self._waiting() and self._now() < deadline:  # noqa: ASYNC110  as above
             await asyncio.sleep(0.2)
         if self._waiting() and not remade:
             self.history.accuse(f"not drained within {RECOVERY_SECONDS:g} s")

@@ -98,13 +98,18 @@ def summary(done: list[Outcome], seconds: float) -> dict[str, object]:
 
 def show(outcome: Outcome, *, verbose: bool) -> None:
     for line in outcome.lines:
-        print(line)
+        say(line)
     if outcome.wrong:
-        print(f"{outcome.kind} {outcome.seed} ({', '.join(outcome.faults)}): {outcome.replay}")
+        say(f"{outcome.kind} {outcome.seed} ({', '.join(outcome.faults)}): {outcome.replay}")
         for line in outcome.wrong[: None if verbose else 5]:
-            print(f"    {line[:400]}")
+            say(f"    {line[:400]}")
     elif verbose:
-        print(f"{outcome.kind} {outcome.seed}: nothing wrong; {outcome.digest}")
+        say(f"{outcome.kind} {outcome.seed}: nothing wrong; {outcome.digest}")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def seeds(text: str) -> range:
@@ -138,11 +143,11 @@ def main() -> int:
                 show(outcome, verbose=options.verbose)
     told = summary(done, time.perf_counter() - began)
     if options.output == "json":
-        print(json.dumps(told))
+        say(json.dumps(told))
     else:
         failed = [each.seed for each in done if each.wrong]
-        print(f"{told['schedules']} schedules, {told['faults']} faults, {told['messages']} messages in {told['seconds']} s")
-        print(f"{len(failed)} of them with something wrong: {failed[:50]}" if failed else "nothing wrong")
+        say(f"{told['schedules']}, with {told['faults']} faults and {told['messages']} messages, in {told['seconds']} s")
+        say(f"{len(failed)} of them with something wrong: {failed[:50]}" if failed else "nothing wrong")
     return 1 if any(each.wrong for each in done) else 0
 
 

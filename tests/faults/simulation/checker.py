@@ -1,4 +1,4 @@
-"""What must hold of a whole history: nothing lost, nothing altered, order kept, duplicates only where they are owned up.
+"""What must hold of a whole history: nothing lost, nothing altered, order kept, and no duplicate without a word on it.
 
 Pure: it reads the tracks of the messages and the receipts of the runs, and answers what is wrong, a line each.
 """
@@ -39,7 +39,7 @@ def check(course: Course) -> list[str]:
     tracks = list(course.history.tracks.values())
     return [
         *course.history.wrong,
-        *_lost(course, tracks),
+        *_lost(tracks),
         *_altered(tracks),
         *_dead(course, tracks),
         *_doubled(course, tracks),
@@ -48,7 +48,7 @@ def check(course: Course) -> list[str]:
     ]
 
 
-def _lost(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
+def _lost(tracks: Iterable[Track]) -> Iterator[str]:
     for track in tracks:
         if track.arrivals or track.deleted or track.dead is not None:
             continue

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp.types import text_of
 from sbpair.emulator import envelope
 from sbpair.emulator.errors import QuotaExceeded
-from sbpair.emulator.message import Message
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from sbpair.emulator.message import Message
     from sbpair.emulator.queue import Queue
     from tests.faults.simulation.workload import Stranded
 

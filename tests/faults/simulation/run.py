@@ -6,13 +6,11 @@ After the last fault every syphon has to find its way by itself; then a clean ru
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
 from sbpair import syphon
-from sbpair.backlog import queue_path
 from sbpair.errors import SbpairError
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
@@ -20,8 +18,7 @@ from tests.faults.simulation.history import History
 from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
 from tests.faults.simulation.network import Network
 from tests.faults.simulation.plan import Plan, Step, plan
-from tests.faults.simulation.workload import MISSING
-from tests.faults.simulation.world import BEGAN_MS, PRIMARY, Control, World, made_virtual
+from tests.faults.simulation.world import BEGAN_MS, Control, World, made_virtual
 
 RECOVERY_SECONDS: Final = 3_600.0
 """How long a syphon may take when nothing is wrong any more: it has to find dead connections, and rests double."""
@@ -52,7 +49,9 @@ class Verdict:
 
 
 class Simulation:
-    """The stage that faults act on."""
+    """The stage that faults act on. `world` is there once it has begun."""
+
+    world: World
 
     def __init__(self, the_plan: Plan, loop: VirtualLoop) -> None:
         self.plan = the_plan
@@ -60,12 +59,14 @@ class Simulation:
         self.random = Random(the_plan.seed)
         self.history = History(lambda: round(loop.time() * 1000), self._holder)
         self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
-        self.world = World(loop, self.network, queues=the_plan.queues)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
         self._syphons: list[Syphon] = []
         self._dead: list[Syphon] = []
         self._started = 0
+
+    def tool_time(self) -> float:
+        return self.world.tool_time()
 
     def control(self) -> Control:
         return Control(self.world, self.random, granted=self.plan.manage)
@@ -105,8 +106,7 @@ class Simulation:
         if error is None:
             result = started.task.result()
             self.course.receipts.append(result.receipt)
-            counts = {key: value for key, value in result.receipt.queues.items()}
-            self.history.tell(f"end {name} {result.exit_code} {counts} {result.failures}")
+            self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
         elif isinstance(error, SbpairError):
             self.history.tell(f"end {name} with {type(error).__name__}: {error.message}")
         else:
@@ -145,6 +145,7 @@ class Simulation:
         await self._clean_up()
 
     def _set_the_stage(self) -> None:
+        self.world = World(self.loop, self.network, queues=self.plan.queues)
         for goal in self.plan.goals:
             self.history.watch_primary(make_goal(self.world.primary, goal))
         for index in range(self.plan.queues):
@@ -186,7 +187,7 @@ class Simulation:
     async def _recover(self) -> None:
         """With no more faults, what runs has to bring everything back by itself."""
         deadline = self.loop.time() + RECOVERY_SECONDS
-        while not self._drained() and self.loop.time() < deadline:
+        while not self._drained() and self.loop.time() < deadline:  # noqa: ASYNC110  in virtual time
             await asyncio.sleep(5.0)
         if not self._drained():
             self.history.accuse(f"not drained within {RECOVERY_SECONDS:g} s")
@@ -204,7 +205,9 @@ class Simulation:
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=STOP_SECONDS)
             if left:
-                self.history.accuse(f"{[task.get_name() for task in left]}, {why}, did not end within {STOP_SECONDS:g} s")
+                self.history.accuse(
+                    f"{[task.get_name() for task in left]}, {why}, did not end within {STOP_SECONDS:g} s"
+                )
                 self.kill()
 
     async def _clean_up(self) -> None:
@@ -219,36 +222,29 @@ class Simulation:
             await each.process.bury(self.loop)
 
 
-def simulate(seed: int, *, steps: tuple[int, ...] | None = None) -> Verdict:
-    """Carry out the schedule of a seed; with `steps`, only these of its faults."""
+def simulate(seed: int) -> Verdict:
+    """Carry out the schedule of a seed, and judge it."""
     the_plan = plan(seed, now_ms=BEGAN_MS)
     loop = VirtualLoop()
-    simulation: Simulation | None = None
-
-    def tool_time() -> float:
-        assert simulation is not None
-        return simulation.world.tool_time()
-
-    async def main() -> None:
-        nonlocal simulation
-        simulation = Simulation(the_plan, loop)
-        await simulation.main()
-
     try:
-        with made_virtual(seed, loop, tool_time, lambda: simulation.control()):
-            wrong: list[str] = []
-            try:
-                loop.run_until_complete(main())
-            except (Stuck, ExceptionGroup) as broken:
-                wrong.append(f"the schedule broke off: {broken!r}")
-            assert simulation is not None
+        simulation = Simulation(the_plan, loop)
+        with made_virtual(seed, loop, simulation.tool_time, simulation.control):
+            wrong = _carry_out(loop, simulation)
             digest, lines = simulation.history.digest, tuple(simulation.history.lines)
-            wrong += check(simulation.course)
-            wrong += [str(context.get("exception") or context["message"]) for context in loop.broken]
             _tidy(loop, simulation)
     finally:
         loop.close()
     return Verdict(seed, tuple(wrong), lines, digest, the_plan)
+
+
+def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
+    wrong: list[str] = []
+    try:
+        loop.run_until_complete(simulation.main())
+    except (Stuck, ExceptionGroup) as broken:
+        wrong.append(f"the schedule broke off: {broken!r}")
+    wrong += check(simulation.course)
+    return wrong + [str(context.get("exception") or context["message"]) for context in loop.broken]
 
 
 def _tidy(loop: VirtualLoop, simulation: Simulation) -> None:

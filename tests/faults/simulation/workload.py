@@ -1,4 +1,4 @@
-"""What is stranded in a schedule: messages of every kind, where each should go, and what else may become of it. Pure."""
+"""What is stranded in a schedule: messages of every kind, where each should go, and what else may become of it."""
 
 from __future__ import annotations
 

@@ -223,6 +223,4 @@ def _change_defaults(undo: ExitStack, function: types.FunctionType, tool_time: C
     undo.callback(setattr, function, "__kwdefaults__", had_named)
     function.__defaults__ = had and tuple(tool_time if each is _TIME else each for each in had)
     if had_named:
-        function.__kwdefaults__ = {
-            name: tool_time if each is _TIME else each for name, each in had_named.items()
-        }
+        function.__kwdefaults__ = {name: tool_time if each is _TIME else each for name, each in had_named.items()}
