@@ -23,13 +23,17 @@ SCHEMA: Final = "sbpair/schedules/1"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one schedule; `wrong` is empty where all that was promised held."""
+    """What came of one schedule; `wrong` is empty where all that was promised held.
+
+    `again` is how often a message has arrived that was there already: how much the faults have made of themselves.
+    """
 
     kind: str
     seed: int
     wrong: tuple[str, ...]
     faults: tuple[str, ...]
     messages: int
+    again: int
     digest: str
     seconds: float
     lines: tuple[str, ...] = ()
@@ -50,7 +54,8 @@ def simulated(seed: int, *, verbose: bool = False) -> Outcome:
         seed=seed,
         wrong=verdict.wrong,
         faults=tuple(step.kind for step in verdict.plan.steps),
-        messages=len(verdict.plan.messages) + sum(map(len, verdict.plan.later.values())),
+        messages=verdict.messages,
+        again=verdict.again,
         digest=verdict.digest,
         seconds=time.perf_counter() - began,
         lines=verdict.lines if verbose else (),
@@ -68,6 +73,7 @@ def real(seed: int, *, verbose: bool = False) -> Outcome:
         wrong=tuple(wrong),
         faults=tuple(step.kind for step in course.plan.steps),
         messages=len(course.history.tracks),
+        again=course.history.again,
         digest="",
         seconds=time.perf_counter() - began,
         lines=tuple(course.history.lines) if verbose else (),
@@ -90,6 +96,7 @@ def summary(done: list[Outcome], seconds: float) -> dict[str, object]:
         "schema": SCHEMA,
         "schedules": {kind: sum(each.kind == kind for each in done) for kind in kinds},
         "messages": sum(each.messages for each in done),
+        "arrived_again": sum(each.again for each in done),
         "faults": sum(len(each.faults) for each in done),
         "seconds": round(seconds, 1),
         "failed": [{**asdict(each), "lines": [], "replay": each.replay} for each in failed],
@@ -146,7 +153,7 @@ def main() -> int:
         say(json.dumps(told))
     else:
         failed = [each.seed for each in done if each.wrong]
-        say(f"{told['schedules']}, with {told['faults']} faults and {told['messages']} messages, in {told['seconds']} s")
+        say(", ".join(f"{name}: {value}" for name, value in told.items() if name not in ("schema", "failed")))
         say(f"{len(failed)} of them with something wrong: {failed[:50]}" if failed else "nothing wrong")
     return 1 if any(each.wrong for each in done) else 0
 

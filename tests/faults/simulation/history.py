@@ -89,6 +89,10 @@ class History:
     def digest(self) -> str:
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
+    @property
+    def again(self) -> int:
+        return sum(max(0, len(track.arrivals) - 1) for track in self.tracks.values())
+
     def accuse(self, text: str) -> None:
         self.wrong.append(text)
         self.tell(f"WRONG {text}")

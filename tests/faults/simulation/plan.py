@@ -189,8 +189,10 @@ def _step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...
         count = random.choice((None, 1, 2, 5))
     elif kind == "latency":
         number = random.choice((1, 30, 500, 5_000))
-    elif kind in ("clock", "tool-clock"):
+    elif kind == "clock":
         number = random.choice((1_000, 30_000, 61_000, 600_000))
+    elif kind == "tool-clock":
+        number = random.choice((-600_000, -61_000, -1_000, 1_000, 61_000, 600_000))
     return Step(at, lasts, kind, primary, entity, number, count)
 
 

@@ -46,6 +46,8 @@ class Verdict:
     lines: tuple[str, ...]
     digest: str
     plan: Plan
+    messages: int
+    again: int
 
 
 class Simulation:
@@ -230,11 +232,12 @@ def simulate(seed: int) -> Verdict:
         simulation = Simulation(the_plan, loop)
         with made_virtual(seed, loop, simulation.tool_time, simulation.control):
             wrong = _carry_out(loop, simulation)
-            digest, lines = simulation.history.digest, tuple(simulation.history.lines)
+            history = simulation.history
+            digest, lines = history.digest, tuple(history.lines)
             _tidy(loop, simulation)
     finally:
         loop.close()
-    return Verdict(seed, tuple(wrong), lines, digest, the_plan)
+    return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again)
 
 
 def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
