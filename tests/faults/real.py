@@ -42,8 +42,9 @@ class Process:
         self.signal(signal.SIGINT)
 
     def signal(self, number: int) -> None:
+        # Not `send_signal`: it may reap the process before the loop does.
         if self.running.returncode is None:
-            self.running.send_signal(number)
+            os.kill(self.running.pid, number)
 
 
 class Schedule:

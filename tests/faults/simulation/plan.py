@@ -165,36 +165,35 @@ def _weather(random: Random) -> Weather:
     )
 
 
+_ALWAYS_PRIMARY: Final = frozenset({"swallow-acks", "quota", "disable", "destination-gone", "partition-down"})
+_ALWAYS_SECONDARY: Final = frozenset({"backlog-remade", "expire-locks"})
+_NAMES_ONE: Final = frozenset({"entity-down", "quota", "disable", "destination-gone", "backlog-remade"})
+_MAY_NAME_ONE: Final = frozenset({"swallow-acks", "expire-locks", "drop", "stall", "reset", "detach", "throttle"})
+
+_NUMBERS: Final[dict[str, tuple[int, ...]]] = {
+    "latency": (1, 30, 500, 5_000),
+    "clock": (1_000, 30_000, 61_000, 600_000),
+    "tool-clock": (-600_000, -61_000, -1_000, 1_000, 61_000, 600_000),
+    "partition-down": tuple(range(16)),
+    **dict.fromkeys(("drop", "stall", "reset"), tuple(range(61))),
+}
+_COUNTS: Final[dict[str, tuple[int | None, ...]]] = {
+    **dict.fromkeys(("drop", "stall", "reset"), (1, 2, 3)),
+    **dict.fromkeys(("swallow-acks", "throttle"), (None, 1, 2, 5)),
+}
+
+
 def _step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...]) -> Step:
-    # Most of the work is done soon after the start: that is where most has to happen.
-    at = int(exp(random.uniform(0.0, log(span))))
-    lasts = random.choice((0, 50, 1_000, 10_000, 90_000))
-    primary = random.random() < 0.6
-    number, count, entity = random.randrange(1_000_000), None, None
-    if kind in ("entity-down", "quota", "disable", "destination-gone"):
-        primary = primary or kind != "entity-down"
-        entity = _entity(random, primary, queues, to)
-    elif kind == "backlog-remade":
-        primary, entity = False, random.randrange(queues)
-    elif kind in ("swallow-acks", "expire-locks"):
-        primary = kind == "swallow-acks"
-        entity = random.choice((None, _entity(random, primary, queues, to)))
-    elif kind == "partition-down":
-        primary, number = True, random.randrange(16)
-    if kind in ("drop", "stall", "reset", "detach", "throttle"):
-        entity = random.choice((None, None, _entity(random, primary, queues, to)))
-    if kind in ("drop", "stall", "reset"):
-        number, count = random.randint(0, 60), random.randint(1, 3)
-    elif kind in ("swallow-acks", "throttle"):
-        count = random.choice((None, 1, 2, 5))
-    elif kind == "latency":
-        number = random.choice((1, 30, 500, 5_000))
-    elif kind == "clock":
-        number = random.choice((1_000, 30_000, 61_000, 600_000))
-    elif kind == "tool-clock":
-        number = random.choice((-600_000, -61_000, -1_000, 1_000, 61_000, 600_000))
-    return Step(at, lasts, kind, primary, entity, number, count)
-
-
-def _entity(random: Random, primary: bool, queues: int, to: tuple[Goal, ...]) -> str | int:
-    return random.choice(to).name if primary else random.randrange(queues)
+    primary = kind in _ALWAYS_PRIMARY or (kind not in _ALWAYS_SECONDARY and random.random() < 0.6)
+    one = random.choice(to).name if primary else random.randrange(queues)
+    named = kind in _NAMES_ONE or (kind in _MAY_NAME_ONE and random.random() < 0.5)
+    return Step(
+        # As often in the first milliseconds as in the last seconds: most of the work is done soon.
+        at_ms=int(exp(random.uniform(0.0, log(span)))),
+        lasts_ms=random.choice((0, 50, 1_000, 10_000, 90_000)),
+        kind=kind,
+        primary=primary,
+        entity=one if named else None,
+        number=random.choice(_NUMBERS[kind]) if kind in _NUMBERS else random.randrange(1_000_000),
+        count=random.choice(_COUNTS[kind]) if kind in _COUNTS else None,
+    )
