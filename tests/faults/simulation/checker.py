@@ -1,0 +1,127 @@
+"""What must hold of a whole history: nothing lost, nothing altered, order kept, and no duplicate without a word on it.
+
+Pure: it reads the tracks of the messages and the receipts of the runs, and answers what is wrong, a line each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sbpair.drill.compare import differences
+from tests.faults.simulation.workload import MISSING
+
+if TYPE_CHECKING:
+    from sbpair.move.receipt import Receipt
+    from tests.faults.simulation.history import History, Track
+    from tests.faults.simulation.plan import Plan
+
+UNDER_WAY_MS = 10_000
+"""A message that was locked longer ago has reached the syphon, where nothing keeps it from doing so."""
+
+
+@dataclass
+class Course:
+    """What else is known of a run: receipts of the syphons that lived to give one, and what the dead ones had in hand.
+
+    `missing` are the destinations, in lower case, that were not there for a while.
+    """
+
+    plan: Plan
+    history: History
+    receipts: list[Receipt] = field(default_factory=list)
+    in_flight_at_death: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+
+
+def check(course: Course) -> list[str]:
+    tracks = list(course.history.tracks.values())
+    return [
+        *course.history.wrong,
+        *_lost(tracks),
+        *_altered(tracks),
+        *_dead(course, tracks),
+        *_doubled(course, tracks),
+        *_overtaken(course),
+        *_receipts(course, tracks),
+    ]
+
+
+def _lost(tracks: Iterable[Track]) -> Iterator[str]:
+    for track in tracks:
+        if track.arrivals or track.deleted or track.dead is not None:
+            continue
+        yield f"{'lost' if track.completed else 'left behind'}: {track}"
+    for track in tracks:
+        if track.arrivals and not (track.completed or track.deleted or track.dead):
+            yield f"arrived, and is still in the backlog: {track}"
+
+
+def _altered(tracks: Iterable[Track]) -> Iterator[str]:
+    for track in tracks:
+        for payload in track.arrivals:
+            for line in differences(track.stranded.original, payload):
+                yield f"altered: {track}: {line}"
+
+
+def _dead(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
+    for track in tracks:
+        doom = track.stranded.doom
+        if doom is not None and track.arrivals:
+            yield f"arrived, and cannot have: {track}"
+        if track.dead is None:
+            continue
+        reason = track.dead[0]
+        lawful = {doom} | ({MISSING} if track.road[1] in course.missing else set())
+        if reason not in lawful:
+            yield f"dead-lettered for {reason} ({track.dead[1]}): {track}"
+        if track.arrivals and track.stranded.id not in _doubtful(course):
+            yield f"arrived and dead-lettered: {track}"
+        if track.message.sections.join() != track.stranded.payload:
+            yield f"altered in the dead-letter queue: {track}"
+
+
+def _doubtful(course: Course) -> set[str]:
+    named = {each.message_id or "" for receipt in course.receipts for each in receipt.doubtful}
+    return named | course.in_flight_at_death
+
+
+def _doubled(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
+    doubtful = _doubtful(course)
+    for track in tracks:
+        if len(track.arrivals) > 1 and track.stranded.id not in doubtful:
+            yield f"arrived {len(track.arrivals)} times, and no receipt says so: {track}"
+    if course.plan.harmless and any(receipt.doubtful for receipt in course.receipts):
+        yield "there is doubt, and no reason for any"
+
+
+def _overtaken(course: Course) -> Iterator[str]:
+    for each in course.history.overtaken:
+        in_hand = each.in_turn or (course.plan.backlog_is_heard and each.since_ms > UNDER_WAY_MS)
+        if in_hand and each.earlier.dead is None and not each.earlier.deleted:
+            yield f"overtaken in hand: {each.earlier} by {each.later}"
+    if course.plan.locks_hold:
+        for road, arrived in course.history.first_arrivals.items():
+            numbers = [track.number for track in arrived]
+            if numbers != sorted(numbers):
+                yield f"out of order: {road[0]} to {road[1]}: {numbers}"
+
+
+def _receipts(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
+    for receipt in course.receipts:
+        if not receipt.balanced:
+            yield f"a receipt does not balance: {receipt}"
+    if course.plan.kinds & {"crash"}:
+        return
+    sent = sum(receipt.sent for receipt in course.receipts)
+    doubtful = _doubtful(course)
+    arrived = sum(len(track.arrivals) for track in tracks)
+    certain = sum(len(track.arrivals) for track in tracks if track.stranded.id not in doubtful)
+    if certain > sent or (sent > arrived and not _detects_duplicates(course)):
+        yield f"{sent} sent, and {arrived} have arrived, {arrived - certain} of them in doubt"
+
+
+def _detects_duplicates(course: Course) -> bool:
+    """Where the service drops what it has already, more is sent than arrives."""
+    return any(goal.kind == "duplicates" for goal in course.plan.goals)

@@ -1,0 +1,219 @@
+"""Everything that happened to every message of a run, as the namespaces saw it: it hooks into their queues.
+
+The order of the lines is the order of events. What is wrong the moment it happens is noted at once, in `wrong`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sbpair.amqp.types import text_of
+from sbpair.emulator import envelope
+from sbpair.emulator.errors import QuotaExceeded
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.emulator.message import Message
+    from sbpair.emulator.queue import Queue
+    from tests.faults.simulation.workload import Stranded
+
+
+@dataclass(eq=False)
+class Track:
+    """One message: what was put in, and what has become of it. `holder` is (syphon, connection) that has it locked."""
+
+    stranded: Stranded
+    queue: str
+    message: Message
+    arrivals: list[bytes] = field(default_factory=list)
+    completed: bool = False
+    dead: tuple[str | None, str | None] | None = None
+    deleted: bool = False
+    holder: tuple[str, int] | None = None
+    locked_ms: int = 0
+    lock_number: int = 0
+    held_by: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return self.message.sequence_number
+
+    @property
+    def road(self) -> tuple[str, str]:
+        return (self.queue, self.stranded.original.destination.lower())
+
+    def __str__(self) -> str:
+        return f"{self.queue.rpartition('/')[2]}:{self.number} {self.stranded.id} to {self.road[1]}"
+
+
+@dataclass(frozen=True)
+class Overtaken:
+    """`later` has arrived while one connection had both locked. `in_turn` is whether it was given them in order.
+
+    `since_ms` is how long `earlier` had been locked.
+    """
+
+    earlier: Track
+    later: Track
+    in_turn: bool
+    since_ms: int
+
+
+Holder = Callable[[Any], tuple[str, int]]
+
+
+class History:
+    """`now_ms` is the time of its lines; `holder` says who it is that takes messages out, given a queue's consumer."""
+
+    def __init__(self, now_ms: Callable[[], int], holder: Holder) -> None:
+        self.lines: list[str] = []
+        self.wrong: list[str] = []
+        self.tracks: dict[str, Track] = {}
+        self.first_arrivals: dict[tuple[str, str], list[Track]] = defaultdict(list)
+        self.overtaken: list[Overtaken] = []
+        self._locks = 0
+        self.full: set[str] = set()
+        self._now_ms = now_ms
+        self._holder = holder
+        self._by_message: dict[int, Track] = {}
+        self._roads: dict[tuple[str, str], list[Track]] = defaultdict(list)
+
+    def tell(self, text: str) -> None:
+        self.lines.append(f"{self._now_ms():>9} {text}")
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+
+    @property
+    def again(self) -> int:
+        return sum(max(0, len(track.arrivals) - 1) for track in self.tracks.values())
+
+    def accuse(self, text: str) -> None:
+        self.wrong.append(text)
+        self.tell(f"WRONG {text}")
+
+    # The backlog
+
+    def strand(self, queue: Queue, stranded: Iterable[Stranded]) -> None:
+        for each in stranded:
+            message = envelope.read_message(each.payload)
+            assert message is not None, "that is a ping"
+            queue.send([message])
+            track = Track(each, queue.path, message)
+            self.tracks[each.id] = self._by_message[id(message)] = track
+            self._roads[track.road].append(track)
+            self.tell(f"stranded {track}")
+
+    def watch_backlog(self, queue: Queue) -> None:
+        engine: Any = queue.messages
+        engine.receive = self._receiving(engine.receive)
+        for name in ("complete", "release", "abandon", "defer", "dead_letter"):
+            setattr(engine, name, self._settling(name, engine, getattr(engine, name)))
+        bury = engine._expel
+        engine._expel = lambda message, reason, text: (self._buried(message, reason, text), bury(message, reason, text))
+        lose = engine._delivery_failed
+        engine._delivery_failed = lambda message: (self._let_go(message), lose(message))
+
+    def _receiving(self, receive: Callable[..., list[Message]]) -> Callable[..., list[Message]]:
+        def watched(limit: int, consumer: Any = None) -> list[Message]:
+            taken = receive(limit, consumer)
+            for message in taken:
+                track = self._by_message[id(message)]
+                track.holder = self._holder(consumer)
+                self._locks += 1
+                track.locked_ms, track.lock_number = self._now_ms(), self._locks
+                track.held_by[track.holder[0]] = None
+                self.tell(f"locked {track} by {track.holder}")
+            return taken
+
+        return watched
+
+    def _settling(self, name: str, engine: Any, settle: Callable[..., None]) -> Callable[..., None]:
+        def watched(token: bytes, *reason: Any) -> None:
+            message = engine._locks.get(token)
+            track = None if message is None else self._by_message.get(id(message))
+            settle(token, *reason)
+            if track is not None:
+                self._settled(name, track)
+
+        return watched
+
+    def _settled(self, name: str, track: Track) -> None:
+        self.tell(f"{name} {track}")
+        track.holder = None
+        if name == "complete":
+            track.completed = True
+            if not track.arrivals:
+                self.accuse(f"completed before it was accepted: {track}")
+        elif name == "defer":
+            self.accuse(f"deferred: {track}")
+
+    def _let_go(self, message: Message) -> None:
+        track = self._by_message.get(id(message))
+        if track is not None:
+            self.tell(f"lock lost {track}")
+            track.holder = None
+
+    def _buried(self, message: Message, reason: str | None, text: str | None) -> None:
+        track = self._by_message.get(id(message))
+        if track is not None:
+            track.dead = (reason, text)
+            self.tell(f"dead-lettered {track}: {reason}: {text}")
+
+    def deleted(self, queue: Queue) -> None:
+        for track in self.tracks.values():
+            if track.queue == queue.path and not track.completed and track.dead is None:
+                track.deleted = True
+                track.holder = None
+        # Dead letters go with their queue too.
+        self.tell(f"deleted {queue.path}")
+
+    # The primary
+
+    def watch_primary(self, queue: Queue) -> None:
+        engine: Any = queue.messages
+        enqueue, send = engine.enqueue, queue.send
+
+        def enqueued(messages: Iterable[Message]) -> None:
+            fresh = [message for message in messages if not message.sequence_number]
+            enqueue(messages)
+            for message in fresh:
+                self._arrived(queue, message)
+
+        def sent(messages: Any) -> None:
+            if queue.path in self.full:
+                raise QuotaExceeded(f"The maximum entity size of '{queue.path}' has been reached.")
+            send(messages)
+
+        engine.enqueue, queue.send = enqueued, sent  # type: ignore[method-assign]
+
+    def _arrived(self, queue: Queue, message: Message) -> None:
+        try:
+            identity = text_of(message.sections.read_properties().message_id)
+        except ProtocolError as error:
+            self.accuse(f"what cannot be read arrived in {queue.path}: {error.message}")
+            return
+        track = self.tracks.get(identity or "")
+        if track is None:
+            self.accuse(f"nobody's message {identity} arrived in {queue.path}")
+            return
+        if queue.path.lower() != track.road[1]:
+            self.accuse(f"arrived in {queue.path}: {track}")
+        track.arrivals.append(message.sections.join())
+        self.tell(f"arrived {track}{' again' if len(track.arrivals) > 1 else ''}")
+        if len(track.arrivals) == 1:
+            self._arrived_first(track)
+
+    def _arrived_first(self, track: Track) -> None:
+        self.first_arrivals[track.road].append(track)
+        if track.holder is None:
+            return
+        for earlier in self._roads[track.road]:
+            if earlier.number < track.number and earlier.holder == track.holder and not earlier.arrivals:
+                since = self._now_ms() - earlier.locked_ms
+                self.overtaken.append(Overtaken(earlier, track, earlier.lock_number < track.lock_number, since))

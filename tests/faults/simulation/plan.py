@@ -1,0 +1,199 @@
+"""A schedule out of a seed: the workload, how the syphon is run, and which faults strike when. Pure.
+
+The vocabulary is one for the simulated runs and for those over real sockets: a kind that only one of them can do is in
+SIMULATED_ONLY.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp, log
+from random import Random
+from typing import Final
+
+from tests.faults.simulation.network import Weather
+from tests.faults.simulation.workload import Goal, Stranded, goals, messages
+
+EMULATOR: Final = frozenset(
+    {
+        "namespace-down",
+        "entity-down",
+        "partition-down",
+        "latency",
+        "drop",
+        "stall",
+        "reset",
+        "swallow-acks",
+        "detach",
+        "expire-locks",
+        "throttle",
+        "clock",
+    }
+)
+"""Kinds that the emulator has itself."""
+
+SIMULATED_ONLY: Final = frozenset({"hold", "cut", "silence", "refuse", "no-answer", "tool-clock"})
+
+HARMLESS: Final = frozenset({"latency", "throttle", "quota", "strand", "stop", "disable", "refuse", "no-answer"})
+"""Kinds that leave no doubt about any message: each has to arrive exactly once."""
+
+_WEIGHTS: Final = {
+    "namespace-down": 3,
+    "entity-down": 3,
+    "partition-down": 2,
+    "latency": 2,
+    "drop": 4,
+    "stall": 4,
+    "reset": 4,
+    "swallow-acks": 4,
+    "detach": 4,
+    "expire-locks": 4,
+    "throttle": 5,
+    "clock": 3,
+    "quota": 4,
+    "disable": 2,
+    "destination-gone": 3,
+    "backlog-remade": 3,
+    "crash": 4,
+    "second": 3,
+    "stop": 3,
+    "strand": 3,
+    "hold": 3,
+    "cut": 4,
+    "silence": 3,
+    "refuse": 2,
+    "no-answer": 1,
+    "tool-clock": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`kind` strikes at `at_ms` and lasts for `lasts_ms`, where it is something that lasts.
+
+    `primary` is which of the namespaces; `entity` a destination or a backlog queue of it, or None; `number` and
+    `count` are whatever the kind needs.
+    """
+
+    at_ms: int
+    lasts_ms: int
+    kind: str
+    primary: bool
+    entity: str | int | None = None
+    number: int = 0
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in."""
+
+    seed: int
+    queues: int
+    goals: tuple[Goal, ...]
+    messages: tuple[Stranded, ...]
+    later: dict[int, tuple[Stranded, ...]]
+    once: bool
+    manage: bool
+    hold: int
+    weather: Weather
+    span_ms: int
+    steps: tuple[Step, ...]
+    kinds: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", frozenset(step.kind for step in self.steps))
+
+    @property
+    def harmless(self) -> bool:
+        return self.kinds <= HARMLESS
+
+    @property
+    def backlog_is_heard(self) -> bool:
+        """Whether nothing keeps what the backlog says on its way for long."""
+        return not any(step.kind in ("hold", "stall", "silence", "latency") and not step.primary for step in self.steps)
+
+    @property
+    def locks_hold(self) -> bool:
+        """Whether nothing happens to the backlog by which a lock could be lost."""
+        risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "backlog-remade", "stop"}
+        return not self.kinds & risky and all(step.primary or step.kind in HARMLESS for step in self.steps)
+
+
+def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_ms: int | None = None) -> Plan:
+    """What happens under a seed, `without` these kinds."""
+    random = Random(seed)
+    queues = random.choice((1, 1, 2, 3, 5))
+    to = goals(random)
+    count = random.choice((3, 10, 20, 40)) + random.randrange(10)
+    flawed = random.choice((0.0, 0.0, 0.05, 0.3))
+    span = span_ms or random.choice((3_000, 20_000, 60_000, 240_000))
+    stranded = messages(random, count, queues, to, now_ms=now_ms, flawed=flawed)
+    strikes = random.choice((0, 1, 1, 2, 2, 3, 4, 6, 9))
+    kinds = [kind for kind in _WEIGHTS if kind not in without]
+    drawn = random.choices(kinds, [_WEIGHTS[kind] for kind in kinds], k=strikes)
+    if "destination-gone" in drawn:
+        # Nothing that has partitions can be deleted or made while one of them is down.
+        drawn = [kind for kind in drawn if kind != "partition-down"]
+    steps = sorted((_step(random, kind, span, queues, to) for kind in drawn), key=lambda step: step.at_ms)
+    later: dict[int, tuple[Stranded, ...]] = {}
+    for number, step in enumerate(steps):
+        if step.kind in ("strand", "backlog-remade"):
+            more = random.randint(1, 10)
+            later[number] = tuple(messages(random, more, queues, to, now_ms=now_ms, flawed=flawed))
+    return Plan(
+        seed=seed,
+        queues=queues,
+        goals=to,
+        messages=tuple(stranded),
+        later=later,
+        once=random.random() < 0.5,
+        manage=random.random() < 0.5,
+        hold=random.choice((1, 2, 7, 1_000, 1_000)),
+        weather=_weather(random),
+        span_ms=span,
+        steps=tuple(steps),
+    )
+
+
+def _weather(random: Random) -> Weather:
+    return Weather(
+        slow=random.choice((0.000_1, 0.001, 0.02)),
+        jitter=random.choice((0.0, 0.005, 0.1, 1.0)),
+        pieces=random.choice((0.0, 0.2, 0.9)),
+        window=random.choice((300, 4_096, 65_536, 65_536)),
+    )
+
+
+_ALWAYS_PRIMARY: Final = frozenset({"swallow-acks", "quota", "disable", "destination-gone", "partition-down"})
+_ALWAYS_SECONDARY: Final = frozenset({"backlog-remade", "expire-locks"})
+_NAMES_ONE: Final = frozenset({"entity-down", "quota", "disable", "destination-gone", "backlog-remade"})
+_MAY_NAME_ONE: Final = frozenset({"swallow-acks", "expire-locks", "drop", "stall", "reset", "detach", "throttle"})
+
+_NUMBERS: Final[dict[str, tuple[int, ...]]] = {
+    "latency": (1, 30, 500, 5_000),
+    "clock": (1_000, 30_000, 61_000, 600_000),
+    "tool-clock": (-600_000, -61_000, -1_000, 1_000, 61_000, 600_000),
+    "partition-down": tuple(range(16)),
+    **dict.fromkeys(("drop", "stall", "reset"), tuple(range(61))),
+}
+_COUNTS: Final[dict[str, tuple[int | None, ...]]] = {
+    **dict.fromkeys(("drop", "stall", "reset"), (1, 2, 3)),
+    **dict.fromkeys(("swallow-acks", "throttle"), (None, 1, 2, 5)),
+}
+
+
+def _step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...]) -> Step:
+    primary = kind in _ALWAYS_PRIMARY or (kind not in _ALWAYS_SECONDARY and random.random() < 0.6)
+    one = random.choice(to).name if primary else random.randrange(queues)
+    named = kind in _NAMES_ONE or (kind in _MAY_NAME_ONE and random.random() < 0.5)
+    return Step(
+        # As often in the first milliseconds as in the last seconds: most of the work is done soon.
+        at_ms=int(exp(random.uniform(0.0, log(span)))),
+        lasts_ms=random.choice((0, 50, 1_000, 10_000, 90_000)),
+        kind=kind,
+        primary=primary,
+        entity=one if named else None,
+        number=random.choice(_NUMBERS[kind]) if kind in _NUMBERS else random.randrange(1_000_000),
+        count=random.choice(_COUNTS[kind]) if kind in _COUNTS else None,
+    )

@@ -1,0 +1,261 @@
+"""One schedule carried out in one process: the syphon in virtual time, the faults of its plan, and then the verdict.
+
+After the last fault every syphon has to find its way by itself; then a clean run has to leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from sbpair import syphon
+from sbpair.errors import SbpairError
+from tests.faults.simulation.checker import Course, check
+from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
+from tests.faults.simulation.history import History
+from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
+from tests.faults.simulation.network import Network
+from tests.faults.simulation.plan import Plan, Step, plan
+from tests.faults.simulation.world import BEGAN_MS, Control, World, made_virtual
+
+RECOVERY_SECONDS: Final = 3_600.0
+"""How long a syphon may take when nothing is wrong any more: it has to find dead connections, and rests double."""
+
+STOP_SECONDS: Final = 900.0
+QUIET_SECONDS: Final = 300.0
+"""By then the service has noticed every connection that is half dead, and every lock has run out."""
+
+
+@dataclass(eq=False)
+class Syphon:
+    """A syphon that was started: `task` ends with its Result, or never if it is killed."""
+
+    process: Process
+    stop: asyncio.Event
+    once: bool
+    task: asyncio.Task[Any] = field(init=False)
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    seed: int
+    wrong: tuple[str, ...]
+    lines: tuple[str, ...]
+    digest: str
+    plan: Plan
+    messages: int
+    again: int
+
+
+class Simulation:
+    """The stage that faults act on. `world` is there once it has begun."""
+
+    world: World
+
+    def __init__(self, the_plan: Plan, loop: VirtualLoop) -> None:
+        self.plan = the_plan
+        self.loop = loop
+        self.random = Random(the_plan.seed)
+        self.history = History(lambda: round(loop.time() * 1000), self._holder)
+        self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
+        self.course = Course(the_plan, self.history)
+        self.missing = self.course.missing
+        self._syphons: list[Syphon] = []
+        self._dead: list[Syphon] = []
+        self._started = 0
+
+    def tool_time(self) -> float:
+        return self.world.tool_time()
+
+    def control(self) -> Control:
+        return Control(self.world, self.random, granted=self.plan.manage)
+
+    def _holder(self, consumer: Any) -> tuple[str, int]:
+        door = getattr(consumer, "_door", None)
+        end = self.network.speaking if door is None else None
+        for line in self.network.lines:
+            if line.server is end or (door is not None and self.network_door(line) is door):
+                return (line.process.name if line.process else "?", line.number)
+        return ("?", 0)
+
+    def network_door(self, line: Any) -> Any:
+        protocol = line.server.get_protocol()
+        return getattr(protocol, "_door", protocol)
+
+    # Syphons
+
+    def start(self, *, once: bool) -> Syphon:
+        self._started += 1
+        process = Process(f"syphon-{self._started}")
+        stop = asyncio.Event()
+        started = Syphon(process, stop, once)
+        self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
+        running = syphon.run(self.world.pair, once=once, stop=stop, hold=self.plan.hold)
+        started.task = process.start(self.loop, running)
+        started.task.add_done_callback(lambda _: self._ended(started))
+        self._syphons.append(started)
+        return started
+
+    def _ended(self, started: Syphon) -> None:
+        if started in self._syphons:
+            self._syphons.remove(started)
+        if started.task.cancelled():
+            return
+        name, error = started.process.name, started.task.exception()
+        if error is None:
+            result = started.task.result()
+            self.course.receipts.append(result.receipt)
+            self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
+        elif isinstance(error, SbpairError):
+            self.history.tell(f"end {name} with {type(error).__name__}: {error.message}")
+        else:
+            self.history.accuse(f"{name} failed: {error!r}")
+
+    def kill(self) -> None:
+        for each in list(self._syphons):
+            self.history.tell(f"kill {each.process.name}")
+            self.network.kill(each.process)
+            for track in self.history.tracks.values():
+                # What it was in doubt about, it can tell nobody any more.
+                if each.process.name in track.held_by and (not track.completed or len(track.arrivals) > 1):
+                    self.course.in_flight_at_death.add(track.stranded.id)
+            self._syphons.remove(each)
+            self._dead.append(each)
+            each.killed.set()
+
+    def ask_to_stop(self) -> None:
+        for each in self._syphons:
+            self.history.tell(f"stop {each.process.name}")
+            each.stop.set()
+
+    # The course of it
+
+    async def main(self) -> None:
+        self._set_the_stage()
+        async with asyncio.TaskGroup() as tasks:
+            striking = tasks.create_task(self._strike(tasks))
+            supervising = tasks.create_task(self._supervise())
+            await striking
+            await self._lift_all()
+            self.history.tell("nothing is wrong any more")
+            await self._recover()
+            supervising.cancel()
+        await asyncio.sleep(QUIET_SECONDS)
+        await self._clean_up()
+
+    def _set_the_stage(self) -> None:
+        self.world = World(self.loop, self.network, queues=self.plan.queues)
+        for goal in self.plan.goals:
+            self.history.watch_primary(make_goal(self.world.primary, goal))
+        for index in range(self.plan.queues):
+            queue = make_backlog(self.world.secondary, index)
+            self.history.watch_backlog(queue)
+            self.history.strand(queue, [each for each in self.plan.messages if each.queue == index])
+
+    async def _strike(self, tasks: asyncio.TaskGroup) -> None:
+        self._lasting: list[asyncio.Task[None]] = []
+        for step in self.plan.steps:
+            await self._until(step.at_ms)
+            self._lasting.append(tasks.create_task(self._step(step)))
+        await self._until(self.plan.span_ms)
+
+    async def _until(self, at_ms: int) -> None:
+        await asyncio.sleep(max(0.0, at_ms / 1000 - self.loop.time()))
+
+    async def _step(self, step: Step) -> None:
+        self.history.tell(f"begin {step}")
+        with KINDS[step.kind](self, step):
+            await self._until(step.at_ms + step.lasts_ms)
+        self.history.tell(f"over {step.kind} {step.at_ms}")
+
+    async def _lift_all(self) -> None:
+        if self._lasting:
+            await asyncio.wait(self._lasting)
+        # `--once` takes what came more than a minute after its start for later, by the clock of its machine.
+        self.world.set_tool_clock_right()
+
+    async def _supervise(self) -> None:
+        """Start a syphon, and another whenever it is gone."""
+        while True:
+            running = self.start(once=self.plan.once)
+            killed = asyncio.create_task(running.killed.wait())
+            await asyncio.wait((running.task, killed), return_when=asyncio.FIRST_COMPLETED)
+            killed.cancel()
+            await asyncio.sleep(self.random.choice((0.1, 1.0, 20.0)))
+
+    async def _recover(self) -> None:
+        """With no more faults, what runs has to bring everything back by itself."""
+        deadline = self.loop.time() + RECOVERY_SECONDS
+        while not self._drained() and self.loop.time() < deadline:  # noqa: ASYNC110  in virtual time
+            await asyncio.sleep(5.0)
+        if not self._drained():
+            self.history.accuse(f"not drained within {RECOVERY_SECONDS:g} s")
+        self.ask_to_stop()
+        await self._all_ended("asked to stop")
+
+    def _drained(self) -> bool:
+        if "backlog-remade" in self.plan.kinds:
+            # A watch does not look for a queue again that was missing once; the clean run has to find it.
+            return True
+        return not any(queue.counts().active for queue in self.world.secondary.queues())
+
+    async def _all_ended(self, why: str) -> None:
+        tasks = [each.task for each in self._syphons]
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+            if left:
+                self.history.accuse(
+                    f"{[task.get_name() for task in left]}, {why}, did not end within {STOP_SECONDS:g} s"
+                )
+                self.kill()
+
+    async def _clean_up(self) -> None:
+        clean = self.start(once=True)
+        _, left = await asyncio.wait([clean.task], timeout=RECOVERY_SECONDS)
+        if left:
+            self.history.accuse(f"the clean run did not end within {RECOVERY_SECONDS:g} s")
+            self.kill()
+
+    async def bury(self) -> None:
+        for each in self._dead:
+            await each.process.bury(self.loop)
+
+
+def simulate(seed: int) -> Verdict:
+    """Carry out the schedule of a seed, and judge it."""
+    the_plan = plan(seed, now_ms=BEGAN_MS)
+    loop = VirtualLoop()
+    try:
+        simulation = Simulation(the_plan, loop)
+        with made_virtual(seed, loop, simulation.tool_time, simulation.control):
+            wrong = _carry_out(loop, simulation)
+            history = simulation.history
+            digest, lines = history.digest, tuple(history.lines)
+            _tidy(loop, simulation)
+    finally:
+        loop.close()
+    return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again)
+
+
+def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
+    wrong: list[str] = []
+    try:
+        loop.run_until_complete(simulation.main())
+    except (Stuck, ExceptionGroup) as broken:
+        wrong.append(f"the schedule broke off: {broken!r}")
+    wrong += check(simulation.course)
+    return wrong + [str(context.get("exception") or context["message"]) for context in loop.broken]
+
+
+def _tidy(loop: VirtualLoop, simulation: Simulation) -> None:
+    """End what was killed or is stuck, so that nothing of it is left to complain later."""
+    loop.be_patient()
+    loop.run_until_complete(simulation.bury())
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=STOP_SECONDS))

@@ -1,0 +1,171 @@
+"""What is stranded in a schedule: messages of every kind, where each should go, and what else may become of it."""
+
+from __future__ import annotations
+
+import uuid
+from copy import copy
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES, Sections, section
+from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong, Value, text_of
+from sbpair.drill.corpus import Original, originals
+
+PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES = (
+    "plain",
+    "session",
+    "partitioned",
+    "partitioned-session",
+    "duplicates",
+)
+KINDS: Final = (PLAIN, PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES)
+NAMES: Final = ("orders", "billing/invoices", "telemetry", "Mixed.Case_1", "a/b/c")
+
+INVALID, REFUSED, MISSING = "InvalidBacklogMessage", "RefusedByPrimary", "DestinationNotFound"
+
+_MANY_FRAMES = 70_000
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A queue of the primary."""
+
+    name: str
+    kind: str
+
+    @property
+    def wants_session(self) -> bool:
+        return self.kind in (SESSION, PARTITIONED_SESSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A message and the backlog queue that it is in. `doom` is the reason for which it has to be dead-lettered."""
+
+    id: str
+    queue: int
+    original: Original
+    payload: bytes
+    doom: str | None = None
+
+
+def goals(random: Random) -> tuple[Goal, ...]:
+    names = random.sample(NAMES, random.randint(1, len(NAMES)))
+    return tuple(Goal(name, random.choice(KINDS)) for name in names)
+
+
+def messages(
+    random: Random, count: int, queues: int, to: tuple[Goal, ...], *, now_ms: int, flawed: float = 0.05
+) -> list[Stranded]:
+    """`count` messages; about so many of them, `flawed`, can never arrive."""
+    made = originals(count, now_ms=now_ms, seed=random.getrandbits(32))
+    return [_stranded(random, each, queues, to, flawed) for each in made]
+
+
+def _stranded(random: Random, original: Original, queues: int, to: tuple[Goal, ...], flawed: float) -> Stranded:
+    goal = random.choice(to)
+    if not (goal.wants_session and random.random() < 0.5) and random.random() < 0.5:
+        # Most messages of most applications are small and alike: let some be.
+        original = replace(original, session_id=None, scheduled_at=None, sections=_simple(random, original))
+    doom = None
+    if goal.wants_session and original.session_id is None:
+        if random.random() < flawed:
+            doom = REFUSED
+        else:
+            original = replace(original, session_id=f"session-{original.number % 3}")
+    identity = _identity(random, original)
+    properties = _properties(original.sections, identity, original.session_id)
+    annotations = _annotations(original)
+    sections = _changed(original.sections, properties=properties, message_annotations=annotations)
+    original = replace(original, destination=goal.name, sections=sections)
+    aliases = _aliases(original)
+    if doom is None and random.random() < flawed:
+        doom, aliases = INVALID, random.choice(_BREAKS)(aliases)
+    payload = _in_backlog(original, identity, aliases)
+    return Stranded(text_of(identity) or "", random.randrange(queues), original, payload, doom)
+
+
+def _simple(random: Random, original: Original) -> Sections:
+    size = _MANY_FRAMES if random.random() < 0.02 else random.randrange(1, 1_000)
+    return Sections(properties=original.sections.properties, body=section(DATA, codec.encode(random.randbytes(size))))
+
+
+def _identity(random: Random, original: Original) -> Value:
+    """Mostly text; of the other types that an id can have, some."""
+    if random.random() < 0.9:
+        return original.message_id
+    odd = random.choice((ULong, uuid.UUID, bytes))
+    number = original.number + (random.getrandbits(40) << 16)
+    if odd is ULong:
+        return ULong(number)
+    return uuid.UUID(int=number) if odd is uuid.UUID else number.to_bytes(12)
+
+
+def _properties(sections: Sections, identity: Value, session_id: str | None) -> bytes:
+    fields = list(codec.decode_all(sections.properties).value)
+    fields += [None] * (13 - len(fields))
+    fields[0], fields[10] = identity, session_id
+    return section(PROPERTIES, codec.encode(fields))
+
+
+def _annotations(original: Original) -> bytes:
+    """A partition key has to be the session id where there is one."""
+    had = original.sections.message_annotations
+    if not had:
+        return had
+    pairs = [
+        (key, original.session_id if key == "x-opt-partition-key" else value)
+        for key, value in original.sections.read_message_annotations().pairs
+        if key != "x-opt-partition-key" or original.session_id is not None
+    ]
+    return section(MESSAGE_ANNOTATIONS, codec.encode(Map(pairs)))
+
+
+Pairs = list[tuple[Value, Value]]
+
+
+def _aliases(original: Original) -> Pairs:
+    pairs: Pairs = [("x-ms-path", original.destination)]
+    if original.session_id is not None:
+        pairs.append(("x-ms-sessionid", original.session_id))
+    if original.ttl_ticks is not None:
+        pairs.append(("x-ms-timetolive", Described(Symbol("com.microsoft:timespan"), Long(original.ttl_ticks))))
+    if original.scheduled_at is not None:
+        pairs.append(("x-ms-scheduledenqueuetimeutc", Timestamp(original.scheduled_at)))
+    return pairs
+
+
+def _with(name: str, value: Value) -> object:
+    return lambda pairs: [*[pair for pair in pairs if pair[0] != name], (name, value)]
+
+
+_BREAKS: Final = (
+    lambda _: [],
+    lambda pairs: pairs[1:],
+    _with("x-ms-path", Int(7)),
+    _with("x-ms-path", ""),
+    _with("x-ms-path", "../up"),
+    _with("x-ms-path", "x" * 300),
+    _with("x-ms-path", None),
+    _with("x-ms-sessionid", Int(1)),
+    _with("x-ms-timetolive", "PT1M"),
+    _with("x-ms-scheduledenqueuetimeutc", "tomorrow"),
+)
+
+
+def _in_backlog(original: Original, identity: Value, aliases: Pairs) -> bytes:
+    pairs = [*original.sections.read_application_properties().pairs, *aliases]
+    return _changed(
+        original.sections,
+        properties=_properties(original.sections, identity, None),
+        application_properties=section(APPLICATION_PROPERTIES, codec.encode(Map(pairs))) if pairs else b"",
+    ).join()
+
+
+def _changed(sections: Sections, **others: bytes) -> Sections:
+    changed = copy(sections)
+    for name, raw in others.items():
+        setattr(changed, name, raw)
+    return changed

@@ -1,0 +1,226 @@
+"""Two namespaces of the emulator on a simulated network and clock, and the tool's own look at the time and the web.
+
+Inside `made_virtual` the tool finds virtual time wherever it would read the machine's, and nothing depends on where an
+object lies in memory: what is a set of objects there is walked in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import itertools
+import random as random_module
+import sys
+import time as time_module
+import types
+from collections.abc import Callable, Iterable, Iterator, MutableSet
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from sbpair import errors
+from sbpair.emulator.agenda import Agenda
+from sbpair.emulator.amqp_door import AmqpDoor
+from sbpair.emulator.faults import Faults
+from sbpair.emulator.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.server import Timer
+from sbpair.model import Counts, Endpoint, Pair, QueueSpec, QueueState, SasKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.faults.simulation.loop import VirtualLoop
+    from tests.faults.simulation.network import End, Network
+
+PRIMARY: Final = "contoso"
+SECONDARY: Final = "contoso-dr"
+BEGAN_MS: Final = 1_767_225_600_000
+
+_TOOL: Final = ("sbpair.wire", "sbpair.move", "sbpair.syphon", "sbpair.amqp", "sbpair.emulator")
+_TIME: Final = time_module.time
+
+
+class ServiceClock:
+    """The service's clock, on the loop's time. A jump is for ever."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return BEGAN_MS + round(self._loop.time() * 1000) + self._ahead_ms
+
+    def advance(self, ms: int) -> None:
+        self._ahead_ms += ms
+
+
+class World:
+    """`ahead` is by how many seconds the clock of the tool's machine is wrong."""
+
+    def __init__(self, loop: VirtualLoop, network: Network, *, queues: int) -> None:
+        self.loop = loop
+        self.network = network
+        self.ahead = 0.0
+        self.clock = ServiceClock(loop)
+        self.agenda = Agenda()
+        self._timer = Timer(self.clock, self.agenda)
+        self.doors: dict[Any, End] = {}
+        self.namespaces = {name: self._namespace(name) for name in (PRIMARY, SECONDARY)}
+        self.primary, self.secondary = self.namespaces.values()
+        self.faults = Faults(self.namespaces, self.advance)
+        self.pair = Pair("orders", _endpoint(PRIMARY), _endpoint(SECONDARY), backlog_queues=queues)
+
+    def _namespace(self, name: str) -> Namespace:
+        namespace = Namespace(name, self.clock, self.agenda, call_soon=self.loop.call_soon)
+        namespace.authority = f"{name}:5672"
+        namespace.on_outage.add(lambda: self._break(name))
+        self.network.serve(name, lambda: None if namespace.down else AmqpDoor(namespace))
+        return namespace
+
+    def _break(self, name: str) -> None:
+        for line in self.network.lines_to(name):
+            line.server.abort()
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self._timer.run()
+
+    def set_tool_clock_right(self) -> None:
+        self.ahead = (self.clock.now_ms() - BEGAN_MS) / 1000 - self.loop.time()
+
+    def tool_time(self) -> float:
+        return BEGAN_MS / 1000 + self.loop.time() + self.ahead
+
+
+def _endpoint(name: str) -> Endpoint:
+    key = SasKey(ROOT_RULE.key_name, ROOT_RULE.primary_key)
+    return Endpoint(name, f"{name}:5672", name, 5672, tls=False, credential=key, emulator=True)
+
+
+class Control:
+    """The management side without HTTP. `granted` is whether the tool's key has the Manage claim."""
+
+    def __init__(self, world: World, random: Random, *, granted: bool) -> None:
+        self._world = world
+        self._random = random
+        self._granted = granted
+
+    async def _asked(self) -> None:
+        weather = self._world.network.weather
+        await asyncio.sleep(2 * weather.slow + weather.jitter * self._random.random())
+        if not self._granted:
+            raise errors.NotAuthorized("Manage,EntityRead claims are required for this operation.")
+        if self._world.secondary.down or self._world.network.refusing.get(SECONDARY):
+            raise errors.Unreachable(f"no connection to {SECONDARY}")
+
+    async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
+        del counts
+        await self._asked()
+        found = [queue.path for queue in self._world.secondary.queues() if queue.path.lower().startswith(prefix)]
+        return [QueueState(QueueSpec(path)) for path in found]
+
+    async def get(self, path: str) -> QueueState:
+        await self.counts(path)
+        return QueueState(QueueSpec(path))
+
+    async def counts(self, path: str) -> Counts:
+        await self._asked()
+        queue = self._world.secondary.find_queue(path)
+        if queue is None:
+            raise errors.EntityMissing(f"there is no queue {path!r}", entity=path)
+        counts = queue.counts()
+        return Counts(counts.active, counts.dead_letter, counts.scheduled, counts.total)
+
+    async def create(self, spec: QueueSpec) -> bool:
+        raise NotImplementedError(spec.path)
+
+
+class InOrder(MutableSet[Any]):
+    """A set that is walked in the order of its making."""
+
+    def __init__(self, members: Iterable[Any] = ()) -> None:
+        self._members = dict.fromkeys(members)
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._members
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, value: Any) -> None:
+        self._members[value] = None
+
+    def discard(self, value: Any) -> None:
+        self._members.pop(value, None)
+
+    def update(self, members: Iterable[Any]) -> None:
+        self._members.update(dict.fromkeys(members))
+
+
+@contextmanager
+def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], control: Any) -> Iterator[None]:
+    """The tool's time, chance and management are ours until the end of the block."""
+    from sbpair.bus import atom
+
+    importlib.import_module("sbpair.syphon")
+
+    @asynccontextmanager
+    async def open_queues(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        yield control()
+
+    random_module.seed(seed)
+    with ExitStack() as undo:
+        _replace(undo, time_module, "time", tool_time)
+        _replace(undo, time_module, "monotonic", loop.time)
+        _replace(undo, atom, "open_queues", open_queues)
+        for module in _modules():
+            _replace(undo, module, "set", InOrder)
+            for name, value in list(vars(module).items()):
+                if type(value) is itertools.count:
+                    _replace(undo, module, name, itertools.count())
+        for function in _functions():
+            _change_defaults(undo, function, tool_time)
+        yield
+
+
+def _replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
+def _modules() -> list[types.ModuleType]:
+    return [module for name, module in sys.modules.items() if name.startswith(_TOOL)]
+
+
+@functools.cache
+def _functions() -> tuple[types.FunctionType, ...]:
+    """Those that take the machine's time where nobody gives them another."""
+    found: list[types.FunctionType] = []
+    for module in _modules():
+        for value in list(vars(module).values()):
+            members = list(vars(value).values()) if isinstance(value, type) else [value]
+            for member in members:
+                function = getattr(member, "__wrapped__", getattr(member, "__func__", member))
+                if isinstance(function, types.FunctionType) and _TIME in _defaults(function):
+                    found.append(function)
+    return tuple(dict.fromkeys(found))
+
+
+def _defaults(function: types.FunctionType) -> list[Any]:
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _change_defaults(undo: ExitStack, function: types.FunctionType, tool_time: Callable[[], float]) -> None:
+    had, had_named = function.__defaults__, function.__kwdefaults__
+    undo.callback(setattr, function, "__defaults__", had)
+    undo.callback(setattr, function, "__kwdefaults__", had_named)
+    function.__defaults__ = had and tuple(tool_time if each is _TIME else each for each in had)
+    if had_named:
+        function.__kwdefaults__ = {name: tool_time if each is _TIME else each for name, each in had_named.items()}

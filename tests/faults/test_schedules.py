@@ -1,0 +1,133 @@
+"""A quick hundred of the seeded fault schedules, that a seed replays all of one, and that the checker can fail.
+
+The rest: python -m tests.faults.schedules --seeds 0:2000 --real 200
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sbpair.move import envelope
+from sbpair.move.receipt import Tally
+from sbpair.move.wire_engine import WirePrimary, WireSource
+from tests.faults.simulation.plan import plan
+from tests.faults.simulation.run import simulate
+
+QUICK = range(100)
+SEEDS_A_TEST = 10
+ENOUGH_TO_CATCH = range(30)
+
+
+@pytest.mark.parametrize("first", QUICK[::SEEDS_A_TEST])
+def test_nothing_is_lost_altered_or_overtaken_under_seeded_faults(first: int) -> None:
+    wrong = {seed: simulate(seed).wrong for seed in range(first, first + SEEDS_A_TEST)}
+
+    assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.faults.schedules --seeds N -v"
+
+
+def test_a_seed_replays_the_whole_run() -> None:
+    for seed in range(200, 210):
+        once, again = simulate(seed), simulate(seed)
+
+        assert once.lines == again.lines
+        assert once.digest == again.digest
+        assert len(once.lines) > 5
+
+
+def test_another_seed_is_another_run() -> None:
+    assert len({simulate(seed).digest for seed in range(5)}) == 5
+
+
+# The checker has to catch a syphon that is wrong
+
+
+def caught(complaint: str) -> bool:
+    return any(line.startswith(complaint) for seed in ENOUGH_TO_CATCH for line in simulate(seed).wrong)
+
+
+def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(*_: Any, **__: Any) -> None:
+        """Say that it was accepted."""
+
+    monkeypatch.setattr(WirePrimary, "send", send)
+
+    assert caught("lost")
+
+
+def test_a_syphon_that_settles_before_the_primary_has_accepted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[asyncio.Task[None]] = []
+    wait_and_send = WirePrimary.send
+
+    async def send(*arguments: Any, **keywords: Any) -> None:
+        under_way.append(asyncio.create_task(wait_and_send(*arguments, **keywords)))
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(WirePrimary, "send", send)
+
+    assert caught("completed before it was accepted")
+
+
+def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = WirePrimary.send
+
+    async def send(*arguments: Any, **keywords: Any) -> None:
+        await once(*arguments, **keywords)
+        await once(*arguments, **keywords)
+
+    monkeypatch.setattr(WirePrimary, "send", send)
+
+    assert caught("arrived 2 times")
+
+
+def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_order = WireSource.take
+
+    async def take(*arguments: Any, **keywords: Any) -> Any:
+        return list(reversed(await in_order(*arguments, **keywords)))
+
+    monkeypatch.setattr(WireSource, "take", take)
+
+    assert caught("overtaken in hand")
+    assert caught("out of order")
+
+
+def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = envelope.restored
+
+    def restored(sections: Any, *arguments: Any) -> bytes:
+        sections.application_properties = b""
+        return exact(sections, *arguments)
+
+    monkeypatch.setattr(envelope, "restored", restored)
+
+    assert caught("altered")
+
+
+def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tally, "ended", lambda *_: None)
+
+    assert caught("a receipt does not balance")
+
+
+def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def close(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WirePrimary, "close", close)
+
+    assert any("did not end" in line for seed in range(3) for line in simulate(seed).wrong)
+
+
+def test_a_syphon_that_goes_round_in_circles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(0)
+        return []
+
+    monkeypatch.setattr(WireSource, "take", take)
+
+    watching = next(seed for seed in range(100) if not plan(seed, now_ms=0).once)
+
+    assert any("busy loop" in line for line in simulate(watching).wrong)
