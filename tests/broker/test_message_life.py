@@ -14,7 +14,7 @@ from sbpair.emulator.description import QueueDescription, validate
 from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
 from sbpair.emulator.faults import Faults
 from sbpair.emulator.message import Message
-from sbpair.emulator.outcomes import settler
+from sbpair.emulator.outcomes import settle_all
 from sbpair.emulator.requests import Request
 from sbpair.emulator.timespan import parse
 from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
@@ -286,7 +286,7 @@ def test_sizes_follow_what_settlements_change(namespace, make_queue, outcome, re
         request = Request("id", None, "com.microsoft:update-disposition", envelope.Map(), envelope.Map(told))
         assert management.answer(request, namespace.resolve("orders"), lambda _: None).status == 200
     else:
-        settler(source, outcome, settled=False)(message.lock_token)
+        assert settle_all(source, [message.lock_token], outcome, settled=False) == {}
     grown = 100 + len(message.sections.application_properties)
     assert (queue.size_bytes, grown > 150) == (grown, True)
     source = queue.dead_letters if queue.dead_letters.active_count else source
@@ -303,8 +303,9 @@ BROKEN = b"\x00St\xc1\x02\x02\x40"
 def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
     queue.send(envelope.take_in(BROKEN + b"\x00Sw\x40", 0))
     token = queue.messages.receive(1)[0].lock_token
-    with pytest.raises(ArgumentInvalid):
-        settler(queue.messages, Modified(message_annotations=CHANGES), settled=False)(token)
+    refused = settle_all(queue.messages, [token], Modified(message_annotations=CHANGES), settled=False)
+    assert refused is not None
+    assert isinstance(refused[token], ArgumentInvalid)
     queue.messages.dead_letter(token, "bad", "very")
     assert BROKEN in envelope.give_out(queue.dead_letters.receive(1)[0])
 

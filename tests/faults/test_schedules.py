@@ -9,10 +9,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from sbpair.move.wire_engine import WirePrimary, WireSource
 
 from sbpair.move import envelope
 from sbpair.move.receipt import Tally
-from sbpair.move.wire_engine import WirePrimary, WireSource
 from tests.faults.simulation.plan import plan
 from tests.faults.simulation.run import simulate
 

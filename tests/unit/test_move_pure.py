@@ -158,15 +158,15 @@ def test_all_five_parts_tell_one_message_from_another():
 def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missing):
     tally = Tally()
     for queue, bucket in ends:
-        tally.received(queue, repeat=False)
+        tally.received(queue, 1)
         if bucket == "sent":
-            tally.sent(queue, "orders", 10)
+            tally.sent(queue, "orders", 1, 10)
         elif bucket in ("dead_lettered", "expired"):
             tally.dead_lettered(Named(queue, 1, None, None, "why"), bucket=bucket)
         else:
             tally.ended(queue, bucket)
     for _ in range(missing):
-        tally.received("q/0", repeat=False)
+        tally.received("q/0", 1)
     receipt = tally.receipt()
     assert receipt.balanced == (missing == 0)
     assert receipt.received == len(ends) + missing
@@ -183,7 +183,7 @@ def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missin
 def ended(*buckets: str, repeats: int = 0) -> Tally:
     tally = Tally()
     for number, bucket in enumerate(buckets):
-        tally.received("q", repeat=number >= len(buckets) - repeats)
+        tally.received("q", 1, repeats=number >= len(buckets) - repeats)
         tally.ended("q", bucket)
     return tally
 
@@ -215,7 +215,7 @@ def test_a_bucket_that_is_none_is_refused():
 def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     tally = Tally()
     for number in range(LISTED_MOST + 5):
-        tally.received("q", repeat=False)
+        tally.received("q", 1)
         tally.dead_lettered(Named("q", number, None, None, "why"))
         tally.doubtful(Named("q", number, None, None, "why"))
     receipt = tally.receipt()

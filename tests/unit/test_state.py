@@ -398,7 +398,7 @@ from sbpair.move.books import Books
 from sbpair.move.receipt import Tally
 tally = Tally()
 books = Books(PAIR, Path({directory!r}), "syphon --watch", tally.receipt)
-tally.received("q", repeat=False)
+tally.received("q", 1)
 books.record()
 books.journal.sending([KEY], "orders")
 print(books.run, flush=True)
@@ -485,7 +485,7 @@ def test_what_ends_a_run_by_force_is_written_down(
 
     def run_for_a_while() -> None:
         with Books(PAIR, tmp_path, "syphon", tally.receipt):
-            tally.received("q", repeat=False)
+            tally.received("q", 1)
             raise raised
 
     with pytest.raises(type(raised)):
@@ -504,7 +504,7 @@ def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> Non
         state.write(("UPDATE runs SET receipt = NULL", [()]))
         books.record()
         assert find(state, books.run).receipt is None
-        tally.received("q", repeat=False)
+        tally.received("q", 1)
         books.record()
         assert find(state, books.run).receipt == json.loads(json.dumps(tally.receipt().document()))
         books.finish(0)
