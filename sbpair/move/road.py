@@ -35,7 +35,7 @@ class Road:
         self._waiting: deque[Order] = deque()
         self._keyed = self._singly = False
         self._suspects: set[int] = set()
-        self._blameless = True
+        self._blameless, self._mixed = True, False
 
     def __len__(self) -> int:
         """How many messages wait; those on their way are not among them."""
@@ -95,21 +95,20 @@ class Road:
     # What the destination has said.
 
     def refused_together(self, orders: Sequence[Order]) -> None:
-        """It does not take these in one batch. One of them may be to blame, or none."""
-        if not self._keyed and len({key_of(order) for order in orders}) > 1:
-            self._keyed = True
-        else:
-            self._suspects.update(order.turn for order in orders)
-            self._blameless = True
+        """It does not take these in one batch. One of them is to blame, or their being together: each goes alone now."""
+        self._suspects.update(order.turn for order in orders)
+        self._blameless = True
+        self._mixed = len({key_of(order) for order in orders}) > 1
 
     def answered_alone(self, order: Order, *, accepted: bool) -> None:
-        """One that was refused together with others has left by itself."""
+        """One that was refused together with others has left by itself. Where none is to blame, it is the batch."""
         if order.turn not in self._suspects:
             return
         self._suspects.discard(order.turn)
         self._blameless = self._blameless and accepted
         if not self._suspects and self._blameless:
-            self._singly = True
+            self._singly = self._singly or not self._mixed
+            self._keyed = self._keyed or self._mixed
 
 
 def key_of(order: Order) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.types import text_of
 from sbpair.emulator import envelope
-from sbpair.emulator.errors import QuotaExceeded
+from sbpair.emulator.errors import QuotaExceeded, Refusal
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -63,6 +63,16 @@ class Overtaken:
     since_ms: int
 
 
+def _one_by_one(complete: Callable[[bytes], None], tokens: Iterable[bytes]) -> dict[bytes, Refusal]:
+    refused: dict[bytes, Refusal] = {}
+    for token in tokens:
+        try:
+            complete(token)
+        except Refusal as refusal:
+            refused[token] = refusal
+    return refused
+
+
 Holder = Callable[[Any], tuple[str, int]]
 
 
@@ -73,14 +83,15 @@ class History:
         self.lines: list[str] = []
         self.wrong: list[str] = []
         self.tracks: dict[str, Track] = {}
-        self.first_arrivals: dict[tuple[str, str], list[Track]] = defaultdict(list)
+        self.first_arrivals: dict[tuple[str, ...], list[Track]] = defaultdict(list)
         self.overtaken: list[Overtaken] = []
         self._locks = 0
         self.full: set[str] = set()
         self._now_ms = now_ms
         self._holder = holder
         self._by_message: dict[int, Track] = {}
-        self._roads: dict[tuple[str, str], list[Track]] = defaultdict(list)
+        self._roads: dict[tuple[str, ...], list[Track]] = defaultdict(list)
+        self._partitioned: set[str] = set()
 
     def tell(self, text: str) -> None:
         self.lines.append(f"{self._now_ms():>9} {text}")
@@ -106,14 +117,21 @@ class History:
             queue.send([message])
             track = Track(each, queue.path, message)
             self.tracks[each.id] = self._by_message[id(message)] = track
-            self._roads[track.road].append(track)
+            self._roads[self._line(track)].append(track)
             self.tell(f"stranded {track}")
+
+    def _line(self, track: Track) -> tuple[str, ...]:
+        """What messages have in common that keep their order: in a partitioned entity, which has none, the key."""
+        if track.road[1] not in self._partitioned:
+            return track.road
+        return (*track.road, track.stranded.original.session_id or track.message.partition_key or "")
 
     def watch_backlog(self, queue: Queue) -> None:
         engine: Any = queue.messages
         engine.receive = self._receiving(engine.receive)
         for name in ("complete", "release", "abandon", "defer", "dead_letter"):
             setattr(engine, name, self._settling(name, engine, getattr(engine, name)))
+        engine.complete_all = lambda tokens: _one_by_one(engine.complete, tokens)
         bury = engine._expel
         engine._expel = lambda message, reason, text: (self._buried(message, reason, text), bury(message, reason, text))
         lose = engine._delivery_failed
@@ -177,6 +195,8 @@ class History:
 
     def watch_primary(self, queue: Queue) -> None:
         engine: Any = queue.messages
+        if queue.partitions is not None:
+            self._partitioned.add(queue.path.lower())
         enqueue, send = engine.enqueue, queue.send
 
         def enqueued(messages: Iterable[Message]) -> None:
@@ -191,6 +211,7 @@ class History:
             send(messages)
 
         engine.enqueue, queue.send = enqueued, sent  # type: ignore[method-assign]
+        queue.send_each = lambda _messages: False  # type: ignore[method-assign]  # so that each is sent by `send`
 
     def _arrived(self, queue: Queue, message: Message) -> None:
         try:
@@ -210,10 +231,10 @@ class History:
             self._arrived_first(track)
 
     def _arrived_first(self, track: Track) -> None:
-        self.first_arrivals[track.road].append(track)
+        self.first_arrivals[self._line(track)].append(track)
         if track.holder is None:
             return
-        for earlier in self._roads[track.road]:
+        for earlier in self._roads[self._line(track)]:
             if earlier.number < track.number and earlier.holder == track.holder and not earlier.arrivals:
                 since = self._now_ms() - earlier.locked_ms
                 self.overtaken.append(Overtaken(earlier, track, earlier.lock_number < track.lock_number, since))
