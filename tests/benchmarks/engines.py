@@ -61,12 +61,12 @@ def measure(engine: str, count: int, *, round_trip_ms: float = 0.0) -> Run:
 def command(engine: str) -> tuple[list[str], dict[str, str]]:
     """How an engine is started, and what it wants of its environment besides. Raises NotHere."""
     if engine == "wire":
-        return [*SYPHON, "--once", "--output", "json"], {}
+        return [*SYPHON, "--once", "--credits", "none", "--output", "json"], {}
     if engine == "sdk":
         told = subprocess.run([*SYPHON, "--help"], check=True, capture_output=True, text=True).stdout
         if "--engine" not in told:
             raise NotHere("not built yet")
-        return [*SYPHON, "--once", "--engine", "sdk", "--output", "json"], {}
+        return [*SYPHON, "--once", "--credits", "none", "--engine", "sdk", "--output", "json"], {}
     if engine == "sdk_loop":
         return [sys.executable, str(HERE / "sdk_loop.py"), *backlog_queues()], {}
     try:
