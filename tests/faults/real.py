@@ -109,7 +109,7 @@ class Schedule:
         # Asked to stop while Python itself was still starting, it can only say so.
         if code == 1 and b"KeyboardInterrupt" not in said:
             self.history.accuse(f"{process.name} ended with 1: {said.decode()[-500:]}")
-        if code >= 0 and out.strip():
+        if code != -signal.SIGKILL and out.strip():
             self.course.receipts.append(receipt_of(json.loads(out)))
 
     # What faults want
