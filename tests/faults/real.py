@@ -37,9 +37,13 @@ class Process:
         self.name = name
         self.running = running
         self.stop = self
+        self._asked = False
 
     def set(self) -> None:
-        self.signal(signal.SIGINT)
+        # A second signal would be no wish but a command, and cost the receipt.
+        if not self._asked:
+            self._asked = True
+            self.signal(signal.SIGINT)
 
     def signal(self, number: int) -> None:
         # Not `send_signal`: it may reap the process before the loop does.
