@@ -63,7 +63,7 @@ class Schedule:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._now = lambda: loop.time() - began
-        self.history = History(lambda: round(self._now() * 1000), self._holder)
+        self.history = History(lambda: round(self._now() * 1000), self._holder, self._sender)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
         self._random = Random(the_plan.seed)
@@ -77,6 +77,10 @@ class Schedule:
     def _holder(self, consumer: Any) -> tuple[str, int]:
         door = getattr(consumer, "_door", None)
         return ("syphon", self._doors.setdefault(door, len(self._doors)))
+
+    def _sender(self) -> str | None:
+        # Of two at the same time nobody here can say which it was.
+        return None if "second" in self.plan.kinds else "syphon"
 
     # Processes
 
