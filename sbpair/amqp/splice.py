@@ -81,6 +81,11 @@ def with_fields(raw: bytes, code: int, fields: Mapping[int, Value]) -> bytes:
     return _rebuilt(raw, layout, elements, len(elements))
 
 
+def fields(raw: bytes) -> list[bytes]:
+    """Each element of a list section, encoded. Raises ProtocolError."""
+    return _elements(raw, _layout(raw, 0xC0))
+
+
 def _elements(raw: bytes, layout: _Layout) -> list[bytes]:
     elements, position = [], layout.first
     for _ in range(layout.number):

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
-    from sbpair.move.route import Facts, Send
+    from sbpair.move.route import Facts, Key, Send
 
 
 class Arrival(Protocol):
-    """A delivery in our hands. `lock_until` is seconds of the event loop's clock."""
+    """A delivery in our hands. `lock_until` is seconds of the event loop's clock; `key` is the mover's to set."""
 
     facts: Facts
     lock_until: float
     partition_key: str | None
+    key: Key
 
 
 class Order(NamedTuple):

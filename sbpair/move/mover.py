@@ -167,13 +167,16 @@ class Mover:
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Take deliveries over."""
         hands, journal, repeats = self._hands, self._setting.journal, 0
+        namespace, queue = self._setting.namespace, self._queue
         for arrival in arrivals:
-            key, size = self._key(arrival), arrival.facts.size
+            facts = arrival.facts
+            key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
             before = hands.get(key)
             seen = journal.seen(key)
             hands[key] = arrival
-            self._bytes += size
-            self._largest = max(self._largest, size)
+            self._bytes += facts.size
+            if facts.size > self._largest:
+                self._largest = facts.size
             if seen or before is not None:
                 repeats += 1
             if before is None or self._succeeds(arrival, before):
@@ -193,7 +196,7 @@ class Mover:
         return True
 
     def _welcome(self, arrival: Arrival, *, seen: bool) -> None:
-        if seen and self._setting.journal.was_accepted(self._key(arrival)):
+        if seen and self._setting.journal.was_accepted(arrival.key):
             self._confirm(arrival)
         else:
             self._direct(arrival)
@@ -242,11 +245,9 @@ class Mover:
             self._spawn(self._dead_letter(arrival, decision), arrival)
 
     def _route(self, arrival: Arrival) -> Route:
-        return route(arrival.facts, ttl=self._setting.ttl, now_ms=self._now_ms)
-
-    @property
-    def _now_ms(self) -> int:
-        return 0 if self._setting.ttl is TimeToLive.ORIGINAL else self._setting.now_ms()
+        if self._setting.ttl is TimeToLive.ORIGINAL:
+            return route(arrival.facts)
+        return route(arrival.facts, ttl=self._setting.ttl, now_ms=self._setting.now_ms())
 
     def _road_to(self, destination: str) -> Road:
         # Service Bus compares paths without regard to case: one road for every spelling.
@@ -362,7 +363,7 @@ class Mover:
         return min(ROUND_MOST, pace.most(self._loop.time(), road.cost or 1.0))
 
     def _write_down(self, road: Road, flights: list[_Flight]) -> None:
-        keys = [[self._key(arrival) for arrival in flight.arrivals] for flight in flights]
+        keys = [[order.arrival.key for order in flight.orders] for flight in flights]
         for flight, number in zip(flights, self._setting.journal.sending_each(keys, road.destination), strict=True):
             flight.number = number
 
@@ -519,9 +520,8 @@ class Mover:
             self._not_settled("completed", failures)
             failed = {id(arrival) for arrival, _ in failures}
             done = [arrival for arrival in arrivals if id(arrival) not in failed]
-        self._setting.journal.completed([self._key(arrival) for arrival in done])
-        for arrival in arrivals:
-            self._end(arrival, None)
+        self._setting.journal.completed([arrival.key for arrival in done])
+        self._end_all(arrivals)
 
     async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
         try:
@@ -536,7 +536,7 @@ class Mover:
         self._setting.on_event(
             DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
         )
-        self._setting.journal.completed([self._key(arrival)])
+        self._setting.journal.completed([arrival.key])
         self._end(arrival, None)
 
     async def _release(self, arrivals: list[Arrival]) -> None:
@@ -556,15 +556,26 @@ class Mover:
     def _return(self, arrival: Arrival) -> None:
         if not self._has(arrival):
             return
-        key = self._key(arrival)
+        key = arrival.key
         if self._setting.journal.was_accepted(key):
             self._end(arrival, None)  # it was counted when the primary took it
             return
         self._setting.journal.returned([key])
         self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
 
+    def _end_all(self, arrivals: list[Arrival]) -> None:
+        """The common end: they were counted when the primary took them."""
+        if self._elders or self._doubtful or self._heirs:
+            for arrival in arrivals:
+                self._end(arrival, None)
+            return
+        for arrival in arrivals:
+            del self._hands[arrival.key]
+            self._bytes -= arrival.facts.size
+        self._changed.set()
+
     def _end(self, arrival: Arrival, bucket: str | None) -> None:
-        key = self._key(arrival)
+        key = arrival.key
         if self._hands.get(key) is arrival:
             del self._hands[key]
         elif arrival in self._elders:
@@ -612,7 +623,7 @@ class Mover:
         return [*self._hands.values(), *self._elders]
 
     def _has(self, arrival: Arrival) -> bool:
-        return self._hands.get(self._key(arrival)) is arrival or arrival in self._elders
+        return self._hands.get(arrival.key) is arrival or arrival in self._elders
 
     def _held(self) -> list[Arrival]:
         return [order.arrival for road in self._roads.values() for order in road]
@@ -627,10 +638,6 @@ class Mover:
             if id(arrival) not in self._doubtful:
                 self._doubtful.add(id(arrival))
                 self._setting.tally.doubtful(self._named(arrival, why))
-
-    def _key(self, arrival: Arrival) -> Key:
-        _, number, enqueued_at, message_id, *_ = arrival.facts
-        return (self._setting.namespace, self._queue, number, enqueued_at, message_id)
 
     def _named(self, arrival: Arrival, reason: str) -> Named:
         facts = arrival.facts

@@ -95,7 +95,7 @@ class Road:
     # What the destination has said.
 
     def refused_together(self, orders: Sequence[Order]) -> None:
-        """It does not take these in one batch. One of them is to blame, or their being together: each goes alone now."""
+        """It does not take these in one batch: one of them is to blame, or the batch. Each goes alone now."""
         self._suspects.update(order.turn for order in orders)
         self._blameless = True
         self._mixed = len({key_of(order) for order in orders}) > 1

@@ -57,6 +57,9 @@ All five, since a queue that was deleted and made again starts its sequence numb
 """
 
 
+NO_KEY: Key = ("", "", 0, 0, None)
+
+
 def key_of(namespace: str, facts: Facts) -> Key:
     return (namespace, facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
 

@@ -66,19 +66,27 @@ class Usual:
         return b"".join((header, annotations, properties, self.application_properties, self.rest))
 
     def _changed(self, send: Send, now_ms: int, *, expiring: bool) -> bytes:
-        session, tail = send.session_id, self.properties[self.id_end :]
-        if session is not None and not expiring and not tail.strip(_NULL):
-            text, count = session.encode(), max(self.properties[5], _GROUP_ID + 1)
-            body = self.properties[6 : self.id_end] + _NULL * (_GROUP_ID - 1) + bytes((_TEXT, len(text) & 0xFF)) + text
-            body += _NULL * (count - _GROUP_ID - 1)
+        session, raw, end = send.session_id, self.properties, self.id_end
+        if session is not None and not expiring:
+            text = session.encode()
+            before, after, count = _group_id(raw[5], raw[end:])
+            body = b"".join((raw[6:end], before, bytes((_TEXT, len(text) & 0xFF)), text, after))
             if len(body) < 255:
                 return _SHORT_PROPERTIES + bytes((len(body) + 1, count)) + body
-        return envelope.properties_of(Sections(properties=self.properties), send, now_ms)
+        return envelope.properties_of(Sections(properties=raw), send, now_ms)
 
     def _scheduled(self, send: Send) -> bytes:
         if not self.annotations and send.scheduled_at is not None and -(1 << 63) <= send.scheduled_at < 1 << 63:
             return _SCHEDULE + send.scheduled_at.to_bytes(8, signed=True)
         return envelope.annotations_of(Sections(message_annotations=self.annotations), send)
+
+
+@lru_cache(REMEMBERED)
+def _group_id(count: int, tail: bytes) -> tuple[bytes, bytes, int]:
+    """What stands between a message id and the group id, what behind it, and how many fields there are with it."""
+    fields = splice.fields(section(PROPERTIES, bytes((0xC0, len(tail) + 2, count)) + _NULL + tail))
+    fields += [_NULL] * (_GROUP_ID + 1 - len(fields))
+    return b"".join(fields[1:_GROUP_ID]), b"".join(fields[_GROUP_ID + 1 :]), len(fields)
 
 
 @lru_cache(REMEMBERED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from sbpair.errors import ProtocolError, SbpairError
 from sbpair.move import envelope
-from sbpair.move.route import Facts
+from sbpair.move.route import NO_KEY, Facts
 from sbpair.move.usual import Reader, Usual
 from sbpair.wire.client import Wire, lock_token
 from sbpair.wire.links import ACCEPTED, RELEASED, dead_letter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
     from sbpair.amqp.performatives import Outcome
     from sbpair.move.engine import Arrival, Failures
-    from sbpair.move.route import Send
+    from sbpair.move.route import Key, Send
     from sbpair.wire.links import Receiver
 
 LOCK_SECONDS = 60.0
@@ -43,6 +43,7 @@ class WireArrival:
     delivery: Delivery
     content: Usual | Sections | None
     partition_key: str | None = None
+    key: Key = NO_KEY
 
     def restored(self, send: Send, now_ms: int) -> bytes:
         """The message as it was before it went into the backlog, encoded."""
@@ -78,7 +79,10 @@ class WireSource:
         self._receiver.interrupt()
 
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
-        return [self._arrival(delivery) for delivery in await self._receiver.take(most, seconds=seconds)]
+        deliveries = await self._receiver.take(most, seconds=seconds)
+        now = self._loop.time()
+        ahead = now - self._now()
+        return [self._arrival(delivery, now, ahead) for delivery in deliveries]
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
@@ -103,8 +107,10 @@ class WireSource:
             chunk = mine[start : start + _RENEW_MOST]
             tokens = [lock_token(arrival.delivery.tag) for arrival in chunk]
             moments = await self._wire.renew_locks(self.queue, tokens)
+            now = self._loop.time()
+            ahead = now - self._now()
             for arrival, until_ms in zip(chunk, moments, strict=False):
-                arrival.lock_until = self._loop_time(until_ms)
+                arrival.lock_until = _lock_until(until_ms, now, ahead)
 
     async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
         mine = {arrival.delivery.id: arrival for arrival in cast("Sequence[WireArrival]", arrivals)}
@@ -113,25 +119,30 @@ class WireSource:
         failures = await self._receiver.settle_each(deliveries, outcome)
         return [(mine[delivery.id], error) for delivery, error in failures]
 
-    def _arrival(self, delivery: Delivery) -> WireArrival:
+    def _arrival(self, delivery: Delivery, now: float, ahead: float) -> WireArrival:
+        """`ahead` is by how much the loop's clock, at `now`, is before that of the wall."""
         payload, delivery.payload = delivery.payload, b""
         read = self._reader.read(payload)
         if read is not None:
             usual, facts, until_ms = read
-            return WireArrival(facts, self._loop_time(until_ms), delivery, usual, usual.partition_key)
+            return WireArrival(facts, _lock_until(until_ms, now, ahead), delivery, usual, usual.partition_key)
         try:
             sections, facts = envelope.facts_of(self.queue, payload)
         except ProtocolError as error:
             # It has no id of its own, and yet is not the same as the next such.
             name = f"delivery {delivery.tag.hex()}"
             facts = Facts(self.queue, 0, 0, name, None, size=len(payload), flaw=error.message)
-            return WireArrival(facts, self._loop.time() + LOCK_SECONDS, delivery, None)
+            return WireArrival(facts, now + LOCK_SECONDS, delivery, None)
         if not facts.flaw:
             self._reader.learn(payload, sections)
-        until = self._loop_time(envelope.locked_until(sections))
+        until = _lock_until(envelope.locked_until(sections), now, ahead)
         return WireArrival(facts, until, delivery, sections, envelope.partition_key(sections))
 
-    def _loop_time(self, until_ms: int) -> float:
-        left = until_ms / 1000 - self._now()
-        # The service's clock and ours may differ: more than the usual is not believed, nor is nothing at all.
-        return self._loop.time() + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
+
+def _lock_until(until_ms: int, now: float, ahead: float) -> float:
+    """When a lock runs out, by the loop's clock. The service's clock and ours may differ.
+
+    More than the usual is not believed, nor is nothing at all.
+    """
+    until = until_ms / 1000 + ahead
+    return until if 1.0 <= until - now <= LOCK_SECONDS else now + LOCK_SECONDS

@@ -84,6 +84,15 @@ class Waiting:
         for _, error in self.failures:
             raise error
 
+    def disposed_all(self, deliveries: Sequence[events.Sent | events.Delivery], state: Any) -> bool:
+        """The same answer to several: whether it was what was asked, and all of them are among these."""
+        if not (type(state) is Accepted is type(self._asked)) or any(each.context is not self for each in deliveries):
+            return False
+        for delivery in deliveries:
+            self._open.pop(delivery.id, None)
+        self._look()
+        return True
+
     def disposed(self, delivery: events.Sent | events.Delivery, state: Any) -> None:
         if delivery.id not in self._open:
             return

@@ -155,6 +155,9 @@ class Stream(asyncio.Protocol):
             self.fail(gone(event.error, f"{doing} {self.where}"))
 
     def _on_disposed(self, event: events.Disposed) -> None:
+        context = event.deliveries[0].context
+        if event.settled and context is not None and context.disposed_all(event.deliveries, event.state):
+            return
         for delivery in event.deliveries:
             if not event.settled:
                 if not (isinstance(delivery, events.Sent) and isinstance(event.state, _OUTCOMES)):

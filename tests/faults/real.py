@@ -37,9 +37,13 @@ class Process:
         self.name = name
         self.running = running
         self.stop = self
+        self._asked = False
 
     def set(self) -> None:
-        self.signal(signal.SIGINT)
+        # A second signal would be no wish but a command, and cost the receipt.
+        if not self._asked:
+            self._asked = True
+            self.signal(signal.SIGINT)
 
     def signal(self, number: int) -> None:
         # Not `send_signal`: it may reap the process before the loop does.
@@ -59,7 +63,7 @@ class Schedule:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._now = lambda: loop.time() - began
-        self.history = History(lambda: round(self._now() * 1000), self._holder)
+        self.history = History(lambda: round(self._now() * 1000), self._holder, self._sender)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
         self._random = Random(the_plan.seed)
@@ -68,10 +72,15 @@ class Schedule:
         self._tasks: list[asyncio.Task[None]] = []
         self._starting: list[asyncio.Task[Process]] = []
         self._started = 0
+        self._over = False
 
     def _holder(self, consumer: Any) -> tuple[str, int]:
         door = getattr(consumer, "_door", None)
         return ("syphon", self._doors.setdefault(door, len(self._doors)))
+
+    def _sender(self) -> str | None:
+        # Of two at the same time nobody here can say which it was.
+        return None if "second" in self.plan.kinds else "syphon"
 
     # Processes
 
@@ -105,9 +114,10 @@ class Schedule:
         self.history.tell(f"end {process.name} {code}")
         if process in self._alive:
             self._alive.remove(process)
-        if code == 1:
+        # Asked to stop while Python itself was still starting, it can only say so.
+        if code == 1 and b"KeyboardInterrupt" not in said:
             self.history.accuse(f"{process.name} ended with 1: {said.decode()[-500:]}")
-        if code >= 0 and out.strip():
+        if code != -signal.SIGKILL and out.strip():
             self.course.receipts.append(receipt_of(json.loads(out)))
 
     # What faults want
@@ -150,16 +160,17 @@ class Schedule:
         await self._strike()
         self.history.tell("nothing is wrong any more")
         await self._drain()
-        supervising.cancel()
-        await asyncio.gather(supervising, *self._starting, return_exceptions=True)
-        await self._stop_all()
+        await self._stop_all(supervising)
         self.emulator.advance(LOCK_MS)
         clean = await self.launch(once=True)
         await self._gone(clean)
+        await asyncio.gather(*self._tasks)
 
     async def _supervise(self) -> None:
-        while True:
+        while not self._over:
             running = await self.launch(once=self.plan.once)
+            if self._over:
+                running.set()
             await running.running.wait()
             await asyncio.sleep(self._random.choice((0.1, 1.0)))
 
@@ -190,10 +201,14 @@ class Schedule:
     def _waiting(self) -> int:
         return sum(queue.counts().active for queue in self.secondary.queues())
 
-    async def _stop_all(self) -> None:
+    async def _stop_all(self, supervising: asyncio.Task[None]) -> None:
+        self._over = True
+        await asyncio.gather(*self._starting)
         self.ask_to_stop()
         for process in list(self._alive):
             await self._gone(process)
+        await supervising
+        await asyncio.gather(*self._tasks)
 
     async def _gone(self, process: Process) -> None:
         try:
@@ -202,7 +217,6 @@ class Schedule:
         except TimeoutError:
             self.history.accuse(f"{process.name} did not end within {STOP_SECONDS:g} s")
             process.signal(signal.SIGKILL)
-        await asyncio.gather(*self._tasks)
 
 
 def receipt_of(document: dict[str, Any]) -> Receipt:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.move import mover
 from sbpair.move.mover import Mover, Setting
-from sbpair.move.route import Facts
+from sbpair.move.route import NO_KEY, Facts, Key
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Order
@@ -52,6 +52,7 @@ class Arrival:
     facts: Facts
     lock_until: float
     partition_key: str | None = None
+    key: Key = NO_KEY
 
 
 @dataclass

@@ -77,9 +77,12 @@ Holder = Callable[[Any], tuple[str, int]]
 
 
 class History:
-    """`now_ms` is the time of its lines; `holder` says who it is that takes messages out, given a queue's consumer."""
+    """`now_ms` is the time of its lines; `holder` says who it is that takes messages out, given a queue's consumer.
 
-    def __init__(self, now_ms: Callable[[], int], holder: Holder) -> None:
+    `sender` names the syphon that is sending at this moment, where that can be known.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], holder: Holder, sender: Callable[[], str | None]) -> None:
         self.lines: list[str] = []
         self.wrong: list[str] = []
         self.tracks: dict[str, Track] = {}
@@ -89,6 +92,7 @@ class History:
         self.full: set[str] = set()
         self._now_ms = now_ms
         self._holder = holder
+        self._sender = sender
         self._by_message: dict[int, Track] = {}
         self._roads: dict[tuple[str, ...], list[Track]] = defaultdict(list)
         self._partitioned: set[str] = set()
@@ -232,7 +236,7 @@ class History:
 
     def _arrived_first(self, track: Track) -> None:
         self.first_arrivals[self._line(track)].append(track)
-        if track.holder is None:
+        if track.holder is None or track.holder[0] != self._sender():
             return
         for earlier in self._roads[self._line(track)]:
             if earlier.number < track.number and earlier.holder == track.holder and not earlier.arrivals:

@@ -59,7 +59,7 @@ class Simulation:
         self.plan = the_plan
         self.loop = loop
         self.random = Random(the_plan.seed)
-        self.history = History(lambda: round(loop.time() * 1000), self._holder)
+        self.history = History(lambda: round(loop.time() * 1000), self._holder, self._sender)
         self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
@@ -80,6 +80,10 @@ class Simulation:
             if line.server is end or (door is not None and self.network_door(line) is door):
                 return (line.process.name if line.process else "?", line.number)
         return ("?", 0)
+
+    def _sender(self) -> str | None:
+        line = self.network.line_of(self.network.speaking)
+        return line.process.name if line and line.process else None
 
     def network_door(self, line: Any) -> Any:
         protocol = line.server.get_protocol()
