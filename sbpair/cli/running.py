@@ -4,6 +4,7 @@ The first SIGINT or SIGTERM asks for a stop, where the command knows how to stop
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -20,6 +21,9 @@ def run(main: Callable[[asyncio.Event], Awaitable[Result]], *, graceful: bool = 
 
     With `graceful`, the first signal only sets `stop`.
     """
+    # What a mover makes goes when it is let go of: looking for cycles after every 700 objects cost a tenth of its time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     try:
         return asyncio.run(_until_signalled(main, graceful=graceful))
     except Interrupted:

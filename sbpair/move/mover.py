@@ -95,6 +95,10 @@ class _Flight:
     def arrivals(self) -> list[Arrival]:
         return [order.arrival for order in self.orders]
 
+    @property
+    def keys(self) -> list[Key]:
+        return [order.arrival.key for order in self.orders]
+
 
 class Mover:
     """A lane's hands: takes arrivals over, and has each of them end in exactly one bucket of the receipt.
@@ -110,6 +114,8 @@ class Mover:
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads: dict[str, Road] = {}
+        self._spelled: dict[str, Road] = {}
+        self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
         self._hands: dict[Key, Arrival] = {}
         self._elders: list[Arrival] = []  # those whose message has come again meanwhile
         self._turns = 0
@@ -234,11 +240,11 @@ class Mover:
 
     def _direct(self, arrival: Arrival) -> None:
         decision = self._route(arrival)
-        if isinstance(decision, Send):
-            road = self._road_to(decision.destination)
+        if type(decision) is Send:
+            road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
             self._turns += 1
             road.add(Order(arrival, decision, self._turns))
-            if road.workers < (1 if self._setting.ordered else UNORDERED_ROUNDS) and not self._stopping.is_set():
+            if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
         elif isinstance(decision, (DeadLetter, Expire)):
@@ -255,6 +261,7 @@ class Mover:
         road = self._roads.get(name)
         if road is None:
             road = self._roads[name] = Road(destination, ordered=self._setting.ordered)
+        self._spelled[destination] = road
         return road
 
     async def _work(self, road: Road) -> None:
@@ -299,10 +306,9 @@ class Mover:
         try:
             may_leave = bool(flights) and await self._pace(road, flights)
             if may_leave:
-                self._write_down(road, flights)
-        except SbpairError:
-            may_leave = False
-            raise
+                may_leave = False
+                await self._write_down(road, flights)
+                may_leave = True
         finally:
             if not may_leave:
                 road.put_back(order for flight in flights for order in flight.orders)
@@ -362,9 +368,16 @@ class Mover:
             return ROUND_MOST
         return min(ROUND_MOST, pace.most(self._loop.time(), road.cost or 1.0))
 
-    def _write_down(self, road: Road, flights: list[_Flight]) -> None:
-        keys = [[order.arrival.key for order in flight.orders] for flight in flights]
-        for flight, number in zip(flights, self._setting.journal.sending_each(keys, road.destination), strict=True):
+    async def _write_down(self, road: Road, flights: list[_Flight]) -> None:
+        journal = self._setting.journal
+        numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
+        try:
+            await journal.on_disk()
+        except BaseException:
+            for number in numbers:
+                journal.unsent(number)
+            raise
+        for flight, number in zip(flights, numbers, strict=True):
             flight.number = number
 
     async def _fly(self, road: Road, link: Link, flights: list[_Flight]) -> None:
@@ -423,10 +436,7 @@ class Mover:
             size = sum([arrival.facts.size for arrival in arrivals])
             self._setting.tally.sent(self._source.queue, road.destination, len(arrivals), size)
             self._to_settle += arrivals
-        try:
-            self._setting.journal.accepted_each([flight.number for flight in flights])
-        except SbpairError as error:
-            self._give_up(error)
+        self._setting.journal.note_accepted([flight.number for flight in flights])
 
     def _settle_soon(self) -> None:
         if self._to_settle and not self._settling:
@@ -510,6 +520,11 @@ class Mover:
                     await self._gathered.wait()
         arrivals, self._to_settle = self._to_settle, []
         self._settling = False
+        try:
+            await self._setting.journal.on_disk()
+        except SbpairError as error:
+            # The primary has them all the same; but nothing more is sent.
+            self._give_up(error)
         await self._complete(arrivals)
 
     async def _complete(self, arrivals: list[Arrival]) -> None:
