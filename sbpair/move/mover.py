@@ -118,7 +118,6 @@ class Mover:
         self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
         self._hands: dict[Key, Arrival] = {}
         self._elders: list[Arrival] = []  # those whose message has come again meanwhile
-        self._turns = 0
         self._bytes = 0
         self._largest = 0
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
@@ -242,8 +241,7 @@ class Mover:
         decision = self._route(arrival)
         if type(decision) is Send:
             road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
-            self._turns += 1
-            road.add(Order(arrival, decision, self._turns))
+            road.add(Order(arrival, decision, arrival.facts.sequence_number))
             if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")

@@ -52,7 +52,7 @@ class Stream(asyncio.Protocol):
         self.where = endpoint.authority
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
-        self.owners: set[Owner] = set()
+        self.owners: dict[Owner, None] = {}
         self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._flushing = False
