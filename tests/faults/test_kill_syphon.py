@@ -93,7 +93,7 @@ async def syphon(emulator: Emulator, *options: str) -> asyncio.subprocess.Proces
         env=environment(emulator),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
 
 
@@ -130,13 +130,13 @@ async def killed_and_finished(what: str, nth: int) -> None:
         in_both = accepted_at_kill.total() + still_there - MESSAGES
 
         process = await syphon(emulator, "--once", "--output", "json")
-        out, _ = await process.communicate()
+        out, told = await process.communicate()
+        assert process.returncode == 0, told.decode()
         receipt = json.loads(out)
 
         arrived = in_primary(emulator)
         assert set(arrived) == ids, "messages were lost"
         assert in_backlog(emulator) == 0
-        assert process.returncode == 0
         assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == still_there
         # What the primary has and the backlog too is not sent again, unless nobody was told that the primary has it.
         twice = {message_id for message_id, count in arrived.items() if count > 1}
