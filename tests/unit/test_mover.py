@@ -363,6 +363,42 @@ async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
     assert made.room == 3
 
 
+@sync
+async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_stays_behind() -> None:
+    memory, setting = Memory(3, send=[REFUSED, None, REFUSED, None]), Setting("ns")
+    await move(memory, [arrival(1), arrival(2), arrival(3)], setting)
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.dead_lettered, receipt.doubtful) == (2, 1, ())
+    assert [number for what, number in memory.done if what == "send"] == [1, 3]
+    assert [number for what, number in memory.done if what == "dead_letter"] == [2]
+
+
+@sync
+async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_order() -> None:
+    memory, setting = Memory(3, send=[IN_DOUBT]), Setting("ns")
+    await move(memory, [arrival(1), arrival(2), arrival(3)], setting)
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.in_doubt) == (3, 0)
+    assert [each.message_id for each in receipt.doubtful] == ["m1", "m2", "m3"]
+    assert [number for what, number in memory.done if what == "send"] == [1, 2, 3]
+
+
+@sync
+async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, setting = Memory(2), Setting("ns")
+    full = errors.MachineLacks("the disk is full")
+
+    async def on_disk() -> None:
+        raise full
+
+    monkeypatch.setattr(setting.journal, "on_disk", on_disk)
+    made = await move(memory, [arrival(1), arrival(2)], setting)
+    assert made.fatal is full
+    assert [what for what, _ in memory.done if what == "send"] == []
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (0, 0, 2, ())
+
+
 ANSWERS = st.lists(
     st.sampled_from(
         [None, None, UNREACHABLE, IN_DOUBT, REFUSED, errors.QuotaExceeded("full"), errors.EntityMissing("?")]
@@ -372,7 +408,7 @@ ANSWERS = st.lists(
 SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT, REFUSED]), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     ready=st.lists(st.sampled_from([None, None, UNREACHABLE, errors.EntityMissing("?")]), max_size=12),
     send=ANSWERS,
@@ -383,17 +419,27 @@ SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT,
         st.tuples(st.integers(1, 6), st.sampled_from(["orders", "ORDERS", "billing", None])), max_size=12
     ),
     turns=st.none() | st.integers(0, 60),
+    together=st.integers(1, 4),
+    ordered=st.booleans(),
 )
 def test_every_delivery_ends_in_one_bucket_whatever_happens(
-    ready: Any, send: Any, complete: Any, dead_letter: Any, release: Any, arrivals: Any, turns: int | None
+    ready: Any,
+    send: Any,
+    complete: Any,
+    dead_letter: Any,
+    release: Any,
+    arrivals: Any,
+    turns: int | None,
+    together: int,
+    ordered: bool,
 ) -> None:
     patch = pytest.MonkeyPatch()
     for name in ("REST_SECONDS", "REST_MOST_SECONDS"):
         patch.setattr(mover, name, 0.0)
 
     async def main() -> None:
-        memory = Memory(ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        setting = Setting("ns")
+        memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
+        setting = Setting("ns", ordered=ordered)
         taken = [arrival(number, path) for number, path in arrivals]
         task = asyncio.create_task(moved(memory, taken, setting))
         if turns is not None:
