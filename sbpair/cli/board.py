@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sbpair.move.events import (
+    DeadLettered,
     Depth,
     DestinationBack,
     DestinationProgress,
@@ -117,6 +118,7 @@ class _Lane:
     blocked: tuple[tuple[str, ...], int] | None = None
     failed: tuple[str, float | None] | None = None
     resting: set[str] = field(default_factory=set)
+    dead_letters: int = 0
 
 
 @dataclass
@@ -142,24 +144,24 @@ class Board:
         match event:
             case QueuesFound(queues):
                 for queue in queues:
-                    self._lane(queue, now)
+                    self._lane(queue)
             case Progress(queue):
-                self._progress(self._lane(queue, now), event)
+                self._progress(self._lane(queue), event)
             case Depth(queue, messages, oldest_ms):
-                lane = self._lane(queue, now)
+                lane = self._lane(queue)
                 lane.counted, lane.oldest_ms = (messages, lane.at.gone), oldest_ms
             case DestinationProgress(destination):
-                self._destination(destination, now).at = event
+                self._destination(destination).at = event
             case DestinationResting(queue, destination, reason, seconds, waiting):
-                self._lane(queue, now).resting.add(destination)
-                found = self._destination(destination, now)
+                self._lane(queue).resting.add(destination)
+                found = self._destination(destination)
                 found.resting[queue], found.waiting[queue] = (reason, now + seconds), waiting
             case DestinationBack(queue, destination):
-                self._back(queue, destination, now)
+                self._back(queue, destination)
+            case DeadLettered(queue):
+                self._lane(queue).dead_letters += 1
             case LaneOpened() | LaneBlocked() | LaneDone() | LaneFailed():
-                self._turn(self._lane(event.queue, now), event, now)
-            case _:
-                pass
+                self._turn(self._lane(event.queue), event, now)
 
     def look(self, now: float, now_ms: int) -> View:
         """The rows at this moment; `now_ms` is the same in ms since 1970."""
@@ -171,15 +173,15 @@ class Board:
 
     # Events
 
-    def _lane(self, queue: str, now: float) -> _Lane:
+    def _lane(self, queue: str) -> _Lane:
         if queue not in self._lanes:
-            self._lanes[queue] = _Lane(Progress(queue, 0, 0, 0), Meter(now))
+            self._lanes[queue] = _Lane(Progress(queue, 0, 0, 0), Meter(self._started))
         return self._lanes[queue]
 
-    def _destination(self, path: str, now: float) -> _Destination:
+    def _destination(self, path: str) -> _Destination:
         key = path.lower()
         if key not in self._destinations:
-            self._destinations[key] = _Destination(DestinationProgress(path, 0, 0), Meter(now))
+            self._destinations[key] = _Destination(DestinationProgress(path, 0, 0), Meter(self._started))
         return self._destinations[key]
 
     def _progress(self, lane: _Lane, at: Progress) -> None:
@@ -189,9 +191,9 @@ class Board:
             lane.counted = at.remaining, at.gone
         lane.at = at
 
-    def _back(self, queue: str, destination: str, now: float) -> None:
-        self._lane(queue, now).resting.discard(destination)
-        found = self._destination(destination, now)
+    def _back(self, queue: str, destination: str) -> None:
+        self._lane(queue).resting.discard(destination)
+        found = self._destination(destination)
         found.resting.pop(queue, None)
         found.waiting.pop(queue, None)
 
@@ -209,12 +211,13 @@ class Board:
         at = lane.at
         lane.at = Progress(at.queue, at.received, at.sent, 0, None, at.gone)
         for destination in tuple(lane.resting):
-            self._back(at.queue, destination, now)
+            self._back(at.queue, destination)
 
     # Rows
 
     def _queue_row(self, lane: _Lane, now: float, now_ms: int) -> QueueRow:
-        at, note = lane.at, self._note(lane, now)
+        at, note = lane.at, _note(lane, now)
+        dead = f"{lane.dead_letters} dead-lettered" if lane.dead_letters else ""
         left, exact = _left(lane)
         oldest_ms = at.oldest_ms or (lane.oldest_ms if left else None)
         rate = lane.meter.rate(now, at.sent)
@@ -227,23 +230,24 @@ class Board:
             rate,
             None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
             at.in_hand,
-            note,
+            "; ".join(filter(None, (note, dead))),
             idle=not (left or at.in_hand or rate or (note and not lane.done)),
         )
 
-    def _note(self, lane: _Lane, now: float) -> str:
-        if lane.failed is not None:
-            reason, again = lane.failed
-            if again is None:
-                return f"failed: {reason}"
-            return f"next try in {math.ceil(max(0.0, again - now))} s: {reason}"
-        if lane.blocked is not None:
-            return f"blocked by {', '.join(lane.blocked[0])}"
-        if lane.resting:
-            return f"waits for {', '.join(sorted(lane.resting))}"
-        if lane.done:
-            return "done"
-        return "" if lane.opened else "connecting"
+
+def _note(lane: _Lane, now: float) -> str:
+    if lane.failed is not None:
+        reason, again = lane.failed
+        if again is None:
+            return f"failed: {reason}"
+        return f"next try in {math.ceil(max(0.0, again - now))} s: {reason}"
+    if lane.blocked is not None:
+        return f"blocked by {', '.join(lane.blocked[0])}"
+    if lane.resting:
+        return f"waits for {', '.join(sorted(lane.resting))}"
+    if lane.done:
+        return "done"
+    return "" if lane.opened else "connecting"
 
 
 def _left(lane: _Lane) -> tuple[int | None, bool]:
@@ -266,7 +270,7 @@ def _destination_row(found: _Destination, now: float) -> DestinationRow:
     return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, until - now))
 
 
-def together(name: str, rows: "tuple[QueueRow, ...] | list[QueueRow]", note: str = "") -> QueueRow:
+def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
     """Several queues as one row. What is left is known where it is known of all."""
     lefts = [row.left for row in rows if row.left is not None]
     ages = [row.oldest_seconds for row in rows if row.oldest_seconds is not None]
@@ -279,7 +283,6 @@ def together(name: str, rows: "tuple[QueueRow, ...] | list[QueueRow]", note: str
         sum(row.per_second for row in rows),
         max(ages, default=None),
         sum(row.in_hand for row in rows),
-        note,
     )
 
 

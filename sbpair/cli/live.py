@@ -38,7 +38,7 @@ class Shown:
 def fit(view: View, lines: int) -> Shown:
     """What of a view fits into so many lines: what moves or needs somebody's eyes comes first."""
     queues, destinations = view.queues, view.destinations
-    room = lines - 2  # the heading, and the total
+    room = lines - 3  # the heading, the total and the foot
     if destinations:
         most = max(1, room - 2 - len(queues), room // 3)
         destinations = _first(destinations, most, lambda row: (not row.resting, -row.per_second, -row.sent))
@@ -68,6 +68,8 @@ def draw(view: View, width: int, lines: int) -> RenderableType:
     parts: list[RenderableType] = [_queues(view, shown, wide=wide)]
     if view.destinations:
         parts += [Text(), _destinations(shown, wide=wide)]
+    # A short line, for the terminal's echo of Ctrl-C comes behind it, and must not begin another one.
+    parts.append(Text(f"after {spoken(view.seconds)}; Ctrl-C stops", "dim"))
     return Group(*parts)
 
 
@@ -82,8 +84,7 @@ def _queues(view: View, shown: Shown, *, wide: bool) -> Table:
     if shown.folded:
         what = "idle" if all(row.idle for row in shown.folded) else "more"
         table.add_row(*_cells(together(f"+ {len(shown.folded)} {what}", shown.folded), wide=wide), style="dim")
-    total = together("total", view.queues, f"after {spoken(view.seconds)}")
-    table.add_row(*_cells(total, wide=wide), style="bold")
+    table.add_row(*_cells(view.total, wide=wide), style="bold")
     return table
 
 
@@ -98,7 +99,7 @@ def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
         Text(clean(name)),
         *map(Text, figures),
         Text(str(row.in_hand) if row.in_hand else ""),
-        Text(clean(row.note), "" if row.note.startswith(("after", "done")) else style),
+        Text(clean(row.note), "" if row.note.startswith("done") else style),
     ]
 
 
