@@ -231,7 +231,7 @@ class Board:
             None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
             at.in_hand,
             "; ".join(filter(None, (note, dead))),
-            idle=not (left or at.in_hand or rate or (note and not lane.done)),
+            idle=not (left or at.in_hand or rate or dead or (note and not lane.done)),
         )
 
 

@@ -6,6 +6,7 @@ It is drawn by a thread of its own: a terminal that takes nothing for a while (C
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich import live as rich_live
 from rich.console import Console, Group, RenderableType
@@ -19,7 +20,12 @@ REFRESH_SECONDS = 0.25
 WIDE = 120
 """From how many columns on a queue's whole path, and every figure of a number, has room."""
 
+LEAST_LINES = 6
+"""Below this only the queues have room."""
+
 CLOSE_SECONDS = 2.0
+
+Row = TypeVar("Row", QueueRow, DestinationRow)
 
 
 # What fits
@@ -39,23 +45,32 @@ def fit(view: View, lines: int) -> Shown:
     """What of a view fits into so many lines: what moves or needs somebody's eyes comes first."""
     queues, destinations = view.queues, view.destinations
     room = lines - 3  # the heading, the total and the foot
+    if room < LEAST_LINES:
+        destinations = ()
+    all_of_them = len(destinations)
     if destinations:
-        most = max(1, room - 2 - len(queues), room // 3)
-        destinations = _first(destinations, most, lambda row: (not row.resting, -row.per_second, -row.sent))
-        room -= 2 + min(most, len(view.destinations))
-    shown = queues
+        room -= 2
+        most = max(2, room - len(queues), room // 3)
+        room -= min(most, all_of_them)
+        if all_of_them > most:
+            destinations = _foremost(destinations, most - 1, _by_trouble)
     if len(queues) > room:
-        busy = tuple(row for row in queues if not row.idle)
-        shown = _first(busy, max(0, room), lambda row: (not row.note, -row.per_second, -(row.left or 0)))
-    folded = tuple(row for row in queues if row not in shown)
-    return Shown(shown, folded, destinations, len(view.destinations) - len(destinations))
+        queues = _foremost(tuple(row for row in queues if not row.idle), room - 1, _by_note)
+    folded = tuple(row for row in view.queues if row not in queues)
+    return Shown(queues, folded, destinations, all_of_them - len(destinations))
 
 
-def _first(rows: tuple, most: int, key: Callable) -> tuple:  # type: ignore[type-arg]  # rows of either kind
-    """The `most` that matter most, in the order in which they stand; one less where a line has to tell of the rest."""
-    if len(rows) <= most:
-        return rows
-    chosen = sorted(rows, key=key)[: max(0, most - 1)]
+def _by_trouble(row: DestinationRow) -> tuple[float, ...]:
+    return not row.resting, -row.per_second, -row.sent
+
+
+def _by_note(row: QueueRow) -> tuple[float, ...]:
+    return not row.note, -row.per_second, -(row.left or 0)
+
+
+def _foremost(rows: tuple[Row, ...], most: int, key: Callable[[Row], tuple[float, ...]]) -> tuple[Row, ...]:
+    """The `most` that come first by `key`, in the order in which they stand."""
+    chosen = sorted(rows, key=key)[: max(0, most)]
     return tuple(row for row in rows if row in chosen)
 
 
@@ -66,7 +81,7 @@ def draw(view: View, width: int, lines: int) -> RenderableType:
     """A view for a terminal."""
     shown, wide = fit(view, lines), width >= WIDE
     parts: list[RenderableType] = [_queues(view, shown, wide=wide)]
-    if view.destinations:
+    if shown.destinations or shown.more_destinations:
         parts += [Text(), _destinations(shown, wide=wide)]
     # A short line, for the terminal's echo of Ctrl-C comes behind it, and must not begin another one.
     parts.append(Text(f"after {spoken(view.seconds)}; Ctrl-C stops", "dim"))
@@ -121,19 +136,20 @@ def number(count: int, *, wide: bool) -> str:
     """A count, to three figures where there is little room for more."""
     if wide or count < 100_000:
         return str(count)
-    for unit in ("k", "M", "G"):
-        scaled = count / 1000
-        if scaled < 999.5 or unit == "G":
-            return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.1f}{unit}"
-        count = round(scaled)
-    raise AssertionError
+    scaled, units = count / 1000, iter("kMGTP")
+    unit = next(units)
+    while scaled >= 999.5:
+        scaled, unit = scaled / 1000, next(units)
+    return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.1f}{unit}"
 
 
 def rate(per_second: float) -> str:
     """Messages a second; what is little is not nothing."""
     if not per_second:
         return ""
-    return f"{per_second:.1f}" if per_second < 10 else f"{per_second:.0f}"
+    if per_second < 0.05:
+        return "<0.1"
+    return f"{per_second:.1f}" if per_second < 9.95 else f"{per_second:.0f}"
 
 
 # The terminal
