@@ -58,8 +58,13 @@ def names(found: list[Any]) -> list[str]:
         (
             RESTS,
             {
-                **{"level": "warning", "event": "destination-resting", "queue": "q", "destination": "down"},
-                **{"reason": "it is away", "seconds": 8.0, "waiting": 12},
+                "level": "warning",
+                "event": "destination-resting",
+                "queue": "q",
+                "destination": "down",
+                "reason": "it is away",
+                "seconds": 8.0,
+                "waiting": 12,
             },
         ),
         (
@@ -91,12 +96,28 @@ def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed(
     assert lines.tick(PROGRESS_SECONDS - 1, NOW_MS) == []
     queue, destination = lines.tick(PROGRESS_SECONDS, NOW_MS)
     assert queue == {
-        **{**HEAD, "level": "info", "event": "progress", "queue": "q", "left": 9, "counted": True, "received": 5},
-        **{"sent": 2, "in_hand": 3, "per_second": 0.1, "eta_seconds": 135, "oldest_seconds": 61},
+        **HEAD,
+        "level": "info",
+        "event": "progress",
+        "queue": "q",
+        "left": 9,
+        "counted": True,
+        "received": 5,
+        "sent": 2,
+        "in_hand": 3,
+        "per_second": 0.1,
+        "eta_seconds": 135,
+        "oldest_seconds": 61,
     }
     assert destination == {
-        **{**HEAD, "level": "info", "event": "destination-progress", "destination": "d", "sent": 2},
-        **{"per_second": 0.1, "waiting": 1, "resting": None},
+        **HEAD,
+        "level": "info",
+        "event": "destination-progress",
+        "destination": "d",
+        "sent": 2,
+        "per_second": 0.1,
+        "waiting": 1,
+        "resting": None,
     }
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
     taken(lines, Progress("q", 6, 3, 3, None, 3))
@@ -109,10 +130,17 @@ def test_dead_letters_of_a_kind_are_one_line_with_the_first_of_them() -> None:
     for number in range(1_000):
         assert taken(lines, DeadLettered("q", number, f"m{number}", "NoPath", "there is none")) == []
     taken(lines, DeadLettered("q", 1, "n", "Expired", "too late"))
-    first, second = lines.tick(PROGRESS_SECONDS, NOW_MS)
+    first, second, _queue = lines.tick(PROGRESS_SECONDS, NOW_MS)
     assert first == {
-        **{**HEAD, "level": "warning", "event": "dead-lettered", "queue": "q", "sequence_number": 0},
-        **{"message_id": "m0", "reason": "NoPath", "description": "there is none", "messages": 1_000},
+        **HEAD,
+        "level": "warning",
+        "event": "dead-lettered",
+        "queue": "q",
+        "sequence_number": 0,
+        "message_id": "m0",
+        "reason": "NoPath",
+        "description": "there is none",
+        "messages": 1_000,
     }
     assert (second["message_id"], second["messages"]) == ("n", 1)
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
