@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sbpair.cli.output import columns
+from sbpair.move.receipt import BUCKETS
 
-BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 ROWS_SHOWN = 40
 
 

@@ -13,7 +13,8 @@ from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Display, StateDirectory, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
-from sbpair.cli.receipt import BUCKETS, breakdown
+from sbpair.cli.receipt import breakdown
+from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
     from sbpair.move.runs import Run

@@ -22,9 +22,10 @@ from sbpair.cli.options import (
 )
 from sbpair.cli.output import Screen, clean, columns
 from sbpair.cli.pairs import profile
-from sbpair.cli.receipt import BUCKETS, breakdown
+from sbpair.cli.receipt import breakdown
 from sbpair.cli.running import run
 from sbpair.errors import UsageError
+from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
     from pathlib import Path
