@@ -16,7 +16,7 @@ from rich.text import Text
 from sbpair.cli.board import DestinationRow, QueueRow, View, together
 from sbpair.cli.output import clean, spoken
 
-REFRESH_SECONDS = 0.25
+REFRESH_SECONDS = 0.5
 WIDE = 120
 """From how many columns on a queue's whole path, and every figure of a number, has room."""
 
