@@ -36,8 +36,9 @@ class Operations:
     """Billable operations by what they are done for; they add up with `+`.
 
     `stranded`: messages were sent into the backlog, which has been paid for. `taken`: they are received from it and
-    settled in it. `sent`: to the primary. `renewals` of locks, and `empty_receives` that nothing came of. `delivered`:
-    what one receiver of each message in the primary is going to spend; a topic's subscriptions each have their own.
+    settled in it. `sent`: to the primary. `renewals` of locks, `empty_receives` that nothing came of, and `looks`:
+    queues counted, pages peeked at. `delivered`: what one receiver of each message in the primary is going to spend; a
+    topic's subscriptions each have their own.
     """
 
     stranded: int = 0
@@ -46,6 +47,7 @@ class Operations:
     delivered: int = 0
     renewals: int = 0
     empty_receives: int = 0
+    looks: int = 0
 
     def __add__(self, other: Operations) -> Operations:
         return Operations(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
@@ -53,7 +55,7 @@ class Operations:
     @property
     def secondary(self) -> int:
         """What a move itself spends where the backlog is."""
-        return self.taken + self.renewals + self.empty_receives
+        return self.taken + self.renewals + self.empty_receives + self.looks
 
     @property
     def primary(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.output import Screen, clean, columns
+from sbpair.cli.output import Screen, clean, columns, spoken
 from sbpair.cli.progress import tell
 from sbpair.model import Retrying
 from sbpair.move.events import QueuesFound
@@ -178,17 +178,6 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TB"
-
-
-def spoken(seconds: float) -> str:
-    """A time in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, length)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
 
 
 class Looking:

@@ -36,7 +36,7 @@ class Screen:
     def animated(self) -> bool:
         """Whether something may move: on a terminal, to somebody who did not ask for quiet or for lines of JSON."""
         shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
-        return shown and sys.stderr.isatty()
+        return shown and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def result(self, document: Document, lines: Iterable[Document], table: Iterable[str]) -> None:
         """One result in the form that was asked for: a document, its lines for JSON Lines, and text for people."""
@@ -63,6 +63,17 @@ class Screen:
             raise MachineLacks(
                 f"the results cannot be written: {error.strerror}", hint="what was done is done; free some room first"
             ) from error
+
+    @property
+    def eventful(self) -> bool:
+        """Whether what happens is to be told in lines of JSON: where no terminal is, or where that was asked for."""
+        wanted = self._display.log_format is LogFormat.JSON or not sys.stderr.isatty()
+        return wanted and not self._display.quiet
+
+    def event(self, document: Document) -> None:
+        """One line of JSON to stderr."""
+        sys.stderr.write(json.dumps(document) + "\n")
+        sys.stderr.flush()
 
     def say(self, text: str) -> None:
         """What is going on, for whoever watches."""
@@ -111,6 +122,17 @@ def columns(rows: Sequence[Sequence[object]]) -> list[str]:
         ).rstrip()
         for row in texts
     ]
+
+
+def spoken(seconds: float) -> str:
+    """A time in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
 
 
 def _now() -> str:

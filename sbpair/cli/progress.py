@@ -1,97 +1,134 @@
-"""What a mover tells while it works, for people: a table that moves on a terminal, lines of text elsewhere.
+"""What a mover tells while it works: a table that moves on a terminal, lines of JSON for a program, or words.
 
-Only what somebody should know becomes a line; how far each lane is, moves.
+In words only what somebody should know is a line; how far each lane is, moves, or is told from time to time.
 """
 
-import shutil
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Iterable
 
-from sbpair.cli.output import Screen, clean
+from sbpair.cli.board import Board, View
+from sbpair.cli.event_lines import EventLines
+from sbpair.cli.output import Document, Screen
 from sbpair.move.events import (
     DeadLettered,
     DestinationBack,
     DestinationResting,
     LaneBlocked,
-    LaneDone,
     LaneFailed,
     LaneOpened,
-    Progress,
     QueuesFound,
     SyphonEvent,
 )
 
-if TYPE_CHECKING:
-    from rich.table import Table
+GAUGE_SECONDS = 30.0
+"""How often a queue may be counted for those who watch: a count costs as much as ten messages."""
 
-REFRESHES_A_SECOND = 4
-WIDE = 90
-"""From how many columns on a queue's whole path has room beside its figures."""
+TICK_SECONDS = 1.0
+CLOSE_SECONDS = 2.0
 
 
 class Lanes:
-    """The state of every lane, drawn while it is entered."""
+    """Takes events in while it is entered, and says in words what is worth some.
+
+    `gauge_seconds` is how often queues are to be counted for it, if they are.
+    """
+
+    gauge_seconds: float | None = None
 
     def __init__(self, screen: Screen) -> None:
-        self._screen = screen
         self._tell = Teller(screen)
-        self._rows: dict[str, tuple[Progress, str]] = {}
-        self._drawing: AbstractContextManager[object] = self._live() if screen.animated else nullcontext()
 
     def __enter__(self) -> "Lanes":
-        self._drawing.__enter__()
         return self
 
-    def __exit__(self, *details: object) -> None:
-        self._drawing.__exit__(*details)  # type: ignore[arg-type]  # they are what they are
+    def __exit__(self, *_details: object) -> None:
+        return
 
     def __call__(self, event: SyphonEvent) -> None:
         """Take one event in."""
-        match event:
-            case Progress():
-                self._rows[event.queue] = (event, "")
-            case LaneOpened(queue):
-                self._rows.setdefault(queue, (Progress(queue, 0, 0, 0), ""))
-            case LaneDone(queue):
-                self._note(queue, "done")
-            case LaneBlocked(queue, destinations):
-                self._note(queue, f"blocked by {', '.join(destinations)}")
-            case _:
-                pass
         self._tell(event)
 
-    def _note(self, queue: str, text: str) -> None:
-        progress, _old = self._rows.get(queue, (Progress(queue, 0, 0, 0), ""))
-        self._rows[queue] = (progress, text)
 
-    def _live(self) -> AbstractContextManager[object]:
+class DrawnLanes(Lanes):
+    """The state of every lane, drawn while it is entered; the words go by above it."""
+
+    gauge_seconds = GAUGE_SECONDS
+
+    def __init__(self, screen: Screen) -> None:
         # A tenth of a second to load, for a terminal only.
-        from rich.console import Console
-        from rich.live import Live
+        from sbpair.cli.live import Live
 
-        return Live(
-            get_renderable=self._table,
-            console=Console(stderr=True),
-            refresh_per_second=REFRESHES_A_SECOND,
-            transient=True,
-        )
+        super().__init__(screen)
+        self._board = Board(time.monotonic())
+        self._lock = threading.Lock()  # it is drawn by a thread
+        self._live = Live(self._look)
 
-    def _table(self) -> "Table":
-        from rich.table import Table
-        from rich.text import Text
+    def __enter__(self) -> Lanes:
+        self._live.__enter__()
+        return self
 
-        table = Table("QUEUE", "RECEIVED", "SENT", "IN HAND", "LEFT", "", box=None)
-        for queue, (at, note) in sorted(self._rows.items()):
-            left = "" if at.remaining is None else at.remaining
-            cells = (_short(queue), at.received, at.sent, at.in_hand, left, note)
-            # Text and not str: what came from a service is not markup.
-            table.add_row(*(Text(clean(cell)) for cell in cells))
-        return table
+    def __exit__(self, *details: object) -> None:
+        self._live.__exit__(*details)
+
+    def __call__(self, event: SyphonEvent) -> None:
+        with self._lock:
+            self._board.take(event, time.monotonic())
+        self._tell(event)
+
+    def _look(self) -> View:
+        with self._lock:
+            return self._board.look(time.monotonic(), _now_ms())
 
 
-def _short(queue: str) -> str:
-    """A path whose end, which tells it from the others, is seen on a narrow terminal too."""
-    return queue if shutil.get_terminal_size().columns >= WIDE else "…" + queue[queue.rfind("/") :]
+class LinedLanes(Lanes):
+    """Lines of JSON instead of words. Where they cannot be written any more, messages are moved all the same."""
+
+    gauge_seconds = GAUGE_SECONDS
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(screen)
+        self._screen = screen
+        self._lines = EventLines(time.monotonic())
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Lanes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._ended.set()
+        self._thread.join(CLOSE_SECONDS)
+        self._write(self._lines.tick(time.monotonic(), _now_ms(), last=True))
+
+    def __call__(self, event: SyphonEvent) -> None:
+        with self._lock:
+            self._write(self._lines.take(event, time.monotonic(), _now_ms()))
+
+    def _run(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            with self._lock:
+                self._write(self._lines.tick(time.monotonic(), _now_ms()))
+
+    def _write(self, lines: Iterable[Document]) -> None:
+        try:
+            for line in lines:
+                self._screen.event(line)
+        except OSError:
+            return
+
+
+def lanes(screen: Screen, *, watch: bool) -> Lanes:
+    """What suits those who look at stderr."""
+    if screen.animated:
+        return DrawnLanes(screen)
+    return LinedLanes(screen) if watch and screen.eventful else Lanes(screen)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 class Teller:

@@ -13,6 +13,8 @@ from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Display, StateDirectory, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
+from sbpair.cli.receipt import breakdown
+from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
     from sbpair.move.runs import Run
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "sbpair/runs/1"
 SHOWN = (
     *("id", "command", "started", "ended", "took", "outcome", "exit_code", "error"),
-    *("received", "sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt"),
+    *("received", *BUCKETS),
 )
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
@@ -133,6 +135,7 @@ def page(run: "Run") -> Iterator[str]:
     facts = {**entry(run), **(run.receipt or {}), "took": _took(run), "in_doubt": len(run.doubts)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
+    yield from breakdown(run.receipt or {})
     for doubt in run.doubts:
         name = doubt.message_id or doubt.sequence_number
         yield clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}")

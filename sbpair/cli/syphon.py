@@ -22,8 +22,10 @@ from sbpair.cli.options import (
 )
 from sbpair.cli.output import Screen, clean, columns
 from sbpair.cli.pairs import profile
+from sbpair.cli.receipt import breakdown
 from sbpair.cli.running import run
 from sbpair.errors import UsageError
+from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 SCHEMA = "sbpair/syphon/1"
 INTERRUPTED = 130
 IDS_SHOWN = 3
-BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 
 
 class Order(StrEnum):
@@ -92,13 +93,28 @@ def command(
     --dry-run only looks: it locks nothing, and raises no delivery count. It asks the primary for the destinations, with
     the Manage claim, or else by opening a link to each, over which nothing goes.
 
+    On a terminal, stderr shows every queue and destination: what is left (counted every 30 s at most, where Manage is
+    granted, and reckoned in between: ~), how fast it goes, when it will be empty, how old the oldest message is.
+    Elsewhere, and with --log-format json, --watch tells on stderr in lines of JSON what happens and, every 30 s, how
+    far everything is; stdout has the receipt alone.
+
     The first SIGINT or SIGTERM finishes what is in flight and releases the rest, the second ends it at once.
 
     JSON; the buckets after "received" add up to it:
 
       {"schema": "sbpair/syphon/1", "run": "", "received": 0, "sent": 0, "already_sent": 0, "expired": 0,
        "dead_lettered": 0, "released": 0, "in_doubt": 0, "distinct": 0, "balanced": true, "queues": {},
-       "destinations": {}, "dead_letters": [], "doubtful": [], "failures": [], "seconds": 0.0, "stopped": false}
+       "destinations": {}, "dead_letters": [], "doubtful": [], "failures": [], "seconds": 0.0, "stopped": false,
+       "operations": {"taken": 0, "sent": 0, "renewals": 0, "empty_receives": 0, "looks": 0, "own": 0}}
+
+    The lines of --watch begin alike, and go on with what the event has:
+
+      {"schema": "sbpair/syphon-event/1", "time": "", "level": "info|warning", "event": "progress", "queue": "",
+       "left": null, "counted": false, "received": 0, "sent": 0, "in_hand": 0, "per_second": 0.0,
+       "eta_seconds": null, "oldest_seconds": null}
+
+    The other events are destination-progress, queues-found, lane-opened, lane-blocked, lane-done, lane-failed,
+    destination-resting, destination-back, dead-lettered and left-out.
 
     Under --dry-run, with what would become of the messages, which adds up to "messages":
 
@@ -120,10 +136,10 @@ def command(
     if prices is not None:
         raise UsageError("--prices goes with --dry-run only", hint="a run counts operations and names no price")
     from sbpair import syphon
-    from sbpair.cli.progress import Lanes
+    from sbpair.cli.progress import lanes
 
     async def move(stop: asyncio.Event) -> "syphon.Result":
-        with Lanes(screen) as lanes:
+        with lanes(screen, watch=watch) as shown:
             return await syphon.run(
                 found.pair,
                 once=once,
@@ -131,7 +147,8 @@ def command(
                 hold=hold,
                 ordered=order is Order.BACKLOG,
                 terms=terms,
-                on_event=lanes,
+                on_event=shown,
+                gauge_seconds=shown.gauge_seconds,
                 state=found.state_directory,
                 lease=not no_lease,
             )
@@ -164,6 +181,7 @@ def table(result: "syphon.Result") -> Iterator[str]:
         [("MESSAGES", "COUNT"), ("received", receipt.received)]
         + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
     )
+    yield from breakdown(receipt.document())
     yield from _named("dead-lettered", receipt.dead_letters)
     yield from _named("may be there twice", receipt.doubtful)
     if not receipt.balanced:

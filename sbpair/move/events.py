@@ -25,13 +25,40 @@ class LaneOpened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a lane is. `remaining` is None where nobody may count."""
+    """Where a lane is. `gone` is how many deliveries have ended outside of the queue: sent, or dead-lettered.
+
+    `remaining` is how many messages the queue holds, where they have just been counted. `oldest_ms` is when the message
+    that is longest in hand was enqueued, in ms since 1970; None where none is.
+    """
 
     queue: str
     received: int
     sent: int
     in_hand: int
     remaining: int | None = None
+    gone: int = 0
+    oldest_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """A queue was counted, and holds so many messages, those in hand included; the lane has told its Progress before.
+
+    `oldest_ms` is when the first of them was enqueued, where somebody looked.
+    """
+
+    queue: str
+    messages: int
+    oldest_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationProgress:
+    """What a destination has accepted from all lanes, and how many messages wait for it while it rests."""
+
+    destination: str
+    sent: int
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +111,8 @@ SyphonEvent: TypeAlias = (
     QueuesFound
     | LaneOpened
     | Progress
+    | Depth
+    | DestinationProgress
     | LaneBlocked
     | LaneDone
     | LaneFailed

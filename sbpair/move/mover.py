@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sbpair.cost import UNIT_BYTES, units
 from sbpair.errors import (
     EntityMissing,
     InDoubt,
@@ -155,6 +156,16 @@ class Mover:
         """Destinations that take nothing for now, and why."""
         return {road.destination: road.resting for road in self._roads.values() if road.resting is not None}
 
+    def waiting(self) -> dict[str, int]:
+        """How many messages wait for each destination that takes nothing for now."""
+        return {road.destination: len(road) for road in self._roads.values() if road.resting is not None}
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the message that is longest in hand was enqueued, in ms since 1970."""
+        first = next(iter(self._hands.values()), None)
+        return None if first is None else first.facts.enqueued_at or None
+
     def stuck(self, failures: int) -> bool:
         """Whether everything in hand waits for destinations that have failed so often in a row."""
         waiting = sum(len(road) for road in self._roads.values() if road.failures >= failures)
@@ -187,6 +198,7 @@ class Mover:
             if before is None or self._succeeds(arrival, before):
                 self._welcome(arrival, seen=seen)
         self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
+        self._spent("taken", arrivals)
         self._taken.set()
 
     def _succeeds(self, arrival: Arrival, before: Arrival) -> bool:
@@ -433,6 +445,7 @@ class Mover:
             arrivals = flight.arrivals
             size = sum([arrival.facts.size for arrival in arrivals])
             self._setting.tally.sent(self._source.queue, road.destination, len(arrivals), size)
+            self._spent("sent", arrivals)
             self._to_settle += arrivals
         self._setting.journal.note_accepted([flight.number for flight in flights])
 
@@ -527,6 +540,7 @@ class Mover:
 
     async def _complete(self, arrivals: list[Arrival]) -> None:
         """Settle what the primary has. A settlement that fails changes nothing about that."""
+        self._spent("taken", arrivals)
         failures = await self._source.complete(arrivals)
         done = arrivals
         if failures:
@@ -537,6 +551,7 @@ class Mover:
         self._end_all(arrivals)
 
     async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
+        self._spent("taken", [arrival])
         try:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
@@ -553,6 +568,7 @@ class Mover:
         self._end(arrival, None)
 
     async def _release(self, arrivals: list[Arrival]) -> None:
+        self._spent("taken", arrivals)
         # Where that fails their locks run out, or have: they are back either way.
         self._not_settled("released", await self._source.release(arrivals))
         for arrival in arrivals:
@@ -612,6 +628,7 @@ class Mover:
     async def _renew(self, arrivals: list[Arrival]) -> None:
         if not arrivals:
             return
+        self._setting.tally.spent("renewals", len(arrivals))
         try:
             await self._source.renew(arrivals)
         except MessageLockLost:
@@ -632,6 +649,13 @@ class Mover:
 
     # Small things.
 
+    def _spent(self, what: str, arrivals: Sequence[Arrival]) -> None:
+        """Count operations with these. While none has been large, that costs nothing a message."""
+        count = len(arrivals)
+        if self._largest > UNIT_BYTES:
+            count += sum([units(each.facts.size) - 1 for each in arrivals if each.facts.size > UNIT_BYTES])
+        self._setting.tally.spent(what, count)
+
     def _in_hands(self) -> list[Arrival]:
         return [*self._hands.values(), *self._elders]
 
@@ -647,6 +671,7 @@ class Mover:
     def _doubt(self, flight: _Flight, why: str) -> None:
         """Sent, and no answer: each is named once, and stays named, for it may be there twice."""
         self._setting.journal.doubtful(flight.number)
+        self._spent("sent", flight.arrivals)
         for arrival in flight.arrivals:
             if id(arrival) not in self._doubtful:
                 self._doubtful.add(id(arrival))

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 
+from sbpair.cost import Operations
+
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
+
+GONE = ("sent", "already_sent", "expired", "dead_lettered")
+"""Those whose messages the backlog does not hold any more."""
+
+SPENT = ("taken", "sent", "renewals", "empty_receives", "looks")
+"""What a mover itself spends operations on."""
 
 LISTED_MOST = 1_000
 """How many single messages a receipt names; the counts are exact beyond it."""
@@ -32,6 +40,9 @@ class Receipt:
 
     `doubtful` names the messages of which one side did not answer, wherever they ended: each may be in the primary
     twice, or will be after another run.
+
+    `operations` are those that the run asked for and was not refused, answered or not: what has no answer may have been
+    billed all the same. Messages count by the size that they have in the backlog.
     """
 
     received: int = 0
@@ -47,6 +58,7 @@ class Receipt:
     destinations: dict[str, int] = field(default_factory=dict)
     dead_letters: tuple[Named, ...] = ()
     doubtful: tuple[Named, ...] = ()
+    operations: Operations = field(default_factory=Operations)
 
     @property
     def balanced(self) -> bool:
@@ -66,7 +78,8 @@ class Receipt:
 
     def document(self) -> dict[str, object]:
         """The receipt as JSON has it."""
-        return {**asdict(self), "balanced": self.balanced}
+        spent = {name: getattr(self.operations, name) for name in SPENT}
+        return {**asdict(self), "operations": {**spent, "own": self.operations.own}, "balanced": self.balanced}
 
 
 class Tally:
@@ -79,6 +92,7 @@ class Tally:
         self._doubtful: list[Named] = []
         self._repeats = 0
         self._bytes_sent = 0
+        self._spent: Counter[str] = Counter()
 
     def received(self, queue: str, count: int, *, repeats: int = 0) -> None:
         """`repeats` is how many of the messages have been delivered to this run before."""
@@ -105,8 +119,21 @@ class Tally:
         if len(self._doubtful) < LISTED_MOST:
             self._doubtful.append(named)
 
+    def spent(self, what: str, operations: int) -> None:
+        """Billable operations, for one of SPENT."""
+        self._spent[what] += operations
+
     def count(self, queue: str, bucket: str) -> int:
         return self._queues.get(queue, Counter())[bucket]
+
+    def gone(self, queue: str) -> int:
+        """How many deliveries of a queue have ended outside of it."""
+        counts = self._queues.get(queue, Counter())
+        return sum(counts[bucket] for bucket in GONE)
+
+    def sent_to(self) -> dict[str, int]:
+        """How many messages each destination has accepted, by its path."""
+        return dict(self._destinations)
 
     def receipt(self) -> Receipt:
         total: Counter[str] = sum(self._queues.values(), Counter())
@@ -122,4 +149,5 @@ class Tally:
             destinations=dict(sorted(self._destinations.items())),
             dead_letters=tuple(self._dead_letters),
             doubtful=tuple(self._doubtful),
+            operations=Operations(**self._spent),
         )

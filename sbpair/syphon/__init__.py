@@ -21,6 +21,7 @@ from sbpair.move.mover import Setting
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
 from sbpair.syphon import queues
+from sbpair.syphon.gauge import Gauge
 from sbpair.syphon.lane import Count, Lane, Plan
 from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
 
@@ -73,6 +74,7 @@ async def run(
     lease: bool = True,
     ordered: bool = True,
     terms: Terms | None = None,
+    gauge_seconds: float | None = None,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
@@ -86,6 +88,9 @@ async def run(
 
     `ordered` keeps the order that a queue's messages for a destination have. `terms` are how fast it may go, and what
     becomes of a time to live; without them it goes as fast as it can.
+
+    `gauge_seconds` is for those who watch: `on_event` is told of destinations too, and, with the Manage claim, how many
+    messages each queue holds, counted no more often than that. Without it, nothing is counted for show.
 
     Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
     LeaseHeld, or StateRefused for the state of another pair.
@@ -103,13 +108,13 @@ async def run(
             ordered=ordered,
             ttl=terms.ttl if terms is not None else TimeToLive.ORIGINAL,
         )
-        result = await _move(pair, Plan(pair, once, setting, stop), terms, books)
+        result = await _move(pair, Plan(pair, once, setting, stop), terms, books, gauge_seconds)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
-async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books) -> Result:
+async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books, gauge_seconds: float | None) -> Result:
     started = time.monotonic()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
@@ -121,7 +126,8 @@ async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books) -> Re
         if terms is not None:
             await _limit(stack, pair, plan, terms)
         lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
-        await _run_all(lanes, plan.stop, books)
+        gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
+        await _run_all(lanes, plan.stop, books, gauge)
     return _result(plan, lanes, time.monotonic() - started, books.run)
 
 
@@ -164,16 +170,20 @@ def _may_be_twice(journal: Journal, run: str) -> Iterator[Named]:
             yield Named(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)
 
 
-async def _run_all(lanes: list[Lane], stop: asyncio.Event, books: Books) -> None:
+async def _run_all(lanes: list[Lane], stop: asyncio.Event, books: Books, gauge: Gauge | None) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
-            beside = (
+            beside = [
                 tasks.create_task(_interrupt(stop, lanes), name="watch for the stop"),
                 tasks.create_task(_record(books), name="write the figures down"),
-            )
+            ]
+            if gauge is not None:
+                beside.append(tasks.create_task(gauge.run(), name="look at the depths"))
             async with asyncio.TaskGroup() as running:
                 for lane in lanes:
                     running.create_task(lane.run(), name=f"lane {lane.queue}")
+            if gauge is not None:
+                gauge.tell_destinations()
             for task in beside:
                 task.cancel()
     except BaseExceptionGroup as group:
@@ -201,13 +211,14 @@ async def _queues_to_empty(plan: Plan, control: QueueControl) -> tuple[str, ...]
 async def _queues(plan: Plan, control: QueueControl) -> tuple[str, ...]:
     found = await queues.find(plan.pair, control)
     if found.managed:
-        plan.count = _counter(control)
+        plan.count = _counter(control, plan.setting.tally)
     plan.setting.on_event(found)
     return found.queues
 
 
-def _counter(control: QueueControl) -> Count:
+def _counter(control: QueueControl, tally: Tally) -> Count:
     async def count(queue: str) -> int:
+        tally.spent("looks", 1)
         return (await control.counts(queue)).active
 
     return count

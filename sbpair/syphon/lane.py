@@ -79,6 +79,7 @@ class Lane:
         self._blocked_by: tuple[str, ...] = ()
         self._source: WireSource | None = None
         self._opening: asyncio.Timeout | None = None
+        self._moving: tuple[Wire, Mover] | None = None
         self.error: SbpairError | None = None
 
     async def run(self) -> None:
@@ -106,6 +107,28 @@ class Lane:
             self._source.interrupt()
         elif self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
+
+    # What those ask who watch.
+
+    def report(self) -> None:
+        """Say how far the lane is."""
+        if self._moving is not None:
+            self._tell(self._moving[1])
+
+    def waiting(self) -> dict[str, int]:
+        """How many messages wait for each destination that takes nothing for now."""
+        return self._moving[1].waiting() if self._moving is not None else {}
+
+    async def oldest_ms(self) -> int | None:
+        """When the first message was enqueued, in ms since 1970: by what is in hand, or else by a peek."""
+        if self._moving is None:
+            return None
+        wire, mover = self._moving
+        if mover.oldest_ms is not None:
+            return mover.oldest_ms
+        self._plan.setting.tally.spent("looks", 1)
+        first = await wire.peek(self.queue, 0, 1)
+        return enqueued_at(Sections.split(first[0])) or None if first else None
 
     async def _connected(self, primary: WirePrimary) -> None:
         async with AsyncExitStack() as stack:
@@ -138,6 +161,7 @@ class Lane:
         try:
             async with asyncio.TaskGroup() as tasks:
                 mover = Mover(source, primary, tasks, plan.setting)
+                self._moving = wire, mover
                 beside = (
                     tasks.create_task(mover.keep_locks(), name=f"locks of {self.queue}"),
                     tasks.create_task(self._report(mover), name=f"progress of {self.queue}"),
@@ -147,9 +171,11 @@ class Lane:
                 except SbpairError as error:
                     failure = error
                 await mover.finish()
+                self._tell(mover)
                 for task in beside:
                     task.cancel()
         finally:
+            self._moving = None
             if mover is not None:
                 mover.write_off()
         if plan.once and not plan.stop.is_set():
@@ -181,7 +207,9 @@ class Lane:
                 if await self._past_the_start(wire, arrivals, mover):
                     await self._let_it_settle(source, mover)
                     return
-            elif self._plan.once and mover.fatal is None and await self._empty(wire, mover):
+                continue
+            self._plan.setting.tally.spent("empty_receives", 1)
+            if self._plan.once and mover.fatal is None and await self._empty(wire, mover):
                 return
 
     async def _receivable(self, mover: Mover) -> int:
@@ -250,6 +278,7 @@ class Lane:
         """All messages of the queue, looked at without locking them."""
         start = 0
         while payloads := await wire.peek(self.queue, start, BATCH):
+            self._plan.setting.tally.spent("looks", 1)
             page = [Sections.split(payload) for payload in payloads]
             yield page
             start = sequence_number(page[-1]) + 1
@@ -298,5 +327,7 @@ class Lane:
                 tally.count(self.queue, "sent"),
                 mover.in_hand,
                 remaining,
+                tally.gone(self.queue),
+                mover.oldest_ms,
             )
         )

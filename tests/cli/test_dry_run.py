@@ -14,7 +14,8 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.cli.forecast import size, spoken
+from sbpair.cli.forecast import size
+from sbpair.cli.output import spoken
 from sbpair.emulator import envelope
 from sbpair.emulator.testing import Emulator
 

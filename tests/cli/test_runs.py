@@ -33,14 +33,18 @@ class Pair:
             self.environ[f"SBPAIR_{side}_NAME"] = namespace.name
 
     async def start(
-        self, *words: str, prepare: Callable[[], None] | None = None, **changed: str
+        self,
+        *words: str,
+        prepare: Callable[[], None] | None = None,
+        stderr: int = asyncio.subprocess.PIPE,
+        **changed: str,
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", "-m", "sbpair", *words, "--state", str(self.state)),
             env=self.environ | changed,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=stderr,
             preexec_fn=prepare,
         )
 
@@ -65,6 +69,9 @@ class Pair:
     async def strand(self, count: int) -> None:
         self.emulator.namespaces["contoso"].create_queue("orders")
         self.emulator.namespaces["contoso-dr"].create_queue(BACKLOG)
+        await self.strand_more(count)
+
+    async def strand_more(self, count: int = 1) -> None:
         secondary = endpoint_from_connection_string(self.emulator.ready.namespaces[1].connection_string)
         async with connect(secondary) as wire:
             sender = await wire.sender(BACKLOG)

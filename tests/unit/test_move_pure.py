@@ -221,3 +221,25 @@ def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     receipt = tally.receipt()
     assert receipt.dead_lettered == LISTED_MOST + 5
     assert len(receipt.dead_letters) == len(receipt.doubtful) == LISTED_MOST
+
+
+# Operations
+
+
+def test_a_receipt_tells_its_own_operations_and_nobody_elses():
+    tally = Tally()
+    for what, count in (("taken", 4), ("sent", 2), ("taken", 1), ("empty_receives", 3), ("looks", 1)):
+        tally.spent(what, count)
+    told = tally.receipt().document()["operations"]
+    assert told == {"taken": 5, "sent": 2, "renewals": 0, "empty_receives": 3, "looks": 1, "own": 11}
+
+
+def test_what_is_gone_is_what_has_ended_outside_of_the_queue():
+    tally = Tally()
+    tally.received("q", 9)
+    tally.sent("q", "orders", 3, 30)
+    for bucket in BUCKETS[1:]:
+        tally.ended("q", bucket)
+    assert tally.gone("q") == 3 + len({"already_sent", "expired", "dead_lettered"})
+    assert tally.gone("another") == 0
+    assert tally.sent_to() == {"orders": 3}

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.cost import UNIT_BYTES, Operations, moved
 from sbpair.move import mover
 from sbpair.move.mover import Mover, Setting
 from sbpair.move.route import NO_KEY, Facts, Key
@@ -471,3 +472,90 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
         asyncio.run(main())
     finally:
         patch.undo()
+
+
+# What it is billed
+
+
+def spent(setting: Setting) -> tuple[int, int, int]:
+    """Operations: to receive and settle, to send, to renew."""
+    operations = setting.tally.receipt().operations
+    assert operations.own == operations.taken + operations.sent + operations.renewals
+    return operations.taken, operations.sent, operations.renewals
+
+
+@given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
+@settings(max_examples=30, deadline=None)
+def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
+    setting = Setting("ns")
+
+    async def main() -> None:
+        await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], setting)
+
+    asyncio.run(main())
+    whole = sum(map(moved, sizes), Operations())
+    assert spent(setting) == (whole.taken, whole.sent, 0)
+
+
+@sync
+async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_was_no_operation() -> None:
+    setting = Setting("ns")
+    await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], setting)
+    assert spent(setting) == (4, 0, 0)
+    setting = Setting("ns")
+    await move(Memory(send=[REFUSED]), [arrival(1)], setting)
+    assert spent(setting) == (2, 0, 0)
+
+
+@sync
+async def test_a_send_without_an_answer_may_have_been_billed() -> None:
+    setting = Setting("ns")
+    await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], setting)
+    assert spent(setting) == (2, 3, 0)
+
+
+@sync
+async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> None:
+    setting = Setting("ns")
+    await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], setting, settle=False)
+    assert spent(setting) == (4, 0, 0)
+    setting = Setting("ns")
+
+    async def killed(_made: Mover) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup):
+        await move(Memory(ready=["hang"]), [arrival(1), arrival(2)], setting, settle=False, then=killed)
+    assert spent(setting) == (2, 0, 0)
+
+
+@sync
+async def test_every_lock_that_is_renewed_is_an_operation() -> None:
+    memory, setting = Memory(ready=["hang"]), Setting("ns")
+
+    async def then(_made: Mover) -> None:
+        while not any(what == "renew" for what, _ in memory.done):  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+
+    await move(memory, [arrival(1, lock=10.0), arrival(2, lock=10.0)], setting, settle=False, then=then)
+    _taken, _sent, renewals = spent(setting)
+    assert renewals >= 2
+    assert renewals == sum(what == "renew" for what, _ in memory.done)
+
+
+# What those ask who watch
+
+
+@sync
+async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
+    memory, setting = Memory(ready=[UNREACHABLE] * 50), Setting("ns")
+    seen: list[object] = []
+
+    async def then(made: Mover) -> None:
+        while not made.resting():  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        seen.extend([made.waiting(), made.oldest_ms])
+
+    made = await move(memory, [arrival(1), arrival(2)], setting, settle=False, then=then)
+    assert seen == [{"orders": 2}, 1]
+    assert made.oldest_ms is None

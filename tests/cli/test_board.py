@@ -1,0 +1,186 @@
+"""What a mover tells, as rows: events and the time go in, and nothing is awaited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.cli.board import Board, DestinationRow, QueueRow, View, together
+from sbpair.move.events import (
+    DeadLettered,
+    Depth,
+    DestinationBack,
+    DestinationProgress,
+    DestinationResting,
+    LaneBlocked,
+    LaneDone,
+    LaneFailed,
+    LaneOpened,
+    Progress,
+    QueuesFound,
+    SyphonEvent,
+)
+
+NOW_MS = 1_800_000_000_000
+Q = "contoso/x-servicebus-transfer/0"
+
+
+def board(*events: SyphonEvent, now: float = 0.0) -> Board:
+    made = Board(0.0)
+    for event in events:
+        made.take(event, now)
+    return made
+
+
+def row(*events: SyphonEvent, now: float = 0.0) -> QueueRow:
+    [found] = board(*events).look(now, NOW_MS).queues
+    return found
+
+
+def destination(*events: SyphonEvent, now: float = 0.0) -> DestinationRow:
+    [found] = board(*events).look(now, NOW_MS).destinations
+    return found
+
+
+def progress(received: int, gone: int, **changed: Any) -> Progress:
+    return Progress(
+        **{"queue": Q, "received": received, "sent": gone, "in_hand": received - gone, "gone": gone} | changed
+    )
+
+
+def test_a_depth_is_what_was_counted_less_what_has_gone_since() -> None:
+    counted = [progress(10, 5), Depth(Q, 100)]
+    assert (row(*counted).left, row(*counted).exact) == (100, True)
+    later = row(*counted, progress(45, 35))
+    assert (later.left, later.exact) == (70, False)
+    again = row(*counted, progress(45, 35), Depth(Q, 200), progress(46, 36))
+    assert again.left == 199
+
+
+@given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
+def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: list[tuple[int, int]]) -> None:
+    made, received, gone = board(Depth(Q, depth)), 0, 0
+    for came, went in steps:
+        received += came
+        gone = min(received, gone + went)
+        made.take(progress(received, gone), 0.0)
+        [at] = made.look(0.0, NOW_MS).queues
+        assert at.left is not None
+        assert at.left >= at.in_hand
+        assert at.exact == (at.left == depth)
+
+
+def test_nobody_knows_a_depth_that_may_not_be_counted() -> None:
+    at = row(progress(10, 5))
+    assert (at.left, at.eta_seconds) == (None, None)
+    assert row(progress(10, 10, remaining=3)).left == 3
+    assert together("total", (at, row(Depth(Q, 3)))).left is None
+
+
+def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
+    made = board(Depth(Q, 1_000))
+    rates = []
+    for second in range(31):
+        made.take(progress(min(second, 10) * 20, min(second, 10) * 20), float(second))
+        [at] = made.look(float(second), NOW_MS).queues
+        rates.append(round(at.per_second, 1))
+    assert rates[1:11] == [20.0] * 10
+    assert rates[15] == 10.0
+    assert rates[20:] == [0.0] * 11
+    assert rates[10:21] == sorted(rates[10:21], reverse=True)
+
+
+def test_the_end_is_told_while_something_moves_and_something_is_left() -> None:
+    made = board(Depth(Q, 100), progress(50, 50))
+    [moving] = made.look(10.0, NOW_MS).queues
+    assert (moving.left, moving.per_second, moving.eta_seconds) == (50, 5.0, 10.0)
+    [resting] = made.look(30.0, NOW_MS).queues
+    assert (resting.per_second, resting.eta_seconds) == (0.0, None)
+    [ages_away] = board(Depth(Q, 10**9), progress(1, 1)).look(10.0, NOW_MS).queues
+    assert ages_away.eta_seconds is None
+
+
+def test_the_oldest_is_in_hand_or_was_looked_at() -> None:
+    assert row(progress(2, 1, oldest_ms=NOW_MS - 5_000)).oldest_seconds == 5.0
+    assert row(Depth(Q, 1, NOW_MS - 9_000)).oldest_seconds == 9.0
+    assert row(Depth(Q, 0, NOW_MS - 9_000)).oldest_seconds is None
+    assert row(progress(2, 1, oldest_ms=NOW_MS + 5_000)).oldest_seconds == 0.0  # the clocks differ
+
+
+RESTS = DestinationResting(Q, "down", "it is away", 8.0, 12)
+BLOCKED = LaneBlocked(Q, ("down", "full"))
+FAILED = LaneFailed(Q, "unreachable", 3.5)
+
+
+@pytest.mark.parametrize(
+    ("events", "note", "idle"),
+    [
+        ([QueuesFound((Q,), (), managed=True)], "connecting", False),
+        ([LaneOpened(Q)], "", True),
+        ([LaneOpened(Q), Depth(Q, 0)], "", True),
+        ([LaneOpened(Q), Depth(Q, 1)], "", False),
+        ([LaneOpened(Q), progress(1, 0)], "", False),
+        ([LaneOpened(Q), LaneDone(Q)], "done", True),
+        ([LaneOpened(Q), RESTS], "waits for down", False),
+        ([LaneOpened(Q), RESTS, DestinationBack(Q, "down")], "", True),
+        ([LaneOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
+        ([LaneOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
+        ([LaneOpened(Q), BLOCKED, progress(1, 1)], "", False),  # it has moved of late
+        ([LaneOpened(Q), RESTS, FAILED], "next try in 4 s: unreachable", False),
+        ([LaneOpened(Q), RESTS, FAILED, LaneOpened(Q)], "", True),
+        ([LaneFailed(Q, "refused", None)], "failed: refused", False),
+        (
+            [LaneOpened(Q), DeadLettered(Q, 1, "m", "r", "d"), DeadLettered(Q, 2, "n", "r", "d")],
+            "2 dead-lettered",
+            False,
+        ),
+        ([DeadLettered(Q, 1, "m", "r", "d"), LaneDone(Q)], "done; 1 dead-lettered", False),
+    ],
+)
+def test_a_lane_says_what_is_in_its_way(events: list[SyphonEvent], note: str, idle: bool) -> None:
+    found = row(*events)
+    assert (found.note, found.idle) == (note, idle)
+
+
+def test_what_a_lane_had_in_hand_when_it_failed_is_back_in_the_queue() -> None:
+    found = row(LaneOpened(Q), Depth(Q, 10), progress(5, 2, oldest_ms=1), FAILED)
+    assert (found.left, found.in_hand, found.oldest_seconds) == (8, 0, None)
+
+
+def test_the_next_try_comes_nearer() -> None:
+    made = board(LaneOpened(Q), FAILED, RESTS)
+    assert made.look(1.0, NOW_MS).queues[0].note == "next try in 3 s: unreachable"
+    assert made.look(60.0, NOW_MS).queues[0].note == "next try in 0 s: unreachable"
+    assert made.look(2.0, NOW_MS).destinations[0].note == "rests for 6 s, 12 waiting: it is away"
+
+
+def test_a_destination_rests_until_the_first_lane_tries_again_and_is_back_with_the_last() -> None:
+    other = DestinationResting("q1", "Down", "it is full", 5.0, 30)
+    assert board(RESTS, other).look(1.0, NOW_MS).destinations == (
+        DestinationRow("down", waiting=42, resting="it is full", next_seconds=4.0),
+    )
+    half = [RESTS, other, DestinationBack("q1", "DOWN")]
+    assert destination(*half).resting == "it is away"
+    assert destination(*half, DestinationBack(Q, "down")).note == ""
+    assert destination(RESTS, DestinationProgress("down", 3, 99)).waiting == 99
+
+
+def test_a_destination_of_a_lane_that_has_failed_does_not_rest() -> None:
+    assert destination(LaneOpened(Q), RESTS, FAILED).resting == ""
+
+
+def test_ten_comes_behind_nine_and_the_total_is_of_all() -> None:
+    names = [f"c/t/{number}" for number in (10, 2, 9)] + ["other"]
+    made = board(*(Progress(name, 5, 4, 1) for name in names), *(Depth(name, 7) for name in names))
+    view = made.look(0.0, NOW_MS)
+    assert [each.queue for each in view.queues] == ["other", "c/t/2", "c/t/9", "c/t/10"]
+    total = view.total
+    assert (total.left, total.received, total.sent, total.in_hand) == (28, 20, 16, 4)
+
+
+def test_a_view_of_nothing_is_no_mistake() -> None:
+    assert Board(1.0).look(3.0, NOW_MS) == View((), (), 2.0)
+    assert Board(1.0).look(3.0, NOW_MS).total == QueueRow("total")

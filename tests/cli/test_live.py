@@ -1,0 +1,148 @@
+"""The table that moves on a terminal: what fits, and how it looks, drawn to files that are agreed upon.
+
+Written anew by `python tests/cli/test_live.py`.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sbpair.cli.board import DestinationRow, QueueRow, View
+from sbpair.cli.live import draw, fit, number, rate
+
+DRAWINGS = Path(__file__).parent / "drawings"
+PATH = "contoso/x-servicebus-transfer/"
+WHY = "link to 'billing/\x1b[31minvoices': The messaging entity is not available. Please retry the operation."
+
+SOME = View(
+    (
+        QueueRow(
+            f"{PATH}0", 1_234_567, False, 765_433, 764_433, 5_123.4, 93_784.0, 1_000, "blocked by billing/invoices"
+        ),
+        QueueRow(f"{PATH}1", 12, False, 100, 90, 2.34, 61.0, 10, "waits for billing/invoices; 3 dead-lettered"),
+        QueueRow(f"{PATH}2", 7, True, note="next try in 12 s: contoso-dr.servicebus.windows.net cannot be reached"),
+        QueueRow(f"{PATH}3", 0, True, 5, 5, note="done", idle=True),
+        QueueRow(f"{PATH}4", 0, True, idle=True),
+    ),
+    (
+        DestinationRow("billing/invoices", 12, 0.0, 1_010, WHY, 11.2),
+        DestinationRow("orders", 764_511, 5_125.7),
+        DestinationRow("a/path/that/is/rather/long/and/goes/on/for/longer/than/a/narrow/terminal", 3),
+    ),
+    754.0,
+)
+UNCOUNTED = View((QueueRow(f"{PATH}0", None, True, 3, 2, 0.3, 4.0, 1), QueueRow(f"{PATH}1", idle=True)), (), 8.0)
+MANY = View(
+    tuple(
+        QueueRow(f"{PATH}{each}", each % 3, True, each, each, float(each % 3), idle=each % 3 == 0) for each in range(40)
+    ),
+    tuple(DestinationRow(f"d{each}", each, resting="why" if each == 3 else "") for each in range(50)),
+    1.0,
+)
+CASES = {
+    "wide": (SOME, 140, 30),
+    "eighty": (SOME, 80, 24),
+    "sixty": (SOME, 60, 24),
+    "low": (SOME, 80, 10),
+    "uncounted": (UNCOUNTED, 80, 24),
+    "many": (MANY, 80, 24),
+    "nothing": (View((), (), 0.0), 80, 24),
+}
+
+
+def drawn(name: str) -> str:
+    view, width, lines = CASES[name]
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(draw(view, width, lines))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_drawing_is_as_it_was_last_agreed(name: str) -> None:
+    found = drawn(name)
+    assert found == (DRAWINGS / f"{name}.txt").read_text(), "if it should change: python tests/cli/test_live.py"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_drawing_is_no_wider_and_no_higher_than_its_terminal_and_obeys_no_message(name: str) -> None:
+    _view, width, lines = CASES[name]
+    found = drawn(name).splitlines()
+    assert len(found) <= lines
+    assert all(len(line) <= width for line in found)
+    assert all(character.isprintable() for line in found for character in line)
+
+
+def test_there_is_no_drawing_too_many() -> None:
+    assert {path.stem for path in DRAWINGS.iterdir()} == CASES.keys()
+
+
+rows = st.builds(
+    QueueRow,
+    st.just("q"),
+    left=st.none() | st.integers(0, 10**12),
+    sent=st.integers(0, 10**12),
+    per_second=st.floats(0, 1e6),
+    note=st.sampled_from(["", "why"]),
+    idle=st.booleans(),
+)
+
+
+@given(st.lists(rows, max_size=60), st.integers(0, 60), st.integers(12, 60))
+def test_whatever_there_is_fits_and_every_queue_is_shown_or_folded(
+    queues: list[QueueRow], destinations: int, lines: int
+) -> None:
+    from dataclasses import replace
+
+    named = tuple(replace(each, queue=f"q/{at}") for at, each in enumerate(queues))
+    view = View(named, tuple(DestinationRow(f"d{at}") for at in range(destinations)), 0.0)
+    shown = fit(view, lines)
+    assert {*shown.queues, *shown.folded} == set(named)
+    assert not {*shown.queues} & {*shown.folded}
+    assert len(shown.destinations) + shown.more_destinations == destinations
+    height = 3 + len(shown.queues) + bool(shown.folded)
+    if destinations:
+        height += 2 + len(shown.destinations) + bool(shown.more_destinations)
+    assert height <= lines
+    if any(each.idle for each in shown.queues):
+        assert not shown.folded  # nothing idle stands where something else would have
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        *((0, "0"), (99_999, "99999"), (100_000, "100k"), (123_456, "123k"), (999_499, "999k"), (999_500, "1.0M")),
+        *((1_234_567, "1.2M"), (99_949_999, "99.9M"), (100_000_000, "100M"), (10**12, "1.0T")),
+    ],
+)
+def test_a_large_count_is_told_in_few_figures_where_there_is_little_room(count: int, text: str) -> None:
+    assert number(count, wide=False) == text
+    assert number(count, wide=True) == str(count)
+
+
+@given(st.integers(0, 10**13))
+def test_a_count_never_takes_more_than_six_characters(count: int) -> None:
+    assert len(number(count, wide=False)) <= 6
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"), [(0.0, ""), (0.04, "<0.1"), (9.94, "9.9"), (9.99, "10"), (820.4, "820")]
+)
+def test_a_rate_in_figures(per_second: float, text: str) -> None:
+    assert rate(per_second) == text
+
+
+def regenerate() -> None:
+    """Write every drawing."""
+    for name in CASES:
+        (DRAWINGS / f"{name}.txt").write_text(drawn(name))
+
+
+if __name__ == "__main__":
+    regenerate()

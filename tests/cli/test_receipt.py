@@ -1,0 +1,59 @@
+"""What a receipt says in text of its queues, its destinations and its operations."""
+
+from __future__ import annotations
+
+from sbpair.cli.receipt import ROWS_SHOWN, breakdown
+from sbpair.move.receipt import BUCKETS, Tally
+
+
+def written(tally: Tally) -> list[str]:
+    return list(breakdown(tally.receipt().document()))
+
+
+def test_only_what_is_not_zero_everywhere_is_told() -> None:
+    tally = Tally()
+    for queue in ("c/t/0", "c/t/1", "c/t/2"):
+        tally.received(queue, 0)
+    tally.received("c/t/0", 12)
+    tally.sent("c/t/0", "orders", 11, 100)
+    tally.ended("c/t/0", "released")
+    tally.received("c/t/2", 1)
+    tally.sent("c/t/2", "bil\x1bling", 1, 100)
+    tally.spent("taken", 26)
+    tally.spent("sent", 12)
+    assert written(tally) == [
+        "",
+        "QUEUE  RECEIVED  SENT  RELEASED",
+        "c/t/0        12    11         1",
+        "c/t/2         1     1         0",
+        "",
+        "DESTINATION  SENT",
+        "bil\ufffdling        1",
+        "orders         11",
+        "",
+        "billable operations: 38 (26 to receive and settle, 12 to send)",
+    ]
+
+
+def test_a_run_that_did_nothing_spent_nothing() -> None:
+    assert written(Tally()) == ["", "billable operations: 0"]
+
+
+def test_a_receipt_of_an_earlier_version_is_told_as_far_as_it_goes() -> None:
+    assert list(breakdown({})) == []
+    assert list(breakdown({"queues": {"q": {"received": 1, "sent": 1}}, "destinations": {}})) == [
+        *("", "QUEUE  RECEIVED  SENT", "q             1     1"),
+    ]
+
+
+def test_many_destinations_are_cut_short() -> None:
+    found = list(breakdown({"destinations": {f"d{number:03}": 1 for number in range(ROWS_SHOWN + 5)}}))
+    assert len(found) == ROWS_SHOWN + 3
+    assert found[-1] == "… and 5 more: --output json has all of them"
+
+
+def test_every_bucket_has_its_column() -> None:
+    tally = Tally()
+    for bucket in BUCKETS:
+        tally.ended("q", bucket)
+    assert written(tally)[1].split("  ")[2:] == [name.replace("_", " ").upper() for name in BUCKETS]

@@ -1,0 +1,135 @@
+"""`sbpair syphon --watch` as its users see it: lines of JSON in a pipe, a picture on a terminal, and the receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import termios
+from collections.abc import Callable
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+from tests.cli.test_runs import Pair, on_a_pair
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+async def line_of(stream: asyncio.StreamReader, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first line that fits; every line is an event."""
+    while True:
+        told = json.loads(await stream.readline())
+        assert told["schema"] == "sbpair/syphon-event/1"
+        if fits(told):
+            return told
+
+
+def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(3)
+        process = await pair.start("syphon", "--watch", "--output", "jsonl")
+        assert process.stderr
+        found = await line_of(process.stderr, lambda told: told["event"] == "queues-found")
+        assert found["managed"] is True
+        await line_of(process.stderr, lambda told: told["event"] == "lane-opened")
+        while pair.arrived < 3:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        process.send_signal(signal.SIGTERM)
+        out, err = await process.communicate()
+        assert process.returncode == 0
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert {each["schema"] for each in lines} == {"sbpair/syphon-event/1"}
+        [last] = [each for each in lines if each["event"] == "progress" and each["received"]]
+        assert (last["received"], last["sent"], last["in_hand"]) == (3, 3, 0)
+        assert [each["sent"] for each in lines if each["event"] == "destination-progress"] == [3]
+        [receipt] = [json.loads(line) for line in out.splitlines()]
+        assert (receipt["schema"], receipt["sent"]) == ("sbpair/syphon/1", 3)
+        assert receipt["operations"]["taken"] == 6
+        assert receipt["operations"]["sent"] == 3
+
+    on_a_pair(tmp_path, check)
+
+
+def test_quiet_and_once_get_no_lines_of_events(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(1)
+        assert (await pair.run("syphon", "--once"))[2] == ""
+        process = await pair.start("syphon", "--watch", "--quiet")
+        while not (tmp_path / "lease").exists():  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        await pair.strand_more()
+        while pair.arrived < 2:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        process.send_signal(signal.SIGTERM)
+        _out, err = await process.communicate()
+        assert err == b""
+
+    on_a_pair(tmp_path, check)
+
+
+def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(0)
+        reading, writing = os.pipe()
+        process = await pair.start("syphon", "--watch", stderr=writing)
+        os.close(writing)
+        await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1)
+        os.close(reading)
+        await pair.strand_more()
+        while pair.arrived < 1:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        process.send_signal(signal.SIGTERM)
+        out, _ = await process.communicate()
+        assert b"received" in out
+
+    on_a_pair(tmp_path, check)
+
+
+async def read_until(terminal: int, wanted: str, seen: str = "") -> str:
+    loop = asyncio.get_running_loop()
+    while wanted not in ESCAPE.sub("", seen):
+        seen += (await loop.run_in_executor(None, os.read, terminal, 65_536)).decode(errors="replace")
+    return seen
+
+
+def test_a_terminal_gets_a_picture_that_is_gone_in_the_end(tmp_path: Path) -> None:
+    async def check(pair: Pair) -> None:
+        await pair.strand(3)
+        terminal, end = pty.openpty()
+        ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        process = await pair.start("syphon", "--watch", stderr=end, TERM="xterm", NO_COLOR="1", COLUMNS="", LINES="")
+        os.close(end)
+        seen = await read_until(terminal, "orders")
+        plain = ESCAPE.sub("", seen)
+        assert "QUEUE" in plain
+        assert "…/0" in plain
+        assert "DESTINATION" in plain
+        assert '"schema"' not in plain
+        assert not [code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if re.search(r"\b[34]\d\b", code)]
+        process.send_signal(signal.SIGTERM)
+        out, _ = await process.communicate()
+        while True:
+            try:
+                seen += os.read(terminal, 65_536).decode(errors="replace")
+            except OSError:  # that was all
+                break
+        os.close(terminal)
+        assert seen.rstrip().endswith("\x1b[2K")  # the last that is done to a line is to wipe it
+        assert "\x1b[?25h" in seen  # the cursor is back
+        lines = [" ".join(line.split()) for line in out.decode().splitlines()]
+        assert "QUEUE RECEIVED SENT" in lines
+        assert "contoso/x-servicebus-transfer/0 3 3" in lines
+        assert "DESTINATION SENT" in lines
+        assert "orders 3" in lines
+        assert [line for line in lines if line.startswith("billable operations: ")]
+        run = (await pair.runs())[0]["id"]
+        _, shown, _ = await pair.run("runs", "show", run)
+        assert next(line for line in lines if line.startswith("billable")) in " ".join(shown.split())
+        assert "orders 3" in [" ".join(line.split()) for line in shown.splitlines()]
+
+    on_a_pair(tmp_path, check)
