@@ -23,7 +23,6 @@ _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "amqp:session:errant-link": errors.Unreachable,
     "amqp:transfer-limit-exceeded": errors.Unreachable,
     "amqp:link:transfer-limit-exceeded": errors.Unreachable,
-    "amqp:resource-limit-exceeded": errors.QuotaExceeded,
     "com.microsoft:entity-disabled": errors.Unreachable,
 }
 
@@ -42,6 +41,8 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
         return _access(said, text)
     if condition == "com.microsoft:message-lock-lost":
         return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
+    if condition == "amqp:resource-limit-exceeded":
+        return errors.QuotaExceeded(f"over quota: {said}", hint="room comes back when its receivers catch up")
     transient = _TRANSIENT.get(condition)
     if transient is not None:
         return transient(said, hint=_RETRY)
@@ -76,6 +77,15 @@ def gone(error: Error | None, doing: str) -> errors.SbpairError:
     if isinstance(meant, (errors.AccessError, errors.Throttled, errors.TimedOut, errors.Unreachable)):
         return meant
     return errors.Unreachable(meant.message, hint=_RETRY)
+
+
+def is_unused(error: Error | None) -> bool:
+    """Whether a link was let go of only because nothing went over it for a while, credit or not."""
+    return (
+        error is not None
+        and error.condition == "amqp:link:detach-forced"
+        and "IdleTimerExpired" in str(error.description or "")
+    )
 
 
 def _access(said: str, text: str) -> errors.AccessError:
