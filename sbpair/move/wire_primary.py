@@ -118,6 +118,7 @@ class WirePrimary:
         self._now = now
         self._answer_seconds = answer_seconds
         self._wire: Wire | None = None
+        self._broken_off: SbpairError | None = None
         self._open = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._links: dict[str, WireLink] = {}
@@ -142,7 +143,8 @@ class WirePrimary:
             await self._wire.lost()
 
     def break_off(self, error: SbpairError) -> None:
-        """End the connection at once: what has had no answer is in doubt."""
+        """End the connection at once, and make none any more: what has had no answer is in doubt."""
+        self._broken_off = error
         if self._wire is not None:
             self._wire.break_off(error)
 
@@ -174,6 +176,8 @@ class WirePrimary:
         if self._wire is not None and self._wire.error is None:
             return self._wire
         async with self._opening:
+            if self._broken_off is not None:
+                raise self._broken_off
             if self._wire is None or self._wire.error is not None:
                 self._links.clear()
                 self._wire = None

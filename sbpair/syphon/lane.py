@@ -123,9 +123,11 @@ class Lane:
         if self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
 
-    def break_off(self, error: Unavailable) -> None:
-        """Wait for no answer of the primary any more: what has none is in doubt. What is held is still given back."""
-        if self._ends is not None:
+    def break_off(self, error: Unavailable, *, backlog: bool = False) -> None:
+        """Wait for no answer of the primary any more; with `backlog`, nor of the backlog."""
+        if self._ends is not None and backlog:
+            self._ends.break_off(error)
+        elif self._ends is not None:
             self._ends.primary.break_off(error)
 
     async def _connected(self) -> None:
@@ -235,7 +237,7 @@ class Lane:
             try:
                 arrivals = await source.take(most, seconds=max(0.0, until - loop.time()))
             except Unavailable:
-                if mover.in_hand or not await self._unless_interrupted(source.reopen()):
+                if mover.in_hand or await self._unless_interrupted(source.reopen()) is False:
                     raise
             else:
                 self._used = loop.time() if arrivals else self._used
