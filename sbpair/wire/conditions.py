@@ -9,6 +9,8 @@ from sbpair.amqp.performatives import Error
 
 _RETRY = "it may work a little later"
 
+OVER_QUOTA = "over quota: "
+
 _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
     "com.microsoft:timeout": errors.TimedOut,
@@ -42,7 +44,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     if condition == "com.microsoft:message-lock-lost":
         return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
     if condition == "amqp:resource-limit-exceeded":
-        return errors.QuotaExceeded(f"over quota: {said}", hint="room comes back when its receivers catch up")
+        return errors.QuotaExceeded(OVER_QUOTA + said, hint="room comes back when its receivers catch up")
     transient = _TRANSIENT.get(condition)
     if transient is not None:
         return transient(said, hint=_RETRY)
@@ -76,7 +78,8 @@ def gone(error: Error | None, doing: str) -> errors.SbpairError:
     meant = error_of(error, doing)
     if isinstance(meant, (errors.AccessError, errors.Throttled, errors.TimedOut, errors.Unreachable)):
         return meant
-    return errors.Unreachable(meant.message, hint=_RETRY)
+    # A connection that has ended has no quota, though its end may have the same condition.
+    return errors.Unreachable(meant.message.removeprefix(OVER_QUOTA), hint=_RETRY)
 
 
 def is_unused(error: Error | None) -> bool:
