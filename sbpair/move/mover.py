@@ -164,10 +164,10 @@ class Mover:
         waiting = sum(len(road) for road in self._roads.values() if road.failures >= failures)
         return waiting == self.in_hand
 
-    def undead(self) -> list[str]:
-        """Why messages of the queue can neither be sent nor dead-lettered: a reason each."""
+    def undead(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
+        """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
         refusals = self._setting.refusals.items()
-        return [whys[-1] for key, whys in refusals if key[1] == self._queue and len(whys) >= DEAD_LETTER_TRIES]
+        return [whys[-1] for key, whys in refusals if key[1] == self._queue and len(whys) >= times]
 
     async def changed(self, seconds: float) -> None:
         """Wait until something has ended or begun to rest, but not longer."""

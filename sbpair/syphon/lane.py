@@ -171,7 +171,7 @@ class Lane:
         finally:
             if mover is not None:
                 mover.write_off()
-                self._undead = mover.undead()
+                self._undead = mover.undead(1)
         if plan.once and not plan.stop.is_set():
             # The backlog has not heard of all that was done: the next connection tells it.
             failure = failure or mover.trouble
@@ -356,8 +356,9 @@ class Lane:
     def _confess(self) -> None:
         """Say what was left because it can go neither here nor there."""
         if self._undead and self.error is None:
+            count, why = len(self._undead), self._undead[0]
             self.error = ServiceRefused(
-                f"{len(self._undead)} could neither be sent nor dead-lettered, and stayed: {self._undead[0]}",
+                f"{count} message{'s' if count > 1 else ''} could neither be sent nor dead-lettered, and stayed: {why}",
                 hint="the next run tries again",
             )
 

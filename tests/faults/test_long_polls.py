@@ -60,7 +60,7 @@ def test_over_a_day_of_work_now_and_then_the_tokens_are_renewed_and_nothing_brea
             stage.strand(number)
             await stage.until(lambda: len(stage.ids(destination)) == number + 1, seconds=5.0)  # noqa: B023
             await asyncio.sleep(HOUR)
-        # A backlog queue's, its management's and the destination's, each signed for an hour: renewed when 40 minutes old.
+        # For the backlog queue and for the destination, each signed for an hour, and renewed when 40 minutes old.
         assert tokens["put"] >= 2 * 36
         assert len(stage.network.lines) == 2
         assert stage.of(events.LaneFailed) == stage.of(events.DestinationResting) == []

@@ -181,5 +181,3 @@ def play(scene: Callable[[Stage], Awaitable[None]], *, queues: int = 1, managed:
     finally:
         loop.close()
     assert not loop.broken
-
-
