@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from tests.faults.test_kill_syphon import DESTINATIONS, MESSAGES, QUEUES, in_bac
 
 PATIENCE_SECONDS = 8.0
 """Less than the ten seconds after which the process would be cancelled without a receipt."""
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  a turn of the loop is no sleep
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("mode", ["--once", "--watch"])
@@ -40,12 +46,10 @@ def test_a_second_signal_ends_it_with_a_receipt(
             await strand(emulator)
             emulator.faults.swallow_acks("contoso")
             process = await syphon(emulator, mode, "--output", "json")
-            while in_primary(emulator).total() < MESSAGES:
-                await asyncio.sleep(0)
+            await until(lambda: in_primary(emulator).total() == MESSAGES)
             monkeypatch.setattr(Outlet, "on_flow", watched)
             process.send_signal(number)
-            while len(stopping) < QUEUES:
-                await asyncio.sleep(0)
+            await until(lambda: len(stopping) == QUEUES)
             process.send_signal(number)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 out, _ = await process.communicate()
