@@ -23,6 +23,10 @@ _STATES = {
     b"\x00\x53\x26\xc0\x01\x00": RELEASED,
 }
 
+_HEAD = struct.Struct(">6sBBIBI")
+_START = b"\x00\x53\x15\xc0\x14\x06"
+_ENDS = {True: b"\x41\x00\x53\x24\xc0\x01\x00\x42", False: b"\x42\x00\x53\x24\xc0\x01\x00\x42"}
+
 Said = tuple[bool, int, bool, Accepted | Released | None]
 """(role, how many fields say so, settled, state)"""
 
@@ -80,3 +84,8 @@ def _read_usual(frame: bytes) -> tuple[int, int, Said] | None:
     except (IndexError, KeyError, struct.error):
         pass
     return None
+
+
+def write_accepted(first: int, last: int, *, role: bool, settled: bool) -> bytes:
+    """A disposition that says that deliveries were accepted, all six fields of it."""
+    return _HEAD.pack(_START, 0x41 if role else 0x42, 0x70, first, 0x70, last) + _ENDS[settled]

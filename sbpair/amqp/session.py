@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from sbpair.amqp import transfer
+from sbpair.amqp import disposition, transfer
 from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
 from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded, WindowOpened
 from sbpair.amqp.link import SERIAL, SERIAL_HALF, Link, Receiver, Sender
-from sbpair.amqp.performatives import Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
+from sbpair.amqp.performatives import Accepted, Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ class Session(Endpoint):
 
     def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None:
         """Say what has become of deliveries `first` to `last`; with `settled`, forget them."""
-        self.put(Disposition(receiver, first, last, settled, state))
+        if type(state) is Accepted:
+            self._put_raw(disposition.write_accepted(first, last, role=receiver, settled=settled))
+        else:
+            self.put(Disposition(receiver, first, last, settled, state))
         if settled:
             known: dict[int, Any] = self.received if receiver else self.sent
             for delivery_id in _range(first, last, known):
@@ -87,9 +90,12 @@ class Session(Endpoint):
     # What links do.
 
     def put(self, body: Composite) -> None:
+        self._put_raw(body.encode())
+
+    def _put_raw(self, body: bytes) -> None:
         # What its owner still says of a delivery that came just before the peer's end is for nobody.
         if not self._said_goodbye:
-            self.connection.put(self.channel, body.encode())
+            self.connection.put(self.channel, body)
 
     def _goodbye(self, end: End) -> None:
         self.put(end)
@@ -220,15 +226,15 @@ class Session(Endpoint):
             )
         return link.on_transfer(fields, buffer, end) if link.state is OPEN else None
 
-    def on_disposition(self, disposition: Disposition) -> Disposed | None:
-        known: dict[int, Any] = self.sent if disposition.role else self.received
-        first = disposition.first or 0
-        last = first if disposition.last is None else disposition.last
+    def on_disposition(self, said: Disposition) -> Disposed | None:
+        known: dict[int, Any] = self.sent if said.role else self.received
+        first = said.first or 0
+        last = first if said.last is None else said.last
         ids = _range(first, last, known)
-        deliveries = [known.pop(key) for key in ids] if disposition.settled else [known[key] for key in ids]
+        deliveries = [known.pop(key) for key in ids] if said.settled else [known[key] for key in ids]
         if not deliveries:
             return None
-        return Disposed(self, deliveries, disposition.state, bool(disposition.settled))
+        return Disposed(self, deliveries, said.state, bool(said.settled))
 
     def on_detach(self, detach: Detach) -> LinkDetached | None:
         link = self._remote_links.get(detach.handle or 0)

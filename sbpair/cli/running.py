@@ -4,6 +4,7 @@ A SIGINT or SIGTERM cancels. Where the command knows how to stop, the first asks
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -29,6 +30,9 @@ def run_gracefully(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Resu
 
 
 def _run(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]], *, graceful: bool) -> Result:
+    # What a mover makes goes when it is let go of: looking for cycles after every 700 objects cost a tenth of its time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     try:
         return asyncio.run(_until_signalled(main, graceful=graceful))
     except Interrupted:

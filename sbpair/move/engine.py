@@ -20,7 +20,7 @@ class Arrival(Protocol):
 
 
 class Order(NamedTuple):
-    """A delivery, and where its message is to go. `turn` counts them as they came."""
+    """A delivery, and where its message is to go. `turn` is its place in the backlog."""
 
     arrival: Arrival
     send: Send

@@ -7,6 +7,7 @@ accepted only where all five parts of its key match.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections import Counter
@@ -20,7 +21,7 @@ from sbpair.move.state import now_ms
 
 if TYPE_CHECKING:
     from sbpair.move.route import Key
-    from sbpair.move.state import Row, State
+    from sbpair.move.state import Change, Row, State
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +87,12 @@ class Journal:
         self._earlier: set[int] = set()
         self._returned: dict[Key, None] = {}
         self._doubts: dict[Key, Doubt] = {}
-        # What can wait for the next change, since a crash before it leaves too much on disk, and never too little.
+        self._turn: asyncio.Future[None] | None = None
+        # What is not on disk yet: new flights, what they became, and those that need not be there any more. Of the last
+        # two a crash leaves too much on disk, and never too little.
+        self._new: dict[int, Row] = {}
+        self._changed: list[tuple[int, int]] = []
         self._gone: list[tuple[int]] = []
-        self._unanswered: list[tuple[int, int]] = []
         if state is not None:
             self._load(state)
 
@@ -97,42 +101,67 @@ class Journal:
 
         From here on a crash leaves them in doubt, until `accepted` or `unsent`. Raises where nothing may be sent.
         """
-        return self.sending_each([keys], destination)[0]
+        [number] = self.note_sending([keys], destination)
+        try:
+            self._write()
+        except SbpairError:
+            self.unsent(number)
+            raise
+        return number
 
-    def sending_each(self, flights: Sequence[Sequence[Key]], destination: str) -> list[int]:
-        """As `sending`, of several flights that leave at the same time."""
+    def note_sending(self, flights: Sequence[Sequence[Key]], destination: str) -> list[int]:
+        """As `sending`, of several flights at the same time; but none may leave before `on_disk` has returned."""
         self._may_send()
         numbers = list(islice(self._flights, len(flights)))
-        if self._state is not None:
-            now_ms = self._clock_ms()
-            rows: list[Row] = []
-            for number, keys in zip(numbers, flights, strict=True):
-                namespace, queue = keys[0][:2]
-                rows.append((number, self._run, namespace, queue, destination, SENDING, now_ms, _packed(keys)))
-            self._write(INSERT, rows)
         for number, keys in zip(numbers, flights, strict=True):
             self._flying[number] = keys, destination
+            if self._state is not None:
+                namespace, queue = keys[0][:2]
+                row = (number, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _packed(keys))
+                self._new[number] = row
         return numbers
 
     def accepted(self, flight: int) -> None:
         """Only ever after the primary's accepted outcome. They are remembered as accepted even where this raises."""
-        self.accepted_each([flight])
+        self.note_accepted([flight])
+        self._write()
 
-    def accepted_each(self, flights: Sequence[int]) -> None:
-        """As `accepted`, of several flights."""
+    def note_accepted(self, flights: Sequence[int]) -> None:
+        """As `accepted`, of several flights; on disk once `on_disk` has returned, or with the next flight."""
         for flight in flights:
             keys, _destination = self._flying.pop(flight)
             self._take(flight, keys)
             if self._returned:
                 for key in keys:
                     self._returned.pop(key, None)
-        if self._state is not None and flights:
-            self._write(UPDATE, [(ACCEPTED, flight) for flight in flights])
+            if self._state is not None:
+                self._changed.append((ACCEPTED, flight))
+
+    async def on_disk(self) -> None:
+        """Wait until all that was noted is on disk. What is noted in one turn of the loop is written in one go."""
+        if self._state is None:
+            return
+        if self._turn is None:
+            loop = asyncio.get_running_loop()
+            self._turn = loop.create_future()
+            loop.call_soon(self._write_turn, self._turn)
+        await asyncio.shield(self._turn)
+
+    def _write_turn(self, turn: asyncio.Future[None]) -> None:
+        self._turn = None
+        try:
+            self._write()
+        except SbpairError as error:
+            turn.set_exception(error)
+            turn.exception()  # whoever waits for it is told; nobody need be waiting any more
+        else:
+            turn.set_result(None)
 
     def unsent(self, flight: int) -> None:
         """The primary refused them, or they never left."""
         del self._flying[flight]
-        self._drop(flight)
+        if self._new.pop(flight, None) is None:
+            self._drop(flight)
 
     def doubtful(self, flight: int) -> None:
         """No answer came. Its messages stay in doubt, also if they are sent again and accepted then."""
@@ -144,7 +173,7 @@ class Journal:
             self._doubts.setdefault(key, Doubt(self._run, key[1], key[2], key[4], destination))
         _trim(self._doubts, self._most)
         if self._state is not None:
-            self._unanswered.append((DOUBTFUL, flight))
+            self._changed.append((DOUBTFUL, flight))
 
     def completed(self, keys: Sequence[Key]) -> None:
         """The backlog has confirmed: these will not be delivered again. On disk with the next flight."""
@@ -181,8 +210,7 @@ class Journal:
         try:
             for flight in list(self._flying):
                 self.doubtful(flight)
-            if self._state is not None:
-                self._write("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining())
+            self._write(("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining()))
         except SbpairError as error:
             log.warning("the journal could not be tidied up: %s", error.message)
 
@@ -238,15 +266,17 @@ class Journal:
         if self._state is not None:
             self._gone.append((flight,))
 
-    def _write(self, statement: str, rows: Sequence[Row]) -> None:
-        """Write a change, and with it what could wait until now."""
-        assert self._state is not None  # noqa: S101  the callers ask
-        if self._gone or self._unanswered:
-            self._state.write((DELETE, self._gone), (UPDATE, self._unanswered), (statement, rows))
-            self._gone.clear()
-            self._unanswered.clear()
-        else:
-            self._state.write((statement, rows))
+    def _write(self, *more: Change) -> None:
+        """Write down all that is not on disk yet."""
+        if self._state is None:
+            return
+        noted: list[Change] = [(INSERT, list(self._new.values())), (UPDATE, self._changed), (DELETE, self._gone)]
+        changes = [change for change in (*noted, *more) if change[1]]
+        if changes:
+            self._state.write(*changes)
+        self._new.clear()
+        self._changed.clear()
+        self._gone.clear()
 
 
 def doubts_of(state: State, run: str, *, gone: bool) -> list[Doubt]:

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -71,8 +70,8 @@ Cost = Callable[[str], Awaitable[float]]
 class Setting:
     """What all lanes of a run share. `namespace` is where the backlog is.
 
-    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970. `refusals` are why
-    the backlog has not let a message be dead-lettered, each time.
+    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970. `refusals` are how
+    often the backlog has not let a message be dead-lettered, and why it last did not.
     """
 
     namespace: str
@@ -88,7 +87,7 @@ class Setting:
     cost: Cost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
     guard: Guard = field(default_factory=Guard)
-    refusals: defaultdict[Key, list[str]] = field(default_factory=lambda: defaultdict(list))
+    refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,6 +102,10 @@ class _Flight:
     @property
     def arrivals(self) -> list[Arrival]:
         return [order.arrival for order in self.orders]
+
+    @property
+    def keys(self) -> list[Key]:
+        return [order.arrival.key for order in self.orders]
 
 
 class Mover:
@@ -119,9 +122,10 @@ class Mover:
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads: dict[str, Road] = {}
+        self._spelled: dict[str, Road] = {}
+        self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
         self._hands: dict[Key, Arrival] = {}
         self._elders: list[Arrival] = []  # those whose message has come again meanwhile
-        self._turns = 0
         self._bytes = 0
         self._largest = 0
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
@@ -167,7 +171,7 @@ class Mover:
     def undead(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
         """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
         refusals = self._setting.refusals.items()
-        return [whys[-1] for key, whys in refusals if key[1] == self._queue and len(whys) >= times]
+        return [why for key, (count, why) in refusals if key[1] == self._queue and count >= times]
 
     async def changed(self, seconds: float) -> None:
         """Wait until something has ended or begun to rest, but not longer."""
@@ -263,11 +267,10 @@ class Mover:
 
     def _direct(self, arrival: Arrival) -> None:
         decision = self._route(arrival)
-        if isinstance(decision, Send):
-            road = self._road_to(decision.destination)
-            self._turns += 1
-            road.add(Order(arrival, decision, self._turns))
-            if road.workers < (1 if self._setting.ordered else UNORDERED_ROUNDS) and not self._stopping.is_set():
+        if type(decision) is Send:
+            road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
+            road.add(Order(arrival, decision, arrival.facts.sequence_number))
+            if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
         elif isinstance(decision, (DeadLetter, Expire)):
@@ -285,6 +288,7 @@ class Mover:
         if road is None:
             road = self._roads[name] = Road(destination, ordered=self._setting.ordered)
             self._setting.guard.asked(name)
+        self._spelled[destination] = road
         return road
 
     async def _work(self, road: Road) -> None:
@@ -330,10 +334,9 @@ class Mover:
         try:
             may_leave = bool(flights) and await self._pace(road, flights)
             if may_leave:
-                self._write_down(road, flights)
-        except SbpairError:
-            may_leave = False
-            raise
+                may_leave = False
+                await self._write_down(road, flights)
+                may_leave = True
         finally:
             if not may_leave:
                 road.put_back(order for flight in flights for order in flight.orders)
@@ -393,9 +396,16 @@ class Mover:
             return ROUND_MOST
         return min(ROUND_MOST, pace.most(self._loop.time(), road.cost or 1.0))
 
-    def _write_down(self, road: Road, flights: list[_Flight]) -> None:
-        keys = [[order.arrival.key for order in flight.orders] for flight in flights]
-        for flight, number in zip(flights, self._setting.journal.sending_each(keys, road.destination), strict=True):
+    async def _write_down(self, road: Road, flights: list[_Flight]) -> None:
+        journal = self._setting.journal
+        numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
+        try:
+            await journal.on_disk()
+        except BaseException:
+            for number in numbers:
+                journal.unsent(number)
+            raise
+        for flight, number in zip(flights, numbers, strict=True):
             flight.number = number
 
     async def _fly(self, road: Road, link: Link, flights: list[_Flight]) -> None:
@@ -454,10 +464,7 @@ class Mover:
             size = sum([arrival.facts.size for arrival in arrivals])
             self._setting.tally.sent(self._source.queue, road.destination, len(arrivals), size)
             self._to_settle += arrivals
-        try:
-            self._setting.journal.accepted_each([flight.number for flight in flights])
-        except SbpairError as error:
-            self.give_up(error)
+        self._setting.journal.note_accepted([flight.number for flight in flights])
 
     def _settle_soon(self) -> None:
         if self._to_settle and not self._settling:
@@ -541,6 +548,11 @@ class Mover:
                     await self._gathered.wait()
         arrivals, self._to_settle = self._to_settle, []
         self._settling = False
+        try:
+            await self._setting.journal.on_disk()
+        except SbpairError as error:
+            # The primary has them all the same; but nothing more is sent.
+            self.give_up(error)
         await self._complete(arrivals)
 
     async def _complete(self, arrivals: list[Arrival]) -> None:
@@ -559,9 +571,9 @@ class Mover:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
             # It is not given back, or it would come again at once: until its lock is over, it rests.
-            whys = self._setting.refusals[arrival.key]
-            whys.append(error.message)
-            if len(whys) < DEAD_LETTER_TRIES:
+            count, _ = self._setting.refusals.get(arrival.key, (0, ""))
+            self._setting.refusals[arrival.key] = (count + 1, error.message)
+            if count + 1 < DEAD_LETTER_TRIES:
                 self._not_settled("dead-lettered", [(arrival, error)])
             self._return(arrival)
             return

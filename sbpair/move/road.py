@@ -45,7 +45,11 @@ class Road:
         return iter(self._waiting)
 
     def add(self, order: Order) -> None:
-        self._waiting.append(order)
+        """A message has come; one that comes again has its old place, in front of those behind it in the backlog."""
+        if self._waiting and order.turn < self._waiting[-1].turn:
+            self.put_back([order])
+        else:
+            self._waiting.append(order)
 
     def take(self, most: int) -> list[Order]:
         """The first ones, off the road."""

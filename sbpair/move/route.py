@@ -98,7 +98,7 @@ class Hold:
 
 Route: TypeAlias = Send | Expire | DeadLetter | Hold
 
-PATHS_REMEMBERED = 1_000
+REMEMBERED = 4_096
 
 INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"
@@ -114,25 +114,25 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
     """
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
-    destination = _destination(facts.path)
-    if destination is None:
-        return DeadLetter(INVALID, f"{PATH} is {facts.path[:PATH_LIMIT]!r}, and no entity can have that path")
-    ttl_ms = _ttl_ms(facts)
-    if ttl_ms is not None and ttl is TimeToLive.REMAINING:
-        ttl_ms -= waited_ms(facts, now_ms)
-        if ttl_ms <= 0:
+    decision = _directed(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
+    if isinstance(decision, DeadLetter):
+        return decision
+    if decision.ttl_ms is not None and ttl is TimeToLive.REMAINING:
+        left_ms = decision.ttl_ms - waited_ms(facts, now_ms)
+        if left_ms <= 0:
             return Expire(EXPIRED, "its time to live was over before it could be brought back")
-    if resting is not None:
-        return Hold(resting)
-    return Send(destination, facts.session_id, ttl_ms, facts.scheduled_at)
+        decision = decision._replace(ttl_ms=left_ms)
+    return decision if resting is None else Hold(resting)
 
 
-@lru_cache(PATHS_REMEMBERED)
-def _destination(path: str) -> str | None:
-    """The entity that a path names; None for what names none."""
+@lru_cache(REMEMBERED)
+def _directed(path: str, session_id: str | None, ttl_ticks: int | None, scheduled_at: int | None) -> Send | DeadLetter:
+    """Most messages say the same as one before them."""
     destination = path.strip("/")
-    named = len(destination) <= PATH_LIMIT and all(map(is_segment, destination.split("/")))
-    return destination if named else None
+    if len(destination) > PATH_LIMIT or not all(map(is_segment, destination.split("/"))):
+        return DeadLetter(INVALID, f"{PATH} is {path[:PATH_LIMIT]!r}, and no entity can have that path")
+    ttl_ms = None if ttl_ticks is None else -(-ttl_ticks // TICKS_PER_MS)
+    return Send(destination, session_id, ttl_ms, scheduled_at)
 
 
 def waited_ms(facts: Facts, now_ms: int) -> int:
@@ -144,10 +144,6 @@ def waited_ms(facts: Facts, now_ms: int) -> int:
     if facts.enqueued_at <= 0:
         return 0
     return max(0, now_ms - max(facts.enqueued_at, facts.scheduled_at or 0))
-
-
-def _ttl_ms(facts: Facts) -> int | None:
-    return None if facts.ttl_ticks is None else -(-facts.ttl_ticks // TICKS_PER_MS)
 
 
 def refused(destination: str, why: str) -> DeadLetter:

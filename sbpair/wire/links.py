@@ -53,7 +53,7 @@ class Waiting:
     __slots__ = ("_among", "_asked", "_doing", "_done", "_open", "failures")
 
     def __init__(
-        self, asked: Outcome, doing: str, among: set[Waiting], deliveries: Iterable[events.Delivery] = ()
+        self, asked: Outcome, doing: str, among: dict[Waiting, None], deliveries: Iterable[events.Delivery] = ()
     ) -> None:
         self.failures: list[tuple[events.Delivery | None, errors.SbpairError]] = []
         self._asked = asked
@@ -61,7 +61,7 @@ class Waiting:
         self._open: dict[int, events.Delivery | None] = {delivery.id: delivery for delivery in deliveries}
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._among = among
-        among.add(self)
+        among[self] = None
 
     def sent(self, delivery_id: int) -> None:
         """A delivery of ours is one of them."""
@@ -76,7 +76,7 @@ class Waiting:
         except TimeoutError:
             self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY))
         finally:
-            self._among.discard(self)
+            self._among.pop(self, None)
 
     async def outcome(self, seconds: float) -> None:
         """Raises what the first refusal means; InDoubt where there was no answer."""
@@ -152,9 +152,9 @@ class Link:
         self.unused = False
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
-        self._waiting: set[Waiting] = set()
+        self._waiting: dict[Waiting, None] = {}
         link.context = self
-        stream.owners.add(self)
+        stream.owners[self] = None
 
     async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
         """Raises what the peer's refusal means: EntityMissing, NotAuthorized, …; TimedOut."""
@@ -193,7 +193,7 @@ class Link:
 
     def on_lost(self, error: errors.SbpairError) -> None:
         self.error = error = self.error or error
-        self._stream.owners.discard(self)
+        self._stream.owners.pop(self, None)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # whoever waits for it is told; nobody need be waiting

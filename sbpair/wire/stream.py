@@ -53,7 +53,7 @@ class Stream(asyncio.Protocol):
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.lost = asyncio.Event()
-        self.owners: set[Owner] = set()
+        self.owners: dict[Owner, None] = {}
         self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._flushing = False

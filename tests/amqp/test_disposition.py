@@ -130,3 +130,9 @@ def test_a_run_says_of_each_delivery_what_its_parts_said(said: Heard) -> None:
 def test_what_follows_on_is_heard_as_one() -> None:
     one_by_one = [(0, Disposition(True, number, number, False, Accepted()).encode()) for number in range(100)]
     assert heard(one_by_one) == [(0, Disposition(True, 0, 99, False, Accepted(), False))]
+
+
+@given(ids, ids, st.booleans(), st.booleans())
+def test_what_is_written_at_once_reads_as_what_was_meant(first: int, last: int, role: bool, settled: bool) -> None:
+    written = disposition.write_accepted(first, last, role=role, settled=settled)
+    assert decode_composite(written)[0] == Disposition(role, first, last, settled, Accepted(), batchable=False)

@@ -39,11 +39,15 @@ class Trigger:
         primary, secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
         backlog = [secondary.queue(queue_path("contoso", index)).messages for index in range(QUEUES)]
         if what == "accepted":
-            self._on("enqueue", [primary.queue(name).messages for name in DESTINATIONS], lambda _made: 1)
+            self._on(
+                "enqueue",
+                [primary.queue(name).messages for name in DESTINATIONS],
+                lambda _made, messages: len(messages),
+            )
         elif what == "locked":
-            self._on("receive", backlog, len)
+            self._on("receive", backlog, lambda made, *_: len(made))
         else:
-            self._on("complete", backlog, lambda _made: 1)
+            self._on("complete_all", backlog, lambda _made, tokens: len(tokens))
 
     def _on(self, method: str, engines: list[Any], count: Any) -> None:
         for engine in engines:
@@ -53,7 +57,7 @@ class Trigger:
         def watched(*arguments: Any, **keywords: Any) -> Any:
             result = call(*arguments, **keywords)
             if self.process is not None and not self.fired.is_set():
-                self._left -= count(result)
+                self._left -= count(result, *arguments)
                 if self._left <= 0:
                     os.kill(self.process.pid, signal.SIGKILL)
                     self.fired.set()
@@ -120,7 +124,8 @@ async def killed_and_finished(what: str, nth: int) -> None:
         ids = await strand(emulator)
         trigger = Trigger(emulator, what, nth)
 
-        trigger.process = await syphon(emulator, "--watch")
+        # Little is held, so that many moments lie between the first message and the last.
+        trigger.process = await syphon(emulator, "--watch", "--hold", "2")
         await trigger.fired.wait()
         assert await trigger.process.wait() == -signal.SIGKILL
         await trigger.process.communicate()

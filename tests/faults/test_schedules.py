@@ -9,10 +9,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from sbpair.move.wire_engine import WirePrimary, WireSource
 
-from sbpair.move import envelope
 from sbpair.move.receipt import Tally
+from sbpair.move.wire_primary import WireLink, WirePrimary
+from sbpair.move.wire_source import WireArrival, WireSource
 from tests.faults.simulation.plan import plan
 from tests.faults.simulation.run import simulate
 
@@ -48,36 +48,39 @@ def caught(complaint: str) -> bool:
     return any(line.startswith(complaint) for seed in ENOUGH_TO_CATCH for line in simulate(seed).wrong)
 
 
-def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def send(*_: Any, **__: Any) -> None:
-        """Say that it was accepted."""
+class Accepted:
+    """An answer that says so before anybody has asked."""
 
-    monkeypatch.setattr(WirePrimary, "send", send)
+    async def outcome(self) -> None:
+        return
+
+
+def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WireLink, "post", lambda *_: Accepted())
 
     assert caught("lost")
 
 
 def test_a_syphon_that_settles_before_the_primary_has_accepted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way: list[asyncio.Task[None]] = []
-    wait_and_send = WirePrimary.send
+    leave = WireLink.post
 
-    async def send(*arguments: Any, **keywords: Any) -> None:
-        under_way.append(asyncio.create_task(wait_and_send(*arguments, **keywords)))
-        await asyncio.sleep(0)
+    def post(*arguments: Any) -> Any:
+        leave(*arguments)
+        return Accepted()
 
-    monkeypatch.setattr(WirePrimary, "send", send)
+    monkeypatch.setattr(WireLink, "post", post)
 
     assert caught("completed before it was accepted")
 
 
 def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = WirePrimary.send
+    once = WireLink.post
 
-    async def send(*arguments: Any, **keywords: Any) -> None:
-        await once(*arguments, **keywords)
-        await once(*arguments, **keywords)
+    def post(*arguments: Any) -> Any:
+        once(*arguments)
+        return once(*arguments)
 
-    monkeypatch.setattr(WirePrimary, "send", send)
+    monkeypatch.setattr(WireLink, "post", post)
 
     assert caught("arrived 2 times")
 
@@ -95,13 +98,13 @@ def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = envelope.restored
+    exact = WireArrival.restored
 
-    def restored(sections: Any, *arguments: Any) -> bytes:
-        sections.application_properties = b""
-        return exact(sections, *arguments)
+    def restored(arrival: Any, *arguments: Any) -> bytes:
+        arrival.content.application_properties = b""
+        return exact(arrival, *arguments)
 
-    monkeypatch.setattr(envelope, "restored", restored)
+    monkeypatch.setattr(WireArrival, "restored", restored)
 
     assert caught("altered")
 

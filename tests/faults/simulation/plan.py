@@ -34,7 +34,7 @@ EMULATOR: Final = frozenset(
 
 SIMULATED_ONLY: Final = frozenset({"hold", "cut", "silence", "refuse", "no-answer", "tool-clock"})
 
-HARMLESS: Final = frozenset({"latency", "throttle", "quota", "strand", "stop", "disable", "refuse", "no-answer"})
+HARMLESS: Final = frozenset({"latency", "throttle", "quota", "strand", "stop", "refuse", "no-answer"})
 """Kinds that leave no doubt about any message: each has to arrive exactly once."""
 
 _WEIGHTS: Final = {
@@ -110,8 +110,9 @@ class Plan:
 
     @property
     def backlog_is_heard(self) -> bool:
-        """Whether nothing keeps what the backlog says on its way for long."""
-        return not any(step.kind in ("hold", "stall", "silence", "latency") and not step.primary for step in self.steps)
+        """Whether nothing keeps what the backlog says on its way, and nobody else keeps what is in it."""
+        late = ("hold", "stall", "silence", "latency")
+        return "second" not in self.kinds and not any(each.kind in late and not each.primary for each in self.steps)
 
     @property
     def locks_hold(self) -> bool:
