@@ -1,6 +1,6 @@
 """An event loop for one command, and what signals do to it.
 
-The first SIGINT or SIGTERM asks for a stop, where the command knows how to stop; the second cancels.
+A SIGINT or SIGTERM cancels. Where the command knows how to stop, the first asks for a stop, the second for a quick one.
 """
 
 import asyncio
@@ -9,6 +9,9 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+HURRY_SECONDS = 10.0
+"""After how long a quick stop is cancelled as well. It is over in less, whoever does not answer."""
+
 Result = TypeVar("Result")
 
 
@@ -16,11 +19,17 @@ class Interrupted(Exception):
     """A signal ended the command before it was done. Never leaves this module."""
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[Result]], *, graceful: bool = False) -> Result:
-    """Run `main(stop)` to its end. Raises KeyboardInterrupt where a signal cancelled it.
+def run(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+    """Run `main(stop)` to its end. Raises KeyboardInterrupt where a signal cancelled it."""
+    return _run(lambda stop, _hurry: main(stop), graceful=False)
 
-    With `graceful`, the first signal only sets `stop`.
-    """
+
+def run_gracefully(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]]) -> Result:
+    """Run `main(stop, hurry)`: the first signal sets `stop`, the second `hurry`, and the third cancels."""
+    return _run(main, graceful=True)
+
+
+def _run(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]], *, graceful: bool) -> Result:
     # What a mover makes goes when it is let go of: looking for cycles after every 700 objects cost a tenth of its time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -30,19 +39,27 @@ def run(main: Callable[[asyncio.Event], Awaitable[Result]], *, graceful: bool = 
         raise KeyboardInterrupt from None
 
 
-async def _until_signalled(main: Callable[[asyncio.Event], Awaitable[Result]], *, graceful: bool) -> Result:
-    stop = asyncio.Event()
-    task = asyncio.current_task()
+async def _until_signalled(
+    main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]], *, graceful: bool
+) -> Result:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel() -> None:
+        if task is not None:
+            task.cancel()
 
     def signalled() -> None:
-        if task is not None and (stop.is_set() or not graceful):
-            task.cancel()
+        if hurry.is_set() or not graceful:
+            cancel()
+        elif stop.is_set():
+            hurry.set()
+            loop.call_later(HURRY_SECONDS, cancel)
         stop.set()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled)
     try:
-        return await main(stop)
+        return await main(stop, hurry)
     except asyncio.CancelledError:
         raise Interrupted from None

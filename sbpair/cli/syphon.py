@@ -23,7 +23,7 @@ from sbpair.cli.options import (
 from sbpair.cli.output import Screen, clean, columns
 from sbpair.cli.pairs import profile
 from sbpair.cli.receipt import breakdown
-from sbpair.cli.running import run
+from sbpair.cli.running import run, run_gracefully
 from sbpair.errors import UsageError
 from sbpair.move.receipt import BUCKETS
 
@@ -65,6 +65,15 @@ def command(
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Move even if another process of this machine moves the same pair")
     ] = False,
+    no_reconnect: Annotated[
+        bool, typer.Option("--no-reconnect", help="End where a connection is lost, with exit code 6; do not try again")
+    ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="Dead-letter what is for missing queues or topics even where none is found at all"
+        ),
+    ] = False,
     order: Annotated[
         Order,
         typer.Option(
@@ -93,12 +102,22 @@ def command(
     --dry-run only looks: it locks nothing, and raises no delivery count. It asks the primary for the destinations, with
     the Manage claim, or else by opening a link to each, over which nothing goes.
 
+    Where a connection to one side is lost, and not back within 5 seconds, the one to the other side is ended too, and
+    what is held is released. Then both are made anew: by --watch for as long as it takes, by --once three times.
+
+    --watch looks every minute for backlog queues that were created or deleted, where it has the Manage claim.
+
+    A message for a queue or topic that the primary does not have is dead-lettered. Where that goes for the first 20
+    messages and for more than one queue or topic, and none has been found, the namespace may be the wrong one, and it
+    stops.
+
     On a terminal, stderr shows every queue and destination: what is left (counted every 30 s at most, where Manage is
     granted, and reckoned in between: ~), how fast it goes, when it will be empty, how old the oldest message is.
     Elsewhere, and with --log-format json, --watch tells on stderr in lines of JSON what happens and, every 30 s, how
     far everything is; stdout has the receipt alone.
 
-    The first SIGINT or SIGTERM finishes what is in flight and releases the rest, the second ends it at once.
+    The first SIGINT or SIGTERM finishes what is in flight and releases the rest. The second waits for no answer any
+    more: what is in flight is in doubt, and named; it ends within a few seconds, with a receipt.
 
     JSON; the buckets after "received" add up to it:
 
@@ -124,8 +143,9 @@ def command(
        "ttl": "original", "tiers": {}, "limits": {}, "seconds": 0.0, "operations": {}, "cost": {}, "notes": []}
 
     Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind, or
-    would be dead-lettered (--dry-run); 4 another process moves this pair, or the state is another pair's or broken;
-    7 what is sent cannot be written down; 130 --once was interrupted.
+    would be dead-lettered (--dry-run); 4 another process moves this pair, the state is another pair's or broken, or
+    the primary has none of the queues or topics; 6 one side is gone; 7 what is sent cannot be written down; 130 --once
+    was interrupted, or --watch twice.
     """
     screen = Screen(display)
     _check(once=once, watch=watch, dry_run=dry_run, hold=hold)
@@ -138,12 +158,13 @@ def command(
     from sbpair import syphon
     from sbpair.cli.progress import lanes
 
-    async def move(stop: asyncio.Event) -> "syphon.Result":
+    async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "syphon.Result":
         with lanes(screen, watch=watch) as shown:
             return await syphon.run(
                 found.pair,
                 once=once,
                 stop=stop,
+                hurry=hurry,
                 hold=hold,
                 ordered=order is Order.BACKLOG,
                 terms=terms,
@@ -151,9 +172,11 @@ def command(
                 gauge_seconds=shown.gauge_seconds,
                 state=found.state_directory,
                 lease=not no_lease,
+                reconnect=not no_reconnect,
+                allow_missing=allow_missing,
             )
 
-    result = run(move, graceful=True)
+    result = run_gracefully(move)
     told = document(result)
     screen.result(told, [told], table(result))
     for reason, (queues, hint) in _failures(result).items():
@@ -208,6 +231,8 @@ def _failures(result: "syphon.Result") -> dict[str, tuple[list[str], str]]:
 
 def exit_code_of(result: "syphon.Result", *, once: bool) -> int:
     """The result's own, but for what a signal means: `--watch` was asked to stop, `--once` was kept from its end."""
+    if result.hurried and result.receipt.balanced:
+        return INTERRUPTED
     if not result.stopped or result.failures or not result.receipt.balanced:
         return result.exit_code
     return INTERRUPTED if once else 0

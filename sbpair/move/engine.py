@@ -45,11 +45,17 @@ class Source(Protocol):
     async def take(self, most: int, *, seconds: float) -> Sequence[Arrival]:
         """What has come, waiting up to `seconds` for the first; [] when nothing did. Raises Unavailable."""
 
+    async def reopen(self) -> bool:
+        """Where the service has let go of the link because it was not used: open it again, over the same connection.
+
+        False where that is not why it is gone. Whatever was taken and not settled is lost with the old link.
+        """
+
     def interrupt(self) -> None:
         """Make a `take` that waits answer now."""
 
     async def stop(self) -> None:
-        """Let nothing more come, and give back what has come and nobody took. Raises nothing."""
+        """Let nothing more come until the next `grant`; give back what came and nobody took. Raises nothing."""
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
         """Which of them were not confirmed, and why: MessageLockLost, InDoubt. Raises nothing."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sbpair.cost import UNIT_BYTES, units
@@ -30,6 +31,7 @@ from sbpair.errors import (
 )
 from sbpair.move.engine import Order
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting, SyphonEvent
+from sbpair.move.guard import Guard
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.road import ROUND_MOST, Road
@@ -56,6 +58,9 @@ LARGEST_BYTES = 1024 * 1024
 SETTLE_SECONDS, SETTLE_AT = 0.01, 500
 """How long, and up to how many, accepted messages are gathered: what stands together is settled in one word."""
 
+DEAD_LETTER_TRIES = 3
+"""How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
+
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
 
@@ -66,7 +71,8 @@ Cost = Callable[[str], Awaitable[float]]
 class Setting:
     """What all lanes of a run share. `namespace` is where the backlog is.
 
-    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970.
+    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970. `refusals` are how
+    often the backlog has not let a message be dead-lettered, and why it last did not.
     """
 
     namespace: str
@@ -81,6 +87,8 @@ class Setting:
     pace: Pace | None = None
     cost: Cost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    guard: Guard = field(default_factory=Guard)
+    refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -171,6 +179,11 @@ class Mover:
         waiting = sum(len(road) for road in self._roads.values() if road.failures >= failures)
         return waiting == self.in_hand
 
+    def undead(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
+        """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
+        refusals = self._setting.refusals.items()
+        return [why for key, (count, why) in refusals if key[1] == self._queue and count >= times]
+
     async def changed(self, seconds: float) -> None:
         """Wait until something has ended or begun to rest, but not longer."""
         self._changed.clear()
@@ -228,6 +241,21 @@ class Mover:
             await self.changed(1.0)
         await self._release(self._held())
 
+    async def stir(self) -> None:
+        """Give the youngest of what waits back, to have it again: a link over which nothing goes is taken away."""
+        orders = (order for road in self._roads.values() for order in road)
+        youngest = max(orders, key=attrgetter("turn"), default=None)
+        if youngest is not None:
+            self._roads[youngest.send.destination.lower()].drop(youngest.arrival)
+            await self._release([youngest.arrival])
+
+    def give_up(self, error: SbpairError) -> None:
+        """No message's fault: every one of them would meet the same."""
+        self.fatal = self.fatal or error
+        self._stopping.set()
+        self._source.interrupt()
+        self._changed.set()
+
     def write_off(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
         self._heirs.clear()
@@ -271,6 +299,7 @@ class Mover:
         road = self._roads.get(name)
         if road is None:
             road = self._roads[name] = Road(destination, ordered=self._setting.ordered)
+            self._setting.guard.asked(name)
         self._spelled[destination] = road
         return road
 
@@ -293,9 +322,9 @@ class Mover:
         except (Unavailable, ProtocolError) as error:
             await self._rest(road, error)
         except (ServiceRefused, EntityMissing) as error:
-            self._refuse(road, road.take(ROUND_MOST), error)
+            self._refuse(road, road.take(self._setting.guard.most(ROUND_MOST)), error)
         except SbpairError as error:
-            self._give_up(error)
+            self.give_up(error)
 
     async def _may_leave(self, road: Road) -> Link | None:
         """Wait until the destination takes a message; None where `finish` has ended the wait."""
@@ -304,6 +333,7 @@ class Mover:
             async with patience:
                 self._patience.add(patience)
                 link = await self._primary.ready(road.destination)
+                self._setting.guard.found()
         except TimeoutError:
             return None
         finally:
@@ -479,17 +509,17 @@ class Mover:
         road.put_back(flight.orders)
 
     def _refuse(self, road: Road, orders: list[Order], error: SbpairError) -> None:
+        if isinstance(error, EntityMissing):
+            doubt = self._setting.guard.missing(road.destination.lower(), len(orders))
+            if doubt is not None:
+                road.put_back(orders)
+                self.give_up(doubt)
+                return
         self._awake(road)
         decide = missing if isinstance(error, EntityMissing) else refused
         for order in orders:
             road.answered_alone(order, accepted=False)
             self._spawn(self._dead_letter(order.arrival, decide(road.destination, error.message)), order.arrival)
-
-    def _give_up(self, error: SbpairError) -> None:
-        """No message's fault: every one of them would meet the same."""
-        self.fatal = self.fatal or error
-        self._stopping.set()
-        self._source.interrupt()
 
     def _awake(self, road: Road) -> None:
         if road.resting is not None:
@@ -535,7 +565,7 @@ class Mover:
             await self._setting.journal.on_disk()
         except SbpairError as error:
             # The primary has them all the same; but nothing more is sent.
-            self._give_up(error)
+            self.give_up(error)
         await self._complete(arrivals)
 
     async def _complete(self, arrivals: list[Arrival]) -> None:
@@ -555,9 +585,14 @@ class Mover:
         try:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
-            self._not_settled("dead-lettered", [(arrival, error)])
+            # It is not given back, or it would come again at once: until its lock is over, it rests.
+            count, _ = self._setting.refusals.get(arrival.key, (0, ""))
+            self._setting.refusals[arrival.key] = (count + 1, error.message)
+            if count + 1 < DEAD_LETTER_TRIES:
+                self._not_settled("dead-lettered", [(arrival, error)])
             self._return(arrival)
             return
+        self._setting.refusals.pop(arrival.key, None)
         named = self._named(arrival, decision.description)
         bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
         self._setting.tally.dead_lettered(named, bucket=bucket)

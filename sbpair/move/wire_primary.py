@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast
 
 from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, batch_of, encode_map
 from sbpair.amqp.types import Symbol
-from sbpair.errors import InDoubt
+from sbpair.errors import InDoubt, Unreachable
 from sbpair.move.envelope import PARTITION_KEY
 from sbpair.move.road import key_of
 from sbpair.wire.client import Wire, connect
 from sbpair.wire.links import ANSWER_SECONDS, Sender
 
 if TYPE_CHECKING:
+    from sbpair.errors import SbpairError
     from sbpair.model import Endpoint
     from sbpair.move.engine import Order, Parcel
     from sbpair.move.wire_source import WireArrival
@@ -32,6 +33,8 @@ ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 """What a batch may need around its members, and each of them around itself."""
 
 Now = Callable[[], float]
+
+_NOT_CONNECTED = Unreachable("there is no connection to the primary", hint="it may work a little later")
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class WirePrimary:
         self._now = now
         self._answer_seconds = answer_seconds
         self._wire: Wire | None = None
+        self._broken_off: SbpairError | None = None
         self._open = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._links: dict[str, WireLink] = {}
@@ -127,6 +131,22 @@ class WirePrimary:
     async def check(self) -> None:
         """Connect and sign in, if that is still to be done. Raises AccessError, Unavailable."""
         await self._connected()
+
+    @property
+    def error(self) -> SbpairError | None:
+        """Why there is no connection at this moment; None where there is one."""
+        return _NOT_CONNECTED if self._wire is None else self._wire.error
+
+    async def lost(self) -> None:
+        """Wait until the connection that there is has gone."""
+        if self._wire is not None:
+            await self._wire.lost()
+
+    def break_off(self, error: SbpairError) -> None:
+        """End the connection at once, and make none any more: what has had no answer is in doubt."""
+        self._broken_off = error
+        if self._wire is not None:
+            self._wire.break_off(error)
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -156,6 +176,8 @@ class WirePrimary:
         if self._wire is not None and self._wire.error is None:
             return self._wire
         async with self._opening:
+            if self._broken_off is not None:
+                raise self._broken_off
             if self._wire is None or self._wire.error is not None:
                 self._links.clear()
                 self._wire = None

@@ -75,6 +75,13 @@ class WireSource:
         if not most // 2 < self._receiver.credit < most:
             self._receiver.grant(most)
 
+    async def reopen(self) -> bool:
+        if not self._receiver.unused:
+            return False
+        self._receiver.close()
+        self._receiver = await self._wire.receiver(self.queue)
+        return True
+
     def interrupt(self) -> None:
         self._receiver.interrupt()
 

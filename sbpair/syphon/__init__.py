@@ -11,55 +11,60 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.errors import EntityMissing, SbpairError
 from sbpair.move.books import Books
+from sbpair.move.guard import Guard
 from sbpair.move.mover import Setting
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
 from sbpair.syphon import queues
 from sbpair.syphon.gauge import Gauge
 from sbpair.syphon.lane import Count, Lane, Plan
+from sbpair.syphon.lanes import Lanes
 from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
 
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
-    from sbpair.move.events import SyphonEvent
+    from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_SECONDS = 60.0
-"""How often a watch without any backlog queue looks whether there is one now."""
-
 RECORD_SECONDS = 5.0
 """How old the figures may be that a crash leaves."""
 
-STOPPING = (4, 5, 7)
-"""Exit codes of what no message is at fault for, and no retry gets over: a lost lease, a refused key, a full disk."""
+STOPPING = (4, 5, 7, 6)
+"""Exit codes of what no message is at fault for, the gravest first: a lost lease, a refused key, a full disk, a side
+that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`failures` are the lanes that could not go on: (queue, why). `run` is what `sbpair runs show` knows it by."""
+    """`failures` are the lanes that could not go on: (queue, why). `run` is what `sbpair runs show` knows it by.
+
+    `hurried` is whether not even what was in flight was waited for.
+    """
 
     receipt: Receipt
     failures: tuple[tuple[str, SbpairError], ...]
     seconds: float
     stopped: bool
     run: str = ""
+    hurried: bool = False
 
     @property
     def exit_code(self) -> int:
         """The receipt's, unless nothing could be moved at all, or it had to be stopped: then why."""
         if not self.failures:
             return self.receipt.exit_code
-        worst = min((error.exit_code for _, error in self.failures), key=lambda code: (code not in STOPPING, code))
+        codes = {error.exit_code for _, error in self.failures}
+        worst = next((code for code in STOPPING if code in codes), min(codes))
         return worst if worst in STOPPING or not self.receipt.sent else 3
 
 
@@ -68,6 +73,7 @@ async def run(
     *,
     once: bool,
     stop: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
     on_event: Callable[[SyphonEvent], None] = lambda _event: None,
     hold: int = 1_000,
     state: Path | None = None,
@@ -75,12 +81,15 @@ async def run(
     ordered: bool = True,
     terms: Terms | None = None,
     gauge_seconds: float | None = None,
+    reconnect: bool = True,
+    allow_missing: bool = False,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
     With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
     Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold`
-    messages are held for destinations that take nothing for now.
+    messages are held for destinations that take nothing for now. Once `hurry` is set, after `stop`, not even the answer
+    to what is in flight is waited for: that is in doubt then, and the rest is given back, within a few seconds.
 
     `state` is the directory where the pair's journal and runs are kept, so that the next run knows what this one has
     moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.
@@ -91,6 +100,9 @@ async def run(
 
     `gauge_seconds` is for those who watch: `on_event` is told of destinations too, and, with the Manage claim, how many
     messages each queue holds, counted no more often than that. Without it, nothing is counted for show.
+    A lane that has lost a connection, to either side, ends the other and makes both anew, unless `reconnect` is False:
+    then ConnectionFaulted ends it, and a watch as a whole. Where none of the first destinations is in the primary, it
+    stops with Unsafe before it dead-letters more, unless `allow_missing`.
 
     Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
     LeaseHeld, or StateRefused for the state of another pair.
@@ -107,14 +119,19 @@ async def run(
             hold=hold,
             ordered=ordered,
             ttl=terms.ttl if terms is not None else TimeToLive.ORIGINAL,
+            guard=Guard(trusted=allow_missing),
         )
-        result = await _move(pair, Plan(pair, once, setting, stop), terms, books, gauge_seconds)
+        plan = Plan(pair, once, setting, stop, reconnect=reconnect)
+        result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
-async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books, gauge_seconds: float | None) -> Result:
+async def _move(
+    plan: Plan, terms: Terms | None, books: Books, hurry: asyncio.Event, gauge_seconds: float | None
+) -> Result:
+    pair = plan.pair
     started = time.monotonic()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
@@ -125,10 +142,12 @@ async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books, gauge
         plan.get_token = await stack.enter_async_context(token_getter(pair))
         if terms is not None:
             await _limit(stack, pair, plan, terms)
-        lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
+        find = _Finder(plan, control)
+        found = await find()
+        lanes = Lanes(plan, find if found.managed and not plan.once else None)
         gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
-        await _run_all(lanes, plan.stop, books, gauge)
-    return _result(plan, lanes, time.monotonic() - started, books.run)
+        await _run_all(lanes, found.queues, hurry, books, gauge)
+    return replace(_result(plan, lanes.all, time.monotonic() - started, books.run), hurried=hurry.is_set())
 
 
 async def _limit(stack: AsyncExitStack, pair: Pair, plan: Plan, terms: Terms) -> None:
@@ -170,18 +189,15 @@ def _may_be_twice(journal: Journal, run: str) -> Iterator[Named]:
             yield Named(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)
 
 
-async def _run_all(lanes: list[Lane], stop: asyncio.Event, books: Books, gauge: Gauge | None) -> None:
+async def _run_all(
+    lanes: Lanes, found: tuple[str, ...], hurry: asyncio.Event, books: Books, gauge: Gauge | None
+) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
-            beside = [
-                tasks.create_task(_interrupt(stop, lanes), name="watch for the stop"),
-                tasks.create_task(_record(books), name="write the figures down"),
-            ]
+            beside = [tasks.create_task(_record(books), name="write the figures down")]
             if gauge is not None:
                 beside.append(tasks.create_task(gauge.run(), name="look at the depths"))
-            async with asyncio.TaskGroup() as running:
-                for lane in lanes:
-                    running.create_task(lane.run(), name=f"lane {lane.queue}")
+            await lanes.run(found, hurry)
             if gauge is not None:
                 gauge.tell_destinations()
             for task in beside:
@@ -200,20 +216,22 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _queues_to_empty(plan: Plan, control: QueueControl) -> tuple[str, ...]:
-    found = await _queues(plan, control)
-    while not found and not plan.once and not plan.stop.is_set():
-        await _wait(plan.stop, LOOK_AGAIN_SECONDS)
-        found = await _queues(plan, control)
-    return found
+class _Finder:
+    """Finds the backlog queues, and tells of them when they are others than before."""
 
+    def __init__(self, plan: Plan, control: QueueControl) -> None:
+        self._plan = plan
+        self._control = control
+        self._told: QueuesFound | None = None
 
-async def _queues(plan: Plan, control: QueueControl) -> tuple[str, ...]:
-    found = await queues.find(plan.pair, control)
-    if found.managed:
-        plan.count = _counter(control, plan.setting.tally)
-    plan.setting.on_event(found)
-    return found.queues
+    async def __call__(self) -> QueuesFound:
+        found = await queues.find(self._plan.pair, self._control)
+        if found.managed:
+            self._plan.count = _counter(self._control, self._plan.setting.tally)
+        if found != self._told:
+            self._told = found
+            self._plan.setting.on_event(found)
+        return found
 
 
 def _counter(control: QueueControl, tally: Tally) -> Count:
@@ -222,17 +240,3 @@ def _counter(control: QueueControl, tally: Tally) -> Count:
         return (await control.counts(queue)).active
 
     return count
-
-
-async def _interrupt(stop: asyncio.Event, lanes: list[Lane]) -> None:
-    await stop.wait()
-    for lane in lanes:
-        lane.interrupt()
-
-
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sbpair.errors import AccessError, SbpairError
@@ -15,6 +15,7 @@ from sbpair.move.events import Depth, DestinationProgress
 
 if TYPE_CHECKING:
     from sbpair.syphon.lane import Lane, Plan
+    from sbpair.syphon.lanes import Lanes
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def _summed(counts: Iterable[tuple[str, int]]) -> dict[str, tuple[str, int]]:
 class Gauge:
     """Looks at the lanes of one run until it is cancelled. Each queue is counted every `seconds` at most."""
 
-    def __init__(self, plan: Plan, lanes: Sequence[Lane], seconds: float) -> None:
+    def __init__(self, plan: Plan, lanes: Lanes, seconds: float) -> None:
         self._plan = plan
         self._lanes = lanes
         self._seconds = seconds
@@ -56,7 +57,7 @@ class Gauge:
     def tell_destinations(self) -> None:
         """Tell of those that have changed."""
         sent = _summed(self._plan.setting.tally.sent_to().items())
-        waiting = _summed(pair for lane in self._lanes for pair in lane.waiting().items())
+        waiting = _summed(pair for lane in self._lanes.all for pair in lane.waiting().items())
         for key in sorted(sent.keys() | waiting.keys() | self._told.keys()):
             told = self._told.get(key)
             name = told.destination if told is not None else (sent.get(key) or waiting[key])[0]
@@ -67,7 +68,7 @@ class Gauge:
 
     async def _count(self) -> None:
         while True:
-            for lane in self._lanes:
+            for lane in self._lanes.all:
                 if self._is_due(lane.queue) and not await self._look(lane):
                     return
             await asyncio.sleep(self._seconds)

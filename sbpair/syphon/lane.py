@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.amqp.message import Sections
-from sbpair.errors import AccessError, MachineLacks, SbpairError, Unavailable, Unsafe
+from sbpair.errors import AccessError, ConnectionFaulted, MachineLacks, SbpairError, ServiceRefused, Unavailable, Unsafe
 from sbpair.move.envelope import enqueued_at, is_deferred, sequence_number
 from sbpair.move.events import LaneBlocked, LaneDone, LaneFailed, LaneOpened, Progress
 from sbpair.move.mover import Mover
-from sbpair.move.wire_primary import WirePrimary
-from sbpair.move.wire_source import WireSource
-from sbpair.wire.client import connect
+from sbpair.syphon.ends import FAULT_SECONDS, Ends, open_ends
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
-    from sbpair.move.engine import Arrival
+    from sbpair.move.engine import Arrival, Source
     from sbpair.move.mover import Setting
     from sbpair.wire.client import GetToken, Wire
 
@@ -33,6 +32,12 @@ log = logging.getLogger(__name__)
 BATCH = 100
 LONG_POLL_SECONDS = 900.0
 """How long a receive waits in a lane that watches an idle queue: four calls an hour."""
+
+UNUSED_SECONDS = 540.0
+"""How long a link may go unused while messages are held: after ten minutes it is taken away, with every lock."""
+
+RELEASE_SECONDS = 2.0
+"""How long giving back what is held may take, where nobody can wait for the answer."""
 
 REPORT_SECONDS = 0.25
 
@@ -51,6 +56,8 @@ CLOCKS_DIFFER_MS = 60_000
 BACK_OFF_SECONDS, BACK_OFF_MOST_SECONDS = 1.0, 60.0
 
 Count = Callable[[str], Awaitable[int]]
+Gone = Callable[[], Awaitable[ConnectionFaulted]]
+Opened = TypeVar("Opened")
 
 
 @dataclass
@@ -58,7 +65,7 @@ class Plan:
     """What the lanes of a run have in common.
 
     `count` answers how many messages a queue holds, locked ones included; None where that may not be asked.
-    `started_ms` is when the run began, in ms since 1970.
+    `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a connection that is lost is made anew.
     """
 
     pair: Pair
@@ -67,7 +74,15 @@ class Plan:
     stop: asyncio.Event
     count: Count | None = None
     get_token: GetToken | None = None
+    reconnect: bool = True
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+
+    @property
+    def tries(self) -> float:
+        """How many connections in a row may fail before a lane ends."""
+        if not self.reconnect:
+            return 1
+        return TRIES if self.once else math.inf
 
 
 class Lane:
@@ -77,19 +92,20 @@ class Lane:
         self._failures = 0
         self._quiet = 0
         self._blocked_by: tuple[str, ...] = ()
-        self._source: WireSource | None = None
+        self._ends: Ends | None = None
         self._opening: asyncio.Timeout | None = None
         self._moving: tuple[Wire, Mover] | None = None
+        self._used = 0.0
+        self._undead: list[str] = []
         self.error: SbpairError | None = None
 
     async def run(self) -> None:
         """Empty the queue until done or told to stop. Why it could not go on, if it could not, is in `error`."""
         plan = self._plan
-        primary = WirePrimary(plan.pair.primary, get_token=plan.get_token)
         try:
             while not plan.stop.is_set():
                 try:
-                    await self._connected(primary)
+                    await self._connected()
                 except Unavailable as error:
                     if not await self._back_off(error):
                         return
@@ -99,14 +115,21 @@ class Lane:
         except SbpairError as error:
             self._fail(error, None)
         finally:
-            await primary.close()
+            self._confess()
 
     def interrupt(self) -> None:
         """Look at `stop` now, and not when the poll, or the attempt to connect, is over."""
-        if self._source is not None:
-            self._source.interrupt()
-        elif self._opening is not None:
+        if self._ends is not None:
+            self._ends.source.interrupt()
+        if self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
+
+    def break_off(self, error: Unavailable, *, backlog: bool = False) -> None:
+        """Wait for no answer of the primary any more; with `backlog`, nor of the backlog."""
+        if self._ends is not None and backlog:
+            self._ends.break_off(error)
+        elif self._ends is not None:
+            self._ends.primary.break_off(error)
 
     # What those ask who watch.
 
@@ -130,46 +153,42 @@ class Lane:
         first = await wire.peek(self.queue, 0, 1)
         return enqueued_at(Sections.split(first[0])) or None if first else None
 
-    async def _connected(self, primary: WirePrimary) -> None:
+    async def _connected(self) -> None:
         async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(None) as self._opening:
-                    wire, source = await self._open(stack, primary)
-            except TimeoutError:
-                return  # interrupted
-            finally:
-                self._opening = None
-            self._source = source
+            opening = open_ends(self._plan.pair, self.queue, self._plan.get_token)
+            ends = await self._unless_interrupted(stack.enter_async_context(opening))
+            if ends is None:
+                return
+            self._ends = ends
             try:
                 self._plan.setting.on_event(LaneOpened(self.queue))
-                await self._move(wire, source, primary)
+                await self._move(ends)
             finally:
-                self._source = None
+                self._ends = None
 
-    async def _open(self, stack: AsyncExitStack, primary: WirePrimary) -> tuple[Wire, WireSource]:
-        wire = await stack.enter_async_context(connect(self._plan.pair.secondary, get_token=self._plan.get_token))
-        source = await WireSource.open(wire, self.queue)
-        if self._plan.once:
-            # A primary that is not there at all is known before a single lock is taken.
-            await primary.check()
-        return wire, source
+    async def _unless_interrupted(self, opening: Awaitable[Opened]) -> Opened | None:
+        try:
+            async with asyncio.timeout(None) as self._opening:
+                return await opening
+        except TimeoutError:
+            return None
+        finally:
+            self._opening = None
 
-    async def _move(self, wire: Wire, source: WireSource, primary: WirePrimary) -> None:
+    async def _move(self, ends: Ends) -> None:
         plan = self._plan
         failure: SbpairError | None = None
         mover: Mover | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                mover = Mover(source, primary, tasks, plan.setting)
-                self._moving = wire, mover
-                beside = (
-                    tasks.create_task(mover.keep_locks(), name=f"locks of {self.queue}"),
-                    tasks.create_task(self._report(mover), name=f"progress of {self.queue}"),
-                )
+                mover = Mover(ends.source, ends.primary, tasks, plan.setting)
+                self._moving = ends.wire, mover
+                beside = [tasks.create_task(each) for each in self._beside(ends, mover)]
                 try:
-                    await self._drain(wire, source, mover)
+                    await self._drain(ends, mover)
+                    failure = ends.fault() if mover.in_hand and not plan.stop.is_set() else None
                 except SbpairError as error:
-                    failure = error
+                    failure = ends.fault() or error
                 await mover.finish()
                 self._tell(mover)
                 for task in beside:
@@ -178,16 +197,40 @@ class Lane:
             self._moving = None
             if mover is not None:
                 mover.write_off()
+                self._undead = mover.undead(1)
         if plan.once and not plan.stop.is_set():
             # The backlog has not heard of all that was done: the next connection tells it.
             failure = failure or mover.trouble
         if mover.fatal is not None or failure is not None:
             raise mover.fatal or failure  # type: ignore[misc]
 
-    async def _drain(self, wire: Wire, source: WireSource, mover: Mover) -> None:
+    def _beside(self, ends: Ends, mover: Mover) -> tuple[Coroutine[object, object, None], ...]:
+        """What goes on while messages are moved."""
+        return (
+            mover.keep_locks(),
+            self._report(mover),
+            # What the primary is still to say to, it may say; to give back what is held takes no time.
+            self._keep_together(ends, mover, ends.backlog_gone, FAULT_SECONDS),
+            self._keep_together(ends, mover, ends.primary_gone, RELEASE_SECONDS),
+        )
+
+    async def _keep_together(self, ends: Ends, mover: Mover, gone: Gone, seconds: float) -> None:
+        """Once one of the two connections is gone for good, end the other: so many seconds later at the latest."""
+        try:
+            error: SbpairError = await gone()
+        except SbpairError as refusal:
+            error = refusal
+        mover.give_up(error)
+        await asyncio.sleep(seconds)
+        ends.break_off(error)
+
+    async def _drain(self, ends: Ends, mover: Mover) -> None:
+        source = ends.source
+        self._used = asyncio.get_running_loop().time()
         while not self._plan.stop.is_set() and mover.fatal is None:
-            if source.error is not None:
+            if source.error is not None and mover.in_hand:
                 raise source.error
+            await self._use(source, mover)
             if mover.room == 0:
                 if await self._blocked(mover):
                     return
@@ -196,21 +239,46 @@ class Lane:
             most = await self._receivable(mover)
             if most == 0:
                 continue
-            source.grant(most)
-            arrivals = await source.take(most, seconds=self._poll_seconds())
+            arrivals = await self._take(source, mover, most)
             if arrivals:
                 self._failures = self._quiet = 0
                 mover.accept(arrivals)
                 if self._plan.setting.pace is not None:
                     self._plan.setting.pace.received(asyncio.get_running_loop().time(), len(arrivals))
                 self._tell(mover)
-                if await self._past_the_start(wire, arrivals, mover):
+                if await self._past_the_start(ends.wire, arrivals, mover):
                     await self._let_it_settle(source, mover)
                     return
                 continue
             self._plan.setting.tally.spent("empty_receives", 1)
-            if self._plan.once and mover.fatal is None and await self._empty(wire, mover):
+            if self._plan.once and mover.fatal is None and await self._empty(ends.wire, mover):
                 return
+
+    async def _take(self, source: Source, mover: Mover, most: int) -> Sequence[Arrival]:
+        """One receive, however often the service takes the link away meanwhile because nothing goes over it."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._poll_seconds()
+        if mover.in_hand:
+            until = min(until, self._used + UNUSED_SECONDS)
+        while not self._plan.stop.is_set():
+            source.grant(most)
+            try:
+                arrivals = await source.take(most, seconds=max(0.0, until - loop.time()))
+            except Unavailable:
+                if mover.in_hand or await self._unless_interrupted(source.reopen()) is False:
+                    raise
+            else:
+                self._used = loop.time() if arrivals else self._used
+                return arrivals
+        return ()
+
+    async def _use(self, source: Source, mover: Mover) -> None:
+        """Keep the link of messages that are held for long, and with it their locks."""
+        now = asyncio.get_running_loop().time()
+        if mover.in_hand and now - self._used >= UNUSED_SECONDS:
+            await source.stop()
+            await mover.stir()
+            self._used = now
 
     async def _receivable(self, mover: Mover) -> int:
         """How many messages may be asked for. 0 after a wait for the pace, in which anything may have happened."""
@@ -247,7 +315,7 @@ class Lane:
             return False
         if self._plan.count is None:
             return self._quiet >= 2
-        remaining = await self._plan.count(self.queue)
+        remaining = await self._plan.count(self.queue) - len(mover.undead())
         if remaining > mover.in_hand and self._quiet >= len(COUNT_WAIT_SECONDS):
             remaining -= await self._deferred(wire)
         self._tell(mover, remaining)
@@ -283,7 +351,7 @@ class Lane:
             yield page
             start = sequence_number(page[-1]) + 1
 
-    async def _let_it_settle(self, source: WireSource, mover: Mover) -> None:
+    async def _let_it_settle(self, source: Source, mover: Mover) -> None:
         while mover.in_hand and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
             if source.error is not None:
                 raise source.error
@@ -292,7 +360,7 @@ class Lane:
     async def _back_off(self, error: Unavailable) -> bool:
         """Wait before the next connection; False where there is to be none."""
         self._failures += 1
-        if self._plan.once and self._failures >= TRIES:
+        if self._failures >= self._plan.tries:
             self._fail(error, None)
             return False
         longest = min(BACK_OFF_MOST_SECONDS, BACK_OFF_SECONDS * 2 ** min(self._failures - 1, 16))
@@ -309,7 +377,19 @@ class Lane:
             if isinstance(error, (AccessError, Unsafe, MachineLacks)):
                 # The same key, state and lease are every lane's: the others would only find out one by one.
                 self._plan.stop.set()
+            if isinstance(error, Unavailable) and not self._plan.once:
+                # A watch that has lost one of its queues for good would be taken for one that has them all.
+                self._plan.stop.set()
         self._plan.setting.on_event(LaneFailed(self.queue, error.message, retry_seconds))
+
+    def _confess(self) -> None:
+        """Say what was left because it can go neither here nor there."""
+        if self._undead and self.error is None:
+            count, why = len(self._undead), self._undead[0]
+            self.error = ServiceRefused(
+                f"{count} message{'s' if count > 1 else ''} could neither be sent nor dead-lettered, and stayed: {why}",
+                hint="the next run tries again",
+            )
 
     async def _report(self, mover: Mover) -> None:
         """Say how far the lane is when something has changed, but not more often than anybody looks."""

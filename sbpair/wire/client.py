@@ -122,6 +122,14 @@ class Wire:
         except errors.SbpairError as error:
             self._stream.fail(error)
 
+    async def lost(self) -> None:
+        """Wait until the connection is gone."""
+        await self._stream.lost.wait()
+
+    def break_off(self, error: errors.SbpairError) -> None:
+        """End the connection at once; whoever waits for an answer over it fails with this error."""
+        self._stream.break_off(error)
+
     async def close(self) -> None:
         await self._stream.close()
 

@@ -9,6 +9,8 @@ from sbpair.amqp.performatives import Error
 
 _RETRY = "it may work a little later"
 
+OVER_QUOTA = "over quota: "
+
 _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
     "com.microsoft:timeout": errors.TimedOut,
@@ -23,7 +25,6 @@ _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "amqp:session:errant-link": errors.Unreachable,
     "amqp:transfer-limit-exceeded": errors.Unreachable,
     "amqp:link:transfer-limit-exceeded": errors.Unreachable,
-    "amqp:resource-limit-exceeded": errors.QuotaExceeded,
     "com.microsoft:entity-disabled": errors.Unreachable,
 }
 
@@ -42,6 +43,8 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
         return _access(said, text)
     if condition == "com.microsoft:message-lock-lost":
         return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
+    if condition == "amqp:resource-limit-exceeded":
+        return errors.QuotaExceeded(OVER_QUOTA + said, hint="room comes back when its receivers catch up")
     transient = _TRANSIENT.get(condition)
     if transient is not None:
         return transient(said, hint=_RETRY)
@@ -75,7 +78,17 @@ def gone(error: Error | None, doing: str) -> errors.SbpairError:
     meant = error_of(error, doing)
     if isinstance(meant, (errors.AccessError, errors.Throttled, errors.TimedOut, errors.Unreachable)):
         return meant
-    return errors.Unreachable(meant.message, hint=_RETRY)
+    # A connection that has ended has no quota, though its end may have the same condition.
+    return errors.Unreachable(meant.message.removeprefix(OVER_QUOTA), hint=_RETRY)
+
+
+def is_unused(error: Error | None) -> bool:
+    """Whether a link was let go of only because nothing went over it for a while, credit or not."""
+    return (
+        error is not None
+        and error.condition == "amqp:link:detach-forced"
+        and "IdleTimerExpired" in str(error.description or "")
+    )
 
 
 def _access(said: str, text: str) -> errors.AccessError:

@@ -17,7 +17,7 @@ from sbpair import errors
 from sbpair.amqp import events
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.types import Symbol
-from sbpair.wire.conditions import error_of, gone
+from sbpair.wire.conditions import error_of, gone, is_unused
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp
@@ -139,13 +139,17 @@ class Waiting:
 
 
 class Link:
-    """What sender and receiver share: opening, closing, and learning that the link is gone."""
+    """What sender and receiver share: opening, closing, and learning that the link is gone.
+
+    `unused` is whether the peer let go of it for no other reason than that nothing went over it.
+    """
 
     def __init__(self, stream: Stream, link: amqp.Sender | amqp.Receiver, address: str) -> None:
         self._stream = stream
         self._amqp = link
         self.address = address
         self.error: errors.SbpairError | None = None
+        self.unused = False
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._waiting: dict[Waiting, None] = {}
@@ -202,6 +206,7 @@ class Link:
         if not self._attached.done():
             self.on_lost(error_of(error, doing))
             return
+        self.unused = is_unused(error)
         waiting = tuple(self._waiting)
         if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
             # Some peers refuse a message by letting go of the link.

@@ -52,6 +52,7 @@ class Stream(asyncio.Protocol):
         self.where = endpoint.authority
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
+        self.lost = asyncio.Event()
         self.owners: dict[Owner, None] = {}
         self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
@@ -106,6 +107,7 @@ class Stream(asyncio.Protocol):
         if self.error is not None:
             return
         self.error = error
+        self.lost.set()
         if self._timer is not None:
             self._timer.cancel()
         if not self.opened.done():
@@ -117,6 +119,12 @@ class Stream(asyncio.Protocol):
         if self._transport is not None:
             self._flush()
             self._transport.close()
+
+    def break_off(self, error: SbpairError) -> None:
+        """Say goodbye, and wait for nothing: whoever waits for the peer fails with this error."""
+        if self.error is None:
+            self.connection.close()
+            self.fail(error)
 
     async def close(self, seconds: float = GOODBYE_SECONDS) -> None:
         """Say goodbye and wait for the answer, but not for long. Cancelled, it does not wait at all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 from collections import Counter
@@ -25,7 +26,7 @@ from sbpair.emulator.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
 from sbpair.move import events, mover, wire_primary, wire_source
-from sbpair.syphon import lane
+from sbpair.syphon import ends, lane
 
 if TYPE_CHECKING:
     from sbpair.emulator.queue import Queue
@@ -592,16 +593,23 @@ async def test_a_stop_releases_what_is_held() -> None:
 @sync
 async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it() -> None:
     async with world() as w:
-        silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+        called = asyncio.Event()
+
+        class Silent(asyncio.Protocol):
+            def connection_made(self, _transport: asyncio.BaseTransport) -> None:
+                called.set()
+
+        silent = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         w.pair = replace(w.pair, primary=replace(w.pair.primary, port=port))
         w.strand(1, 2)
         async with w.watching() as task:
-            await w.told_of(events.Progress)
+            await called.wait()
         silent.close()
         await silent.wait_closed()
         receipt = task.result().receipt
-        assert (receipt.received, receipt.released, receipt.in_doubt, receipt.doubtful) == (2, 2, 0, ())
+        assert (receipt.received, receipt.doubtful) == (0, ())
+        assert ids(w.backlog()) == names(1, 2)
 
 
 @sync
@@ -735,7 +743,7 @@ async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_letter
             w.destination().messages, "enqueue", functools.partial(w.emulator.faults.namespace_down, "contoso"), skip=4
         )
         result = await w.run()
-        assert result.exit_code == 3
+        assert result.exit_code == 6
         assert result.receipt.sent == 4
         assert (result.receipt.in_doubt, result.receipt.released) == (1, 5)
         assert ids(w.backlog()) == names(*range(4, 10))
@@ -774,7 +782,7 @@ async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confi
             skip=4,
         )
         result = await w.run()
-        assert result.exit_code == 3
+        assert result.exit_code == 6
         assert [queue for queue, _ in result.failures] == [queue_path("contoso", 0)]
         in_both = {each.message_id for each in result.receipt.doubtful}
         assert in_both == set(ids(w.backlog())) & set(ids(w.destination()))
@@ -853,3 +861,102 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
             await until(lambda: ids(w.destination("other")) == names(9))
         receipt = task.result().receipt
         assert (receipt.sent, receipt.released) == (1, 5)
+
+
+# A primary that has none of the destinations
+
+
+@pytest.mark.parametrize("once", [True, False])
+@sync
+async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_buries_the_backlog(once: bool) -> None:
+    async with world(2, "other") as w:
+        for number in range(200):
+            w.strand(number, to=f"d{number % 5}", index=number % 2)
+        result = await w.run(once=once)
+        assert result.exit_code == 4
+        assert "is it the right one?" in result.failures[0][1].message
+        left = held_in(w.backlog(0)) + held_in(w.backlog(1))
+        assert len(left) + result.receipt.dead_lettered == 200
+        assert result.receipt.dead_lettered <= 2 * 5 * 20
+        assert len(left) > 0
+        assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
+
+
+@sync
+async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_one_is_there() -> None:
+    async with world(1, "d4") as w:
+        for number in range(100):
+            w.strand(number, to=f"d{number % 5}")
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent, result.receipt.dead_lettered) == (3, 20, 80)
+    async with world(1) as w:
+        for number in range(100):
+            w.strand(number, to=f"gone{number % 5}")
+        result = await w.run(allow_missing=True)
+        assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
+
+
+@sync
+async def test_one_destination_that_was_deleted_is_dead_lettered_whatever_its_messages() -> None:
+    async with world(1) as w:
+        w.strand(*range(100), to="gone")
+        result = await w.run()
+        assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
+
+
+# One side breaks, over real sockets
+
+
+class Door:
+    """Connections pass through it to a server, until it shuts."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._pipes: set[asyncio.Transport] = set()
+
+    async def open(self, to: int, port: int = 0) -> None:
+        async def passing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            out_reader, out = await asyncio.open_connection("127.0.0.1", to)
+            self._pipes |= {writer.transport, out.transport}
+            with contextlib.suppress(ConnectionError):
+                await asyncio.gather(carry(reader, out), carry(out_reader, writer))
+            writer.close()
+            out.close()
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65_536):
+                writer.write(data)
+            writer.close()
+
+        self._server = await asyncio.start_server(passing, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def shut(self) -> None:
+        """Nobody gets through any more, and who was through is cut off."""
+        assert self._server is not None
+        self._server.close()
+        for transport in self._pipes:
+            transport.abort()
+        self._pipes.clear()
+        await self._server.wait_closed()
+
+
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+@sync
+async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends, "FAULT_SECONDS", 0.2)
+    async with world() as w:
+        door = Door()
+        await door.open(getattr(w.pair, side).port)
+        w.pair = replace(w.pair, **{side: replace(getattr(w.pair, side), port=door.port)})
+        w.destination()
+        async with w.watching(reconnect=False) as task:
+            w.strand(1)
+            await w.told_of(events.Progress, lambda at: (at.sent, at.in_hand) == (1, 0))
+            await door.shut()
+            result = await task
+        assert (result.exit_code, result.receipt.sent) == (6, 1)
+        assert isinstance(result.failures[0][1], errors.ConnectionFaulted)

@@ -201,8 +201,8 @@ class Simulation:
         await self._all_ended("asked to stop")
 
     def _drained(self) -> bool:
-        if "backlog-remade" in self.plan.kinds:
-            # A watch does not look for a queue again that was missing once; the clean run has to find it.
+        if "backlog-remade" in self.plan.kinds and not (self.plan.once or self.plan.manage):
+            # A watch that may not list them does not look for a queue again; the clean run has to find it.
             return True
         return not any(queue.counts().active for queue in self.world.secondary.queues())
 

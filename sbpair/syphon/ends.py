@@ -1,0 +1,100 @@
+"""The two connections of a lane, to the backlog and to the primary: opened together, and ended together.
+
+The law: when one of them has gone, it is back within FAULT_SECONDS, or the other is ended too: none is left half open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
+from sbpair.move.wire_primary import WirePrimary
+from sbpair.move.wire_source import WireSource
+from sbpair.wire.client import connect
+
+if TYPE_CHECKING:
+    from sbpair.model import Pair
+    from sbpair.wire.client import GetToken, Wire
+
+FAULT_SECONDS = 5.0
+"""How long one side may be without the other."""
+
+AGAIN_SECONDS = 1.0
+"""How often the primary is tried meanwhile."""
+
+
+class Ends:
+    """Both connections, open. `wire` is the backlog's, over which `source` receives."""
+
+    def __init__(self, wire: Wire, source: WireSource, primary: WirePrimary) -> None:
+        self.wire = wire
+        self.source = source
+        self.primary = primary
+
+    async def backlog_gone(self) -> ConnectionFaulted:
+        """Wait until the connection to the backlog has gone: every lock went with it."""
+        await self.wire.lost()
+        return self._faulted("backlog", "primary", self.wire.error)
+
+    async def primary_gone(self) -> ConnectionFaulted:
+        """Wait until the connection to the primary has gone, and has not come back. Raises AccessError."""
+        why: Exception | None = None
+        while why is None:
+            await self.primary.lost()
+            why = await self._primary_again()
+        return self._faulted("primary", "backlog", why)
+
+    def fault(self) -> ConnectionFaulted | None:
+        """What is to be said of it where one of them is not there at this moment."""
+        if self.wire.error is not None:
+            return self._faulted("backlog", "primary", self.wire.error)
+        if self.primary.error is not None:
+            return self._faulted("primary", "backlog", self.primary.error)
+        return None
+
+    def break_off(self, error: SbpairError) -> None:
+        """End both at once: whoever waits for an answer over one of them fails with this error."""
+        self.primary.break_off(error)
+        self.wire.break_off(error)
+
+    async def _primary_again(self) -> Exception | None:
+        """Why it could not be connected to within the time; None where it could."""
+        why: Exception = TimeoutError("no answer")
+        try:
+            async with asyncio.timeout(FAULT_SECONDS):
+                while True:
+                    try:
+                        await self.primary.check()
+                    except Unavailable as error:
+                        why = error
+                        await asyncio.sleep(AGAIN_SECONDS)
+                    else:
+                        return None
+        except TimeoutError:
+            return why
+
+    def _faulted(self, gone: str, other: str, why: Exception | None) -> ConnectionFaulted:
+        return ConnectionFaulted(
+            f"the {gone}'s connection is gone, and the {other}'s was ended with it: {why}",
+            hint="it may work a little later",
+        )
+
+
+@asynccontextmanager
+async def open_ends(pair: Pair, queue: str, get_token: GetToken | None) -> AsyncIterator[Ends]:
+    """Connect to both sides for one backlog queue; nothing is received yet. Both are closed at the end of the block.
+
+    Raises Unavailable, AccessError; EntityMissing where the queue is not there.
+    """
+    async with connect(pair.secondary, get_token=get_token) as wire:
+        source = await WireSource.open(wire, queue)
+        primary = WirePrimary(pair.primary, get_token=get_token)
+        try:
+            # A primary that is not there at all is known before a single lock is taken.
+            await primary.check()
+            yield Ends(wire, source, primary)
+        finally:
+            await primary.close()

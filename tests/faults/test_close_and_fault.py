@@ -1,0 +1,235 @@
+"""One side of a lane goes: the other is ended within five seconds, and both are made anew, or the run ends with 6."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp.connection import IDLE_SECONDS
+from sbpair.errors import ConnectionFaulted
+from sbpair.move import events
+from sbpair.syphon.ends import FAULT_SECONDS
+from sbpair.syphon.lane import RELEASE_SECONDS
+from tests.faults.simulation.stage import play
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.stage import Stage
+
+OTHER = {"primary": "backlog", "backlog": "primary"}
+SIDES = pytest.mark.parametrize("side", ["primary", "backlog"])
+A_LITTLE = 0.1
+
+
+def fall_silent(stage: Stage, side: str, *, server: bool) -> None:
+    for line in stage.connected(side):
+        (line.server if server else line.client).out.silent = True
+
+
+async def opened(stage: Stage) -> None:
+    await stage.until(lambda: stage.of(events.LaneOpened))
+
+
+async def both_ended(stage: Stage, since: float) -> float:
+    """How long it took until no connection was left."""
+    ended = await stage.until(lambda: not (stage.connected("primary") or stage.connected("backlog")), seconds=900.0)
+    return ended - since
+
+
+@SIDES
+def test_a_side_that_breaks_and_stays_away_has_the_other_ended_and_a_watch_comes_back(side: str) -> None:
+    async def scene(stage: Stage) -> None:
+        watching = stage.start()
+        await opened(stage)
+        stage.cut(side)
+        assert await both_ended(stage, stage.loop.time()) <= FAULT_SECONDS + A_LITTLE
+        await asyncio.sleep(600.0)
+        assert not watching.done()
+        stage.mend(side)
+        stage.strand(1)
+        stage.destination()
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=70.0)
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+        first = stage.of(events.LaneFailed)[0]
+        assert f"the {side}'s connection is gone" in first.reason
+        assert first.retry_seconds is not None
+
+    play(scene)
+
+
+@SIDES
+def test_without_reconnecting_a_side_that_breaks_ends_a_watch_with_6(side: str) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        watching = stage.start(reconnect=False)
+        await stage.until(lambda: len(stage.of(events.LaneOpened)) == 3)
+        stage.strand(1)
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.backlog().counts().active)
+        await asyncio.sleep(A_LITTLE)
+        at = stage.loop.time()
+        stage.cut(side)
+        result = await watching
+        assert stage.loop.time() - at <= FAULT_SECONDS + A_LITTLE
+        assert (result.exit_code, result.receipt.sent) == (6, 1)
+        assert {type(error) for _, error in result.failures} == {ConnectionFaulted}
+        assert stage.connected("primary") + stage.connected("backlog") == []
+
+    play(scene, queues=3)
+
+
+@SIDES
+def test_a_side_that_is_back_within_the_time_is_a_matter_of_its_own(side: str) -> None:
+    async def scene(stage: Stage) -> None:
+        watching = stage.start(reconnect=side == "backlog")
+        await opened(stage)
+        stage.cut(side)
+        await asyncio.sleep(FAULT_SECONDS / 2)
+        stage.mend(side)
+        stage.strand(1)
+        stage.destination()
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
+        assert bool(stage.of(events.LaneFailed)) == (side == "backlog")
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene)
+
+
+@SIDES
+def test_once_ends_with_6_where_a_side_stays_away(side: str) -> None:
+    async def scene(stage: Stage) -> None:
+        orders = stage.destination()
+        stage.fill(orders)
+        stage.strand(*range(5))
+        going = stage.start(once=True)
+        await stage.until(lambda: stage.of(events.DestinationResting))
+        stage.cut(side)
+        result = await going
+        assert result.exit_code == 6
+        assert (result.receipt.left, result.receipt.balanced) == (5, True)
+        # Where it is the backlog that breaks, nothing can be given back: that counts as a delivery.
+        counts = {message.delivery_count for message in stage.backlog().messages.peek(0, 10)}
+        assert counts == ({0} if side == "primary" else {1})
+
+    play(scene)
+
+
+@SIDES
+@pytest.mark.parametrize("server", [False, True])
+def test_a_connection_that_goes_quiet_is_noticed_and_neither_side_is_left_half_open(side: str, server: bool) -> None:
+    async def scene(stage: Stage) -> None:
+        watching = stage.start()
+        await opened(stage)
+        at = stage.loop.time()
+        stage.network.swallowing[stage.host(side)] = 1
+        fall_silent(stage, side, server=server)
+        taken = await both_ended(stage, at)
+        assert taken <= IDLE_SECONDS + FAULT_SECONDS + RELEASE_SECONDS + A_LITTLE
+        stage.network.swallowing[stage.host(side)] = 0
+        stage.strand(1)
+        stage.destination()
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=300.0)
+        stage.stop.set()
+        await watching
+
+    play(scene)
+
+
+def test_heartbeats_alone_keep_both_connections() -> None:
+    async def scene(stage: Stage) -> None:
+        watching = stage.start()
+        await opened(stage)
+        await asyncio.sleep(10 * IDLE_SECONDS)
+        assert (len(stage.network.lines), stage.of(events.LaneFailed)) == (2, [])
+        stage.stop.set()
+        await watching
+
+    play(scene)
+
+
+def test_what_is_in_flight_when_the_backlog_goes_has_five_seconds_for_its_answer() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        watching = stage.start()
+        await opened(stage)
+        stage.strand(1)
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
+        fall_silent(stage, "primary", server=True)
+        stage.strand(2)
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1", "m2"])
+        at = stage.loop.time()
+        stage.cut("backlog")
+        assert FAULT_SECONDS <= await both_ended(stage, at) <= FAULT_SECONDS + A_LITTLE
+        stage.stop.set()
+        receipt = (await watching).receipt
+        assert (receipt.sent, receipt.in_doubt) == (1, 1)
+        assert [named.message_id for named in receipt.doubtful] == ["m2"]
+
+    play(scene)
+
+
+def test_what_is_held_when_the_primary_goes_is_given_back_at_once_and_not_taken_again_before_it_is_there() -> None:
+    async def scene(stage: Stage) -> None:
+        engine: Any = stage.backlog().messages
+        let = stage.fill(stage.destination())
+        stage.strand(*range(20))
+        watching = stage.start()
+        await stage.until(lambda: engine.locked_count == 20)
+        stage.cut("primary")
+        await stage.until(lambda: stage.of(events.LaneFailed))
+        for _ in range(600):
+            await asyncio.sleep(1.0)
+            assert engine.locked_count == 0
+        let()
+        stage.mend("primary")
+        await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
+        assert stage.ids(stage.destination()) == [f"m{number}" for number in range(20)]
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene)
+
+
+def test_a_second_word_ends_it_within_seconds_whoever_does_not_answer() -> None:
+    async def scene(stage: Stage) -> None:
+        engine: Any = stage.backlog().messages
+        stage.destination()
+        stage.fill(stage.destination("full"))
+        stage.strand(8)
+        watching = stage.start()
+        await stage.until(lambda: not stage.backlog().counts().active)
+        stage.strand(*range(5), to="full")
+        await stage.until(lambda: stage.of(events.DestinationResting))
+        fall_silent(stage, "primary", server=True)
+        stage.strand(9)
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m8", "m9"])
+        stage.stop.set()
+        await asyncio.sleep(1.0)
+        stage.hurry.set()
+        await stage.until(lambda: engine.locked_count <= 1, seconds=1.0)
+        result = await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)
+        receipt = result.receipt
+        assert (result.hurried, receipt.received, receipt.released, receipt.in_doubt) == (True, 7, 5, 1)
+        assert receipt.balanced
+        assert [named.message_id for named in receipt.doubtful] == ["m9"]
+        assert stage.connected("primary") + stage.connected("backlog") == []
+
+    play(scene)
+
+
+def test_a_second_word_ends_it_within_seconds_where_nobody_answers_at_all() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.fill(stage.destination())
+        stage.strand(*range(5))
+        watching = stage.start()
+        await stage.until(lambda: stage.of(events.DestinationResting))
+        fall_silent(stage, "primary", server=True)
+        fall_silent(stage, "backlog", server=False)
+        stage.stop.set()
+        stage.hurry.set()
+        result = await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)
+        assert (result.receipt.received, result.receipt.balanced) == (5, True)
+
+    play(scene)

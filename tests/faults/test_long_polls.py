@@ -1,0 +1,104 @@
+"""A watch over hours of virtual time: how often it asks, and that nothing runs out meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.emulator.cbs import Claims
+from sbpair.move import events
+from tests.faults.simulation.stage import Asked, play
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.stage import Stage
+
+HOUR = 3_600.0
+DETACHES_AN_HOUR = 6
+
+
+@pytest.mark.parametrize("hours", [1, 24])
+def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+
+    async def scene(stage: Stage) -> None:
+        watching = stage.start()
+        await stage.until(lambda: asked.counted["receives"] == 10)
+        made = [line.number for line in stage.network.lines]
+        await asyncio.sleep(hours * HOUR - 1.0)
+        counted = Counter(asked.counted)
+        assert counted["receives"] == 40 * hours
+        assert counted["taken away"] == counted["resumed"] >= 10 * (DETACHES_AN_HOUR * hours - 1)
+        assert [line.number for line in stage.network.lines] == made
+        assert stage.of(events.LaneFailed) == []
+        stage.strand(1, index=7)
+        stage.destination()
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=1.0)
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene, queues=10)
+
+
+def test_over_a_day_of_work_now_and_then_the_tokens_are_renewed_and_nothing_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_token, tokens = Claims.put_token, Counter[str]()
+
+    def counted(claims: Claims, request: Any) -> Any:
+        tokens["put"] += 1
+        return put_token(claims, request)
+
+    monkeypatch.setattr(Claims, "put_token", counted)
+
+    async def scene(stage: Stage) -> None:
+        watching = stage.start()
+        destination = stage.destination()
+        for number in range(24):
+            stage.strand(number)
+            await stage.until(lambda: len(stage.ids(destination)) == number + 1, seconds=5.0)  # noqa: B023
+            await asyncio.sleep(HOUR)
+        # For the backlog queue and for the destination, each signed for an hour, and renewed when 40 minutes old.
+        assert tokens["put"] >= 2 * 36
+        assert len(stage.network.lines) == 2
+        assert stage.of(events.LaneFailed) == stage.of(events.DestinationResting) == []
+        stage.stop.set()
+        assert ((await watching).receipt.sent, (await watching).exit_code) == (24, 0)
+
+    play(scene)
+
+
+def test_what_is_held_for_hours_keeps_its_locks_and_its_order_and_a_stop_gives_all_of_it_back_at_once() -> None:
+    async def scene(stage: Stage) -> None:
+        orders, engine = stage.destination(), stage.backlog().messages
+        stage.destination("invoices")
+        let = stage.fill(orders)
+        lost: list[Any] = []
+        fail = engine._delivery_failed
+        engine._delivery_failed = lambda message: (lost.append(message), fail(message))
+        stage.strand(*range(50))
+        watching = stage.start(hold=30)
+        await stage.until(lambda: engine.locked_count == 30)
+        for _ in range(6 * 60):
+            await asyncio.sleep(60.0)
+            assert engine.locked_count >= 29
+        assert (lost, stage.of(events.LaneFailed), len(stage.network.lines)) == ([], [], 2)
+        assert all("quota" in event.reason for event in stage.of(events.DestinationResting))
+        let()
+        await stage.until(lambda: len(stage.ids(orders)) == 50)
+        assert stage.ids(orders) == [f"m{number}" for number in range(50)]
+        stage.fill(orders)
+        stage.strand(*range(50, 60))
+        await stage.until(lambda: engine.locked_count == 10)
+        await asyncio.sleep(2 * HOUR)
+        stage.stop.set()
+        at = stage.loop.time()
+        assert await stage.until(lambda: engine.locked_count == 0) - at < 0.1
+        result = await watching
+        assert (result.receipt.sent, result.receipt.left, result.receipt.balanced) == (50, 10, True)
+        assert {message.delivery_count for message in engine.peek(0, 100)} == {0}
+        assert lost == []
+
+    play(scene)

@@ -1,0 +1,133 @@
+"""A watch and the backlog queues that come and go while it runs, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair.backlog import queue_path
+from sbpair.errors import EntityMissing
+from sbpair.move import events
+from sbpair.syphon.lanes import LOOK_AGAIN_SECONDS
+from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
+from tests.faults.simulation.stage import play
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.stage import Stage
+
+A_LOOK = LOOK_AGAIN_SECONDS + 1.0
+
+
+def delete(stage: Stage, index: int = 0) -> None:
+    stage.world.secondary.delete_queue(queue_path(PRIMARY_NAME, index))
+
+
+async def moved(stage: Stage, *numbers: int) -> None:
+    wanted = [f"m{number}" for number in numbers]
+    await stage.until(lambda: stage.ids(stage.destination()) == wanted, seconds=A_LOOK)
+
+
+def test_a_watch_finds_a_queue_that_is_made_after_its_start() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        watching = stage.start()
+        await asyncio.sleep(1_000.0)
+        make_backlog(stage.world.secondary, 7)
+        stage.strand(1, index=7)
+        await moved(stage, 1)
+        first, second = stage.of(events.QueuesFound)
+        assert (first.stranded, second.stranded) == ((), (queue_path(PRIMARY_NAME, 7),))
+        assert stage.listed <= stage.loop.time() / LOOK_AGAIN_SECONDS + 1
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("gone_seconds", [0.0, 3.0, 30.0, 1_000.0])
+def test_a_queue_that_is_deleted_and_made_again_is_picked_up(gone_seconds: float) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        stage.strand(1)
+        watching = stage.start()
+        await moved(stage, 1)
+        delete(stage)
+        await asyncio.sleep(gone_seconds)
+        make_backlog(stage.world.secondary, 0)
+        stage.strand(2)
+        await moved(stage, 1, 2)
+        stage.stop.set()
+        result = await watching
+        assert (result.exit_code, result.failures, result.receipt.already_sent) == (0, (), 0)
+
+    play(scene)
+
+
+def test_a_watch_forgets_a_queue_that_is_deleted_and_goes_on_with_the_others() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        watching = stage.start()
+        await stage.until(lambda: len(stage.of(events.LaneOpened)) == 2)
+        delete(stage)
+        await asyncio.sleep(600.0)
+        given_up = [event for event in stage.of(events.LaneFailed) if event.retry_seconds is None]
+        assert [event.queue for event in given_up] == [queue_path(PRIMARY_NAME, 0)]
+        assert len(stage.network.lines) >= 2
+        assert len(stage.connected("backlog")) == len(stage.connected("primary")) == 1
+        stage.strand(1, index=1)
+        await moved(stage, 1)
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene, queues=2)
+
+
+def test_a_watch_outlives_its_last_queue_and_starts_without_any() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        delete(stage)
+        watching = stage.start()
+        await asyncio.sleep(1_000.0)
+        for number in range(2):
+            make_backlog(stage.world.secondary, 0)
+            stage.strand(number)
+            await moved(stage, *range(number + 1))
+            await asyncio.sleep(1.0)
+            delete(stage)
+            await asyncio.sleep(1_000.0)
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene)
+
+
+def test_a_listing_that_fails_for_a_while_harms_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.destination()
+        watching = stage.start()
+        await stage.until(lambda: stage.of(events.LaneOpened))
+        stage.network.refusing[stage.host("backlog")] = 1
+        await asyncio.sleep(10 * LOOK_AGAIN_SECONDS)
+        stage.mend("backlog")
+        make_backlog(stage.world.secondary, 3)
+        stage.strand(1, index=3)
+        await moved(stage, 1)
+        assert stage.of(events.LaneFailed) == []
+        stage.stop.set()
+        assert (await watching).exit_code == 0
+
+    play(scene)
+
+
+def test_without_the_manage_claim_a_watch_asks_once_and_ends_with_its_last_queue() -> None:
+    async def scene(stage: Stage) -> None:
+        watching = stage.start()
+        await asyncio.sleep(1_000.0)
+        assert stage.listed == 1
+        delete(stage)
+        with pytest.raises(EntityMissing, match="no backlog queue"):
+            await watching
+
+    play(scene, managed=False)
