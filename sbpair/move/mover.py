@@ -52,6 +52,9 @@ RENEW_LEFT_SECONDS = 25.0
 RENEW_REST_SECONDS = 1.0
 """How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
 
+MOVING_MOST = 500
+"""How many messages a lane has in hand beyond those of resting destinations: more would cost memory and gain nothing."""
+
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
 
@@ -154,7 +157,9 @@ class Mover:
         left = self._setting.hold_bytes - self._bytes
         if left <= 0:
             return 0
-        return max(0, min(self._setting.hold - self.in_hand, max(1, left // (self._largest or LARGEST_BYTES))))
+        resting = sum(len(road) for road in self._roads.values() if road.resting is not None)
+        most = min(self._setting.hold - self.in_hand, MOVING_MOST + resting - self.in_hand)
+        return max(0, min(most, max(1, left // (self._largest or LARGEST_BYTES))))
 
     def holds(self) -> set[int]:
         """The sequence numbers of what is in hand."""
