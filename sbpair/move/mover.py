@@ -53,7 +53,7 @@ RENEW_REST_SECONDS = 1.0
 """How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
 
 MOVING_MOST = 500
-"""How many messages a lane has in hand beyond those of resting destinations: more would cost memory and gain nothing."""
+"""How many messages a lane has in hand beyond those of resting destinations: more costs memory and gains nothing."""
 
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
