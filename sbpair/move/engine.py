@@ -30,7 +30,21 @@ class Order(NamedTuple):
 Failures: TypeAlias = "list[tuple[Arrival, SbpairError]]"
 
 
-class Source(Protocol):
+class Side(Protocol):
+    """One side of a pair, as a lane is connected to it."""
+
+    @property
+    def broken(self) -> SbpairError | None:
+        """Why there is no connection at this moment; None where there is one."""
+
+    async def lost(self) -> None:
+        """Wait until the connection that there is has gone."""
+
+    def break_off(self, error: SbpairError) -> None:
+        """End the connection at once, and make none any more: whoever waits for an answer is told this error."""
+
+
+class Source(Side, Protocol):
     """One backlog queue, received from under lock."""
 
     queue: str

@@ -133,17 +133,14 @@ class WirePrimary:
         await self._connected()
 
     @property
-    def error(self) -> SbpairError | None:
-        """Why there is no connection at this moment; None where there is one."""
+    def broken(self) -> SbpairError | None:
         return _NOT_CONNECTED if self._wire is None else self._wire.error
 
     async def lost(self) -> None:
-        """Wait until the connection that there is has gone."""
         if self._wire is not None:
             await self._wire.lost()
 
     def break_off(self, error: SbpairError) -> None:
-        """End the connection at once, and make none any more: what has had no answer is in doubt."""
         self._broken_off = error
         if self._wire is not None:
             self._wire.break_off(error)

@@ -70,6 +70,16 @@ class WireSource:
     def error(self) -> SbpairError | None:
         return self._receiver.error
 
+    @property
+    def broken(self) -> SbpairError | None:
+        return self._wire.error
+
+    async def lost(self) -> None:
+        await self._wire.lost()
+
+    def break_off(self, error: SbpairError) -> None:
+        self._wire.break_off(error)
+
     def grant(self, most: int) -> None:
         # Credit costs a frame each time: there is no hurry while half of it is left.
         if not most // 2 < self._receiver.credit < most:

@@ -27,7 +27,7 @@ AGAIN_SECONDS = 1.0
 
 
 class Ends:
-    """Both connections, open. `wire` is the backlog's, over which `source` receives."""
+    """Both connections, open. `wire` is the one over which `source` receives."""
 
     def __init__(self, wire: Wire, source: WireSource, primary: WirePrimary) -> None:
         self.wire = wire
@@ -36,8 +36,8 @@ class Ends:
 
     async def backlog_gone(self) -> ConnectionFaulted:
         """Wait until the connection to the backlog has gone: every lock went with it."""
-        await self.wire.lost()
-        return self._faulted("backlog", "primary", self.wire.error)
+        await self.source.lost()
+        return self._faulted("backlog", "primary", self.source.broken)
 
     async def primary_gone(self) -> ConnectionFaulted:
         """Wait until the connection to the primary has gone, and has not come back. Raises AccessError."""
@@ -49,16 +49,16 @@ class Ends:
 
     def fault(self) -> ConnectionFaulted | None:
         """What is to be said of it where one of them is not there at this moment."""
-        if self.wire.error is not None:
-            return self._faulted("backlog", "primary", self.wire.error)
-        if self.primary.error is not None:
-            return self._faulted("primary", "backlog", self.primary.error)
+        if self.source.broken is not None:
+            return self._faulted("backlog", "primary", self.source.broken)
+        if self.primary.broken is not None:
+            return self._faulted("primary", "backlog", self.primary.broken)
         return None
 
     def break_off(self, error: SbpairError) -> None:
         """End both at once: whoever waits for an answer over one of them fails with this error."""
         self.primary.break_off(error)
-        self.wire.break_off(error)
+        self.source.break_off(error)
 
     async def _primary_again(self) -> Exception | None:
         """Why it could not be connected to within the time; None where it could."""

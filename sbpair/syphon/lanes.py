@@ -86,6 +86,7 @@ class Lanes:
 
     async def _break_off(self, hurry: asyncio.Event) -> None:
         await hurry.wait()
+        self._plan.stop.set()
         error = ConnectionFaulted("no answer was waited for any more", hint="run it again")
         for lane in self.all:
             lane.break_off(error)

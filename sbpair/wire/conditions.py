@@ -9,8 +9,6 @@ from sbpair.amqp.performatives import Error
 
 _RETRY = "it may work a little later"
 
-OVER_QUOTA = "over quota: "
-
 _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
     "com.microsoft:timeout": errors.TimedOut,
@@ -36,7 +34,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     if error is None:
         return errors.Unreachable(f"{doing}: the service closed without saying why", hint=_RETRY)
     condition, text = str(error.condition or ""), _plain(error.description)
-    said = f"{doing}: {text} ({condition})" if text else f"{doing}: {condition}"
+    said = _said(error, doing)
     if condition == "amqp:not-found":
         return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
     if condition == "amqp:unauthorized-access":
@@ -44,7 +42,8 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     if condition == "com.microsoft:message-lock-lost":
         return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
     if condition == "amqp:resource-limit-exceeded":
-        return errors.QuotaExceeded(OVER_QUOTA + said, hint="room comes back when its receivers catch up")
+        said = _said(error, f"{doing}: over quota")
+        return errors.QuotaExceeded(said, hint="room comes back when its receivers catch up")
     transient = _TRANSIENT.get(condition)
     if transient is not None:
         return transient(said, hint=_RETRY)
@@ -79,7 +78,12 @@ def gone(error: Error | None, doing: str) -> errors.SbpairError:
     if isinstance(meant, (errors.AccessError, errors.Throttled, errors.TimedOut, errors.Unreachable)):
         return meant
     # A connection that has ended has no quota, though its end may have the same condition.
-    return errors.Unreachable(meant.message.removeprefix(OVER_QUOTA), hint=_RETRY)
+    return errors.Unreachable(_said(error, doing) if error is not None else meant.message, hint=_RETRY)
+
+
+def _said(error: Error, doing: str) -> str:
+    condition, text = str(error.condition or ""), _plain(error.description)
+    return f"{doing}: {text} ({condition})" if text else f"{doing}: {condition}"
 
 
 def is_unused(error: Error | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sbpair.move.receipt import Tally
+from sbpair.move.road import Road
 from sbpair.move.wire_primary import WireLink, WirePrimary
 from sbpair.move.wire_source import WireArrival, WireSource
 from tests.faults.simulation.plan import plan
@@ -86,12 +87,12 @@ def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_order = WireSource.take
+    in_order = Road.next_round
 
-    async def take(*arguments: Any, **keywords: Any) -> Any:
-        return list(reversed(await in_order(*arguments, **keywords)))
+    def next_round(*arguments: Any) -> Any:
+        return [group[::-1] for group in in_order(*arguments)]
 
-    monkeypatch.setattr(WireSource, "take", take)
+    monkeypatch.setattr(Road, "next_round", next_round)
 
     assert caught("overtaken in hand")
     assert caught("out of order")

@@ -654,6 +654,18 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
 
 
+@sync
+async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next_message_comes() -> None:
+    async with world() as w, w.watching():
+        await w.told_of(events.LaneOpened)
+        for number in range(3):
+            w.emulator.advance(601_000)
+            w.strand(number)
+            await until(lambda: ids(w.destination()) == names(*range(number + 1)))  # noqa: B023
+        assert w.of(events.LaneFailed) == []
+        assert len(w.of(events.LaneOpened)) == 1
+
+
 # The end of patience
 
 
