@@ -142,6 +142,9 @@ class Schedule:
             if track.held_by and (not track.completed or len(track.arrivals) > 1):
                 self.course.in_flight_at_death.add(track.stranded.id)
 
+    def kill_soon(self) -> None:
+        self.kill()
+
     def ask_to_stop(self) -> None:
         for process in self._alive:
             self.history.tell(f"stop {process.name}")

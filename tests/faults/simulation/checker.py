@@ -25,7 +25,8 @@ UNDER_WAY_MS = 10_000
 class Course:
     """What else is known of a run: receipts of the syphons that lived to give one, and what the dead ones had in hand.
 
-    `missing` are the destinations, in lower case, that were not there for a while.
+    What a dead one has in the journal, the next one tells; but not what it had in hand while there was yet another, who
+    may have sent it too. `missing` are the destinations, in lower case, that were not there for a while.
     """
 
     plan: Plan
@@ -84,7 +85,7 @@ def _dead(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
 
 def _doubtful(course: Course) -> set[str]:
     named = {each.message_id or "" for receipt in course.receipts for each in receipt.doubtful}
-    return named | course.in_flight_at_death
+    return named | course.in_flight_at_death if "second" in course.plan.kinds else named
 
 
 def _doubled(course: Course, tracks: Iterable[Track]) -> Iterator[str]:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 PRIMARY_NAME: Final = "contoso"
 
+CRASHES: Final = (None, "arrived", "arrived", "complete", "locked")
+"""The moments of a crash, as the history tells them."""
+
 
 def make_backlog(namespace: Namespace, index: int) -> Any:
     spec = queue_spec(PRIMARY_NAME, index)
@@ -139,9 +142,15 @@ def strand(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def crash(stage: Simulation, _: Step) -> Iterator[None]:
-    stage.kill()
-    yield
+def crash(stage: Simulation, step: Step) -> Iterator[None]:
+    """Now, or at the next moment of a kind: the primary has a message, and nobody has been told of it yet."""
+    moment = CRASHES[step.number % len(CRASHES)]
+    if moment is None:
+        stage.kill()
+        yield
+        return
+    with stage.history.awaiting(moment, stage.kill_soon):
+        yield
 
 
 @contextmanager
@@ -152,8 +161,8 @@ def stop(stage: Simulation, _: Step) -> Iterator[None]:
 
 @contextmanager
 def second(stage: Simulation, step: Step) -> Iterator[None]:
-    """Another syphon at the same queues, from a machine of its own."""
-    other = stage.start(once=step.number % 2 == 0)
+    """Another syphon at the same queues, without the lease: of the same machine, or from one of its own."""
+    other = stage.start(once=step.number % 2 == 0, second=True, apart=step.number % 3 > 0)
     yield
     other.stop.set()
 
