@@ -153,6 +153,11 @@ def crash(stage: Simulation, step: Step) -> Iterator[None]:
         yield
 
 
+def freeze(stage: Simulation, step: Step) -> AbstractContextManager[None]:
+    """The machine of the syphon stands still, and its clock does not."""
+    return stage.freeze(step)
+
+
 @contextmanager
 def stop(stage: Simulation, _: Step) -> Iterator[None]:
     stage.ask_to_stop()
@@ -234,6 +239,7 @@ KINDS: Final[dict[str, Callable[[Simulation, Step], AbstractContextManager[None]
     "backlog-remade": backlog_remade,
     "strand": strand,
     "crash": crash,
+    "freeze": freeze,
     "stop": stop,
     "second": second,
     "hold": hold,

@@ -55,6 +55,7 @@ _WEIGHTS: Final = {
     "destination-gone": 3,
     "backlog-remade": 3,
     "crash": 4,
+    "freeze": 3,
     "second": 3,
     "stop": 3,
     "strand": 3,
@@ -110,14 +111,14 @@ class Plan:
 
     @property
     def backlog_is_heard(self) -> bool:
-        """Whether nothing keeps what the backlog says on its way, and nobody else keeps what is in it."""
+        """Whether nothing keeps what the backlog says from being heard, and nobody else keeps what is in it."""
         late = ("hold", "stall", "silence", "latency")
-        return "second" not in self.kinds and not any(each.kind in late and not each.primary for each in self.steps)
+        return not self.kinds & {"second", "freeze"} and not any(each.kind in late and not each.primary for each in self.steps)
 
     @property
     def locks_hold(self) -> bool:
         """Whether nothing happens to the backlog by which a lock could be lost."""
-        risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "backlog-remade", "stop"}
+        risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "freeze", "backlog-remade", "stop"}
         return not self.kinds & risky and all(step.primary or step.kind in HARMLESS for step in self.steps)
 
 

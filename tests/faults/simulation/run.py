@@ -6,7 +6,8 @@ After the last fault every syphon has to find its way by itself; then a clean ru
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,16 @@ class Simulation:
     def kill_soon(self) -> None:
         """When what happens at this moment is over, but before anybody can have heard of it."""
         self.loop.call_soon(self.kill, context=Context())
+
+    @contextmanager
+    def freeze(self, step: Step) -> Iterator[None]:
+        del step
+        frozen = [each.process for each in self._syphons]
+        for each in frozen:
+            each.frozen = True
+        yield
+        for each in frozen:
+            each.thaw(self.loop)
 
     def ask_to_stop(self) -> None:
         for each in self._syphons:
