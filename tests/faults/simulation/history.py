@@ -105,6 +105,7 @@ class History:
         self._by_message: dict[int, Track] = {}
         self._roads: dict[tuple[str, ...], list[Track]] = defaultdict(list)
         self._partitioned: set[str] = set()
+        self._singly: set[str] = set()  # those that take the message id for the key where there is no other
 
     def tell(self, text: str) -> None:
         self.lines.append(f"{self._now_ms():>9} {text}")
@@ -146,7 +147,10 @@ class History:
         """What messages have in common that keep their order: in a partitioned entity, which has none, the key."""
         if track.road[1] not in self._partitioned:
             return track.road
-        return (*track.road, track.stranded.original.session_id or track.message.partition_key or "")
+        key = track.stranded.original.session_id or track.message.partition_key
+        if key is None and track.road[1] in self._singly:
+            key = track.stranded.id
+        return (*track.road, key or "")
 
     def watch_backlog(self, queue: Queue) -> None:
         engine: Any = queue.messages
@@ -219,6 +223,8 @@ class History:
         engine: Any = queue.messages
         if queue.partitions is not None:
             self._partitioned.add(queue.path.lower())
+            if queue.description.requires_duplicate_detection:
+                self._singly.add(queue.path.lower())
         enqueue, send = engine.enqueue, queue.send
 
         def enqueued(messages: Iterable[Message]) -> None:

@@ -87,7 +87,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in."""
+    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
+
+    `remaining` is whether the time in the backlog counts; `rate` is messages a second, where there is a limit.
+    """
 
     seed: int
     queues: int
@@ -97,6 +100,9 @@ class Plan:
     once: bool
     manage: bool
     hold: int
+    ordered: bool
+    remaining: bool
+    rate: float | None
     weather: Weather
     span_ms: int
     steps: tuple[Step, ...]
@@ -152,6 +158,9 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         once=random.random() < 0.5,
         manage=random.random() < 0.5,
         hold=random.choice((1, 2, 7, 1_000, 1_000)),
+        ordered=random.random() < 0.8,
+        remaining=random.random() < 0.2,
+        rate=random.choice((None, None, None, 5.0, 200.0)),
         weather=_weather(random),
         span_ms=span,
         steps=tuple(steps),

@@ -6,6 +6,7 @@ After the last fault every syphon has to find its way by itself; then a clean ru
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from contextvars import Context
@@ -17,6 +18,8 @@ from typing import Any, Final
 
 from sbpair import syphon
 from sbpair.errors import SbpairError
+from sbpair.move.route import TimeToLive
+from sbpair.syphon.terms import Terms
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
@@ -119,11 +122,26 @@ class Simulation:
         started = Syphon(process, stop, once)
         self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
         state = self._directory / ("apart" if apart else "state")
-        running = syphon.run(self.world.pair, once=once, stop=stop, hold=self.plan.hold, state=state, lease=not second)
+        running = syphon.run(
+            self.world.pair,
+            once=once,
+            stop=stop,
+            hold=self.plan.hold,
+            state=state,
+            lease=not second,
+            ordered=self.plan.ordered,
+            terms=self._terms(),
+        )
         started.task = process.start(self.loop, running)
         started.task.add_done_callback(lambda _: self._ended(started))
         self._syphons.append(started)
         return started
+
+    def _terms(self) -> Terms | None:
+        ttl = TimeToLive.REMAINING if self.plan.remaining else TimeToLive.ORIGINAL
+        if not self.plan.remaining and self.plan.rate is None:
+            return None
+        return Terms(rate=self.plan.rate, credits=math.inf, ttl=ttl)
 
     def _ended(self, started: Syphon) -> None:
         if started in self._syphons:
