@@ -11,8 +11,12 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from sbpair.emulator.testing import Emulator
@@ -54,8 +58,10 @@ class Process:
 class Schedule:
     """The stage that faults act on; `world` has what the simulated one's faults want of a world."""
 
-    def __init__(self, the_plan: Plan, emulator: Emulator) -> None:
+    def __init__(self, the_plan: Plan, emulator: Emulator, directory: Path) -> None:
+        """`directory` is for the state that the syphons keep."""
         self.plan = the_plan
+        self._directory = directory
         self.world = self
         self.emulator = emulator
         self.faults = emulator.faults
@@ -84,13 +90,17 @@ class Schedule:
 
     # Processes
 
-    async def launch(self, *, once: bool) -> Process:
+    async def launch(self, *, once: bool, second: bool = False, apart: bool = False) -> Process:
         self._started += 1
         name = f"syphon-{self._started}"
         self.history.tell(f"start {name} {'--once' if once else '--watch'}")
         running = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sbpair", "syphon", "--once" if once else "--watch", "--output", "json"),
             *("--hold", str(self.plan.hold), "--count", str(self.plan.queues)),
+            *("--state", str(self._directory / ("apart" if apart else "state")), *(["--no-lease"] if second else [])),
+            *("--order", "backlog" if self.plan.ordered else "none"),
+            *("--ttl", "remaining" if self.plan.remaining else "original"),
+            *("--credits", "none", *(["--rate", f"{self.plan.rate:g}"] if self.plan.rate else [])),
             env=self._environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -122,8 +132,8 @@ class Schedule:
 
     # What faults want
 
-    def start(self, *, once: bool) -> Any:
-        starting = asyncio.create_task(self.launch(once=once))
+    def start(self, *, once: bool, second: bool = False, apart: bool = False) -> Any:
+        starting = asyncio.create_task(self.launch(once=once, second=second, apart=apart))
         self._starting.append(starting)
 
         class Later:
@@ -141,6 +151,22 @@ class Schedule:
         for track in self.history.tracks.values():
             if track.held_by and (not track.completed or len(track.arrivals) > 1):
                 self.course.in_flight_at_death.add(track.stranded.id)
+
+    def kill_soon(self) -> None:
+        self.kill()
+
+    @contextmanager
+    def freeze(self, step: Step) -> Iterator[None]:
+        """Now and then for longer than a lock lives, by the service's clock."""
+        frozen = list(self._alive)
+        for each in frozen:
+            each.signal(signal.SIGSTOP)
+        # To `--once`, what is put in after such a jump would be newer than its start for ever.
+        if step.number % 2 and not self.plan.kinds & {"strand", "backlog-remade", "clock"}:
+            self.emulator.advance(LOCK_MS)
+        yield
+        for each in frozen:
+            each.signal(signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
         for process in self._alive:
@@ -245,10 +271,10 @@ def real_plan(seed: int, now_ms: int) -> Plan:
     return replace(drawn, steps=steps)
 
 
-async def _carry_out(seed: int) -> tuple[Course, list[str]]:
+async def _carry_out(seed: int, directory: Path) -> tuple[Course, list[str]]:
     async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
         now_ms = emulator.clock.now_ms()
-        schedule = Schedule(real_plan(seed, now_ms), emulator)
+        schedule = Schedule(real_plan(seed, now_ms), emulator, directory)
         try:
             await schedule.main()
         finally:
@@ -259,4 +285,5 @@ async def _carry_out(seed: int) -> tuple[Course, list[str]]:
 
 def carry_out(seed: int) -> tuple[Course, list[str]]:
     """What came of it, and what was wrong."""
-    return asyncio.run(_carry_out(seed))
+    with TemporaryDirectory() as directory:
+        return asyncio.run(_carry_out(seed, Path(directory)))

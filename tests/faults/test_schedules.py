@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from sbpair import syphon
+from sbpair.move.journal import Journal
 from sbpair.move.receipt import Tally
 from sbpair.move.road import Road
 from sbpair.move.wire_primary import WireLink, WirePrimary
@@ -114,6 +116,31 @@ def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(mon
     monkeypatch.setattr(Tally, "ended", lambda *_: None)
 
     assert caught("a receipt does not balance")
+
+
+def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def on_disk(_: Journal) -> None:
+        return
+
+    monkeypatch.setattr(Journal, "on_disk", on_disk)
+
+    assert caught("sent before that was written down")
+
+
+def test_a_syphon_that_forgets_what_the_primary_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "was_accepted", lambda *_: False)
+
+    assert caught("syphon-2 sends again what it knew the primary to have")
+
+
+def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(syphon, "_may_be_twice", lambda *_: [])
+
+    crashed = [seed for seed in range(200) if plan(seed, now_ms=0).kinds == {"crash"}]
+
+    assert any("no receipt says so" in line for seed in crashed for line in simulate(seed).wrong)
 
 
 def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

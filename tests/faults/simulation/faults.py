@@ -16,9 +16,9 @@ from sbpair.emulator.errors import Refusal
 from sbpair.emulator.fault_kinds import Fault
 from tests.faults.simulation.plan import EMULATOR
 from tests.faults.simulation.workload import (
-    DUPLICATES,
-    PARTITIONED,
-    PARTITIONED_SESSION,
+    NARROW,
+    NARROW_KILOBYTES,
+    TOPIC,
     Goal,
 )
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tests.faults.simulation.run import Simulation
 
 PRIMARY_NAME: Final = "contoso"
+
+CRASHES: Final = (None, "arrived", "arrived", "complete", "locked")
+"""The moments of a crash, as the history tells them."""
 
 
 def make_backlog(namespace: Namespace, index: int) -> Any:
@@ -42,12 +45,24 @@ def make_backlog(namespace: Namespace, index: int) -> Any:
 
 
 def make_goal(namespace: Namespace, goal: Goal) -> Any:
+    if goal.kind == TOPIC:
+        topic = namespace.create_topic(goal.name)
+        topic.create_subscription("all")
+        topic.create_subscription("too")
+        return topic
     description = QueueDescription(
         requires_session=goal.wants_session,
-        requires_duplicate_detection=goal.kind == DUPLICATES,
-        enable_partitioning=goal.kind in (PARTITIONED, PARTITIONED_SESSION),
+        requires_duplicate_detection=goal.detects_duplicates,
+        enable_partitioning=goal.is_partitioned,
     )
-    return namespace.create_queue(goal.name, description)
+    queue = namespace.create_queue(goal.name, description)
+    if goal.kind == NARROW:
+        queue.update(replace(queue.description, max_message_size_in_kilobytes=NARROW_KILOBYTES))
+    return queue
+
+
+def find_goal(namespace: Namespace, name: str) -> Any:
+    return namespace.find_queue(name) or namespace.find_topic(name)
 
 
 def entity_of(step: Step) -> str | None:
@@ -95,7 +110,7 @@ def disable(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 def _set_status(stage: Simulation, name: str, status: str) -> None:
-    queue = stage.world.primary.find_queue(name)
+    queue = find_goal(stage.world.primary, name)
     if queue is not None:
         queue.update(replace(queue.description, status=status))
 
@@ -105,10 +120,11 @@ def destination_gone(stage: Simulation, step: Step) -> Iterator[None]:
     goal = next(goal for goal in stage.plan.goals if goal.name == step.entity)
     primary = stage.world.primary
     stage.missing.add(goal.name.lower())
-    if primary.find_queue(goal.name) is not None:
-        primary.delete_queue(goal.name)
+    found = find_goal(primary, goal.name)
+    if found is not None:
+        primary.delete(found)
     yield
-    if primary.find_queue(goal.name) is None:
+    if find_goal(primary, goal.name) is None:
         stage.history.watch_primary(make_goal(primary, goal))
 
 
@@ -139,9 +155,20 @@ def strand(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def crash(stage: Simulation, _: Step) -> Iterator[None]:
-    stage.kill()
-    yield
+def crash(stage: Simulation, step: Step) -> Iterator[None]:
+    """Now, or at the next moment of a kind: the primary has a message, and nobody has been told of it yet."""
+    moment = CRASHES[step.number % len(CRASHES)]
+    if moment is None:
+        stage.kill()
+        yield
+        return
+    with stage.history.awaiting(moment, stage.kill_soon):
+        yield
+
+
+def freeze(stage: Simulation, step: Step) -> AbstractContextManager[None]:
+    """The machine of the syphon stands still, and its clock does not."""
+    return stage.freeze(step)
 
 
 @contextmanager
@@ -152,8 +179,8 @@ def stop(stage: Simulation, _: Step) -> Iterator[None]:
 
 @contextmanager
 def second(stage: Simulation, step: Step) -> Iterator[None]:
-    """Another syphon at the same queues, from a machine of its own."""
-    other = stage.start(once=step.number % 2 == 0)
+    """Another syphon at the same queues, without the lease: of the same machine, or from one of its own."""
+    other = stage.start(once=step.number % 2 == 0, second=True, apart=step.number % 3 > 0)
     yield
     other.stop.set()
 
@@ -225,6 +252,7 @@ KINDS: Final[dict[str, Callable[[Simulation, Step], AbstractContextManager[None]
     "backlog-remade": backlog_remade,
     "strand": strand,
     "crash": crash,
+    "freeze": freeze,
     "stop": stop,
     "second": second,
     "hold": hold,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,13 @@ class History:
     `sender` names the syphon that is sending at this moment, where that can be known.
     """
 
-    def __init__(self, now_ms: Callable[[], int], holder: Holder, sender: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        holder: Holder,
+        sender: Callable[[], str | None],
+        on_arrival: Callable[[Track], None] = lambda _: None,
+    ) -> None:
         self.lines: list[str] = []
         self.wrong: list[str] = []
         self.tracks: dict[str, Track] = {}
@@ -90,15 +97,27 @@ class History:
         self.overtaken: list[Overtaken] = []
         self._locks = 0
         self.full: set[str] = set()
+        self._awaited: dict[str, Callable[[], object]] = {}
         self._now_ms = now_ms
         self._holder = holder
         self._sender = sender
+        self._on_arrival = on_arrival
         self._by_message: dict[int, Track] = {}
         self._roads: dict[tuple[str, ...], list[Track]] = defaultdict(list)
         self._partitioned: set[str] = set()
+        self._singly: set[str] = set()  # those that take the message id for the key where there is no other
 
     def tell(self, text: str) -> None:
         self.lines.append(f"{self._now_ms():>9} {text}")
+        for awaited in [each for each in self._awaited if text.startswith(each)]:
+            self._awaited.pop(awaited)()
+
+    @contextmanager
+    def awaiting(self, start: str, callback: Callable[[], object]) -> Iterator[None]:
+        """Call once, when a line is told that begins so; not any more after the end of the block."""
+        self._awaited[start] = callback
+        yield
+        self._awaited.pop(start, None)
 
     @property
     def digest(self) -> str:
@@ -128,7 +147,10 @@ class History:
         """What messages have in common that keep their order: in a partitioned entity, which has none, the key."""
         if track.road[1] not in self._partitioned:
             return track.road
-        return (*track.road, track.stranded.original.session_id or track.message.partition_key or "")
+        key = track.stranded.original.session_id or track.message.partition_key
+        if key is None and track.road[1] in self._singly:
+            key = track.stranded.id
+        return (*track.road, key or "")
 
     def watch_backlog(self, queue: Queue) -> None:
         engine: Any = queue.messages
@@ -201,6 +223,8 @@ class History:
         engine: Any = queue.messages
         if queue.partitions is not None:
             self._partitioned.add(queue.path.lower())
+            if queue.description.requires_duplicate_detection:
+                self._singly.add(queue.path.lower())
         enqueue, send = engine.enqueue, queue.send
 
         def enqueued(messages: Iterable[Message]) -> None:
@@ -231,6 +255,7 @@ class History:
             self.accuse(f"arrived in {queue.path}: {track}")
         track.arrivals.append(message.sections.join())
         self.tell(f"arrived {track}{' again' if len(track.arrivals) > 1 else ''}")
+        self._on_arrival(track)
         if len(track.arrivals) == 1:
             self._arrived_first(track)
 

@@ -1,7 +1,7 @@
 """An event loop whose time is virtual: when nothing is ready it jumps to the next timer, and nothing ever really waits.
 
 What runs in a Process can be killed between two callbacks, as `kill -9` does: nothing of it runs any more, no cleanup
-either. Tasks hash by their number, so that a set of them is walked in the same order in every run.
+either. It can be frozen too, as SIGSTOP does: time goes by, and it learns of nothing. Tasks hash by their number, so that a set of them is walked in the same order in every run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.dead = False
+        self.dead = self.frozen = False
         self.tasks: list[asyncio.Task[Any]] = []
         self.lose: list[Callable[[], None]] = []
         self._held: list[tuple[Callable[..., object], tuple[Any, ...], Context]] = []
@@ -40,17 +40,23 @@ class Process:
         return loop.create_task(coroutine, context=context, name=self.name)
 
     def run(self, callback: Callable[..., object], *arguments: Any) -> None:
-        if self.dead:
+        if self.dead or self.frozen:
             self._held.append((callback, arguments, copy_context()))
         else:
             callback(*arguments)
 
+    def thaw(self, loop: VirtualLoop) -> None:
+        """Go on with all that has come up since it was frozen, in its order."""
+        self.frozen = False
+        if not self.dead:
+            held, self._held = self._held, []
+            for callback, arguments, context in held:
+                loop.call_soon(callback, *arguments, context=context)
+
     async def bury(self, loop: VirtualLoop) -> None:
         """Let what is left of it end, when nothing that it does can matter any more."""
         self.dead = False
-        for callback, arguments, context in self._held:
-            loop.call_soon(callback, *arguments, context=context)
-        self._held = []
+        self.thaw(loop)
         for lose in self.lose:
             lose()
         for task in self.tasks:

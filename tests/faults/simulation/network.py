@@ -199,6 +199,9 @@ class End(asyncio.Transport):
         process = self.context.get(PROCESS)
         if process is not None and process.dead:
             return
+        if process is not None and process.frozen:
+            self.context.copy().run(process.run, callback, *arguments)
+            return
         before, self.network.speaking = self.network.speaking, self
         try:
             self.context.copy().run(callback, *arguments)

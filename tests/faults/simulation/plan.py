@@ -55,6 +55,7 @@ _WEIGHTS: Final = {
     "destination-gone": 3,
     "backlog-remade": 3,
     "crash": 4,
+    "freeze": 3,
     "second": 3,
     "stop": 3,
     "strand": 3,
@@ -86,7 +87,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in."""
+    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
+
+    `remaining` is whether the time in the backlog counts; `rate` is messages a second, where there is a limit.
+    """
 
     seed: int
     queues: int
@@ -96,6 +100,9 @@ class Plan:
     once: bool
     manage: bool
     hold: int
+    ordered: bool
+    remaining: bool
+    rate: float | None
     weather: Weather
     span_ms: int
     steps: tuple[Step, ...]
@@ -110,14 +117,14 @@ class Plan:
 
     @property
     def backlog_is_heard(self) -> bool:
-        """Whether nothing keeps what the backlog says on its way, and nobody else keeps what is in it."""
+        """Whether nothing keeps what the backlog says from being heard, and nobody else keeps what is in it."""
         late = ("hold", "stall", "silence", "latency")
-        return "second" not in self.kinds and not any(each.kind in late and not each.primary for each in self.steps)
+        return not self.kinds & {"second", "freeze"} and not any(each.kind in late and not each.primary for each in self.steps)
 
     @property
     def locks_hold(self) -> bool:
         """Whether nothing happens to the backlog by which a lock could be lost."""
-        risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "backlog-remade", "stop"}
+        risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "freeze", "backlog-remade", "stop"}
         return not self.kinds & risky and all(step.primary or step.kind in HARMLESS for step in self.steps)
 
 
@@ -151,6 +158,9 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         once=random.random() < 0.5,
         manage=random.random() < 0.5,
         hold=random.choice((1, 2, 7, 1_000, 1_000)),
+        ordered=random.random() < 0.8,
+        remaining=random.random() < 0.2,
+        rate=random.choice((None, None, None, 5.0, 200.0)),
         weather=_weather(random),
         span_ms=span,
         steps=tuple(steps),

@@ -6,15 +6,24 @@ After the last fault every syphon has to find its way by itself; then a clean ru
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from sbpair import syphon
 from sbpair.errors import SbpairError
+from sbpair.move.route import TimeToLive
+from sbpair.syphon.terms import Terms
 from tests.faults.simulation.checker import Course, check
+from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
-from tests.faults.simulation.history import History
+from tests.faults.simulation.history import History, Track
 from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
 from tests.faults.simulation.network import Network
 from tests.faults.simulation.plan import Plan, Step, plan
@@ -26,6 +35,8 @@ RECOVERY_SECONDS: Final = 3_600.0
 STOP_SECONDS: Final = 900.0
 QUIET_SECONDS: Final = 300.0
 """By then the service has noticed every connection that is half dead, and every lock has run out."""
+
+MEMORY: Final = Path("/dev/shm")  # noqa: S108  the directory is made by tempfile
 
 
 @dataclass(eq=False)
@@ -55,11 +66,14 @@ class Simulation:
 
     world: World
 
-    def __init__(self, the_plan: Plan, loop: VirtualLoop) -> None:
+    def __init__(self, the_plan: Plan, loop: VirtualLoop, directory: Path) -> None:
+        """`directory` is for the state that the syphons keep."""
         self.plan = the_plan
         self.loop = loop
+        self._directory = directory
         self.random = Random(the_plan.seed)
-        self.history = History(lambda: round(loop.time() * 1000), self._holder, self._sender)
+        self.history = History(lambda: round(loop.time() * 1000), self._holder, self._sender, self._arrived)
+        self.disk = Disk(self.history.accuse)
         self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
@@ -81,9 +95,18 @@ class Simulation:
                 return (line.process.name if line.process else "?", line.number)
         return ("?", 0)
 
-    def _sender(self) -> str | None:
+    def _sending(self) -> Process | None:
         line = self.network.line_of(self.network.speaking)
-        return line.process.name if line and line.process else None
+        return line.process if line else None
+
+    def _sender(self) -> str | None:
+        process = self._sending()
+        return process.name if process else None
+
+    def _arrived(self, track: Track) -> None:
+        process = self._sending()
+        if process is not None and not self.disk.has_written(process, track.queue, track.number):
+            self.history.accuse(f"sent before that was written down: {track}")
 
     def network_door(self, line: Any) -> Any:
         protocol = line.server.get_protocol()
@@ -91,17 +114,34 @@ class Simulation:
 
     # Syphons
 
-    def start(self, *, once: bool) -> Syphon:
+    def start(self, *, once: bool, second: bool = False, apart: bool = False) -> Syphon:
+        """`second` is one beside another; `apart`, its state is another one too: it is on another machine."""
         self._started += 1
         process = Process(f"syphon-{self._started}")
         stop = asyncio.Event()
         started = Syphon(process, stop, once)
         self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
-        running = syphon.run(self.world.pair, once=once, stop=stop, hold=self.plan.hold)
+        state = self._directory / ("apart" if apart else "state")
+        running = syphon.run(
+            self.world.pair,
+            once=once,
+            stop=stop,
+            hold=self.plan.hold,
+            state=state,
+            lease=not second,
+            ordered=self.plan.ordered,
+            terms=self._terms(),
+        )
         started.task = process.start(self.loop, running)
         started.task.add_done_callback(lambda _: self._ended(started))
         self._syphons.append(started)
         return started
+
+    def _terms(self) -> Terms | None:
+        ttl = TimeToLive.REMAINING if self.plan.remaining else TimeToLive.ORIGINAL
+        if not self.plan.remaining and self.plan.rate is None:
+            return None
+        return Terms(rate=self.plan.rate, credits=math.inf, ttl=ttl)
 
     def _ended(self, started: Syphon) -> None:
         if started in self._syphons:
@@ -114,7 +154,7 @@ class Simulation:
             self.course.receipts.append(result.receipt)
             self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
         elif isinstance(error, SbpairError):
-            self.history.tell(f"end {name} with {type(error).__name__}: {error.message}")
+            self.history.tell(f"end {name} with {type(error).__name__}: {error.message.replace(str(self._directory), '')}")
         else:
             self.history.accuse(f"{name} failed: {error!r}")
 
@@ -122,13 +162,27 @@ class Simulation:
         for each in list(self._syphons):
             self.history.tell(f"kill {each.process.name}")
             self.network.kill(each.process)
+            self.disk.kill(each.process)
             for track in self.history.tracks.values():
-                # What it was in doubt about, it can tell nobody any more.
                 if each.process.name in track.held_by and (not track.completed or len(track.arrivals) > 1):
                     self.course.in_flight_at_death.add(track.stranded.id)
             self._syphons.remove(each)
             self._dead.append(each)
             each.killed.set()
+
+    def kill_soon(self) -> None:
+        """When what happens at this moment is over, but before anybody can have heard of it."""
+        self.loop.call_soon(self.kill, context=Context())
+
+    @contextmanager
+    def freeze(self, step: Step) -> Iterator[None]:
+        del step
+        frozen = [each.process for each in self._syphons]
+        for each in frozen:
+            each.frozen = True
+        yield
+        for each in frozen:
+            each.thaw(self.loop)
 
     def ask_to_stop(self) -> None:
         for each in self._syphons:
@@ -232,15 +286,13 @@ def simulate(seed: int) -> Verdict:
     """Carry out the schedule of a seed, and judge it."""
     the_plan = plan(seed, now_ms=BEGAN_MS)
     loop = VirtualLoop()
-    try:
-        simulation = Simulation(the_plan, loop)
-        with made_virtual(seed, loop, simulation.tool_time, simulation.control):
+    with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
+        simulation = Simulation(the_plan, loop, Path(directory))
+        with made_virtual(seed, loop, simulation.tool_time, simulation.control), simulation.disk.watching():
             wrong = _carry_out(loop, simulation)
             history = simulation.history
             digest, lines = history.digest, tuple(history.lines)
             _tidy(loop, simulation)
-    finally:
-        loop.close()
     return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again)
 
 

@@ -13,24 +13,33 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATION
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong, Value, text_of
 from sbpair.drill.corpus import Original, originals
 
-PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES = (
+PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES, PARTITIONED_DUPLICATES, NARROW, TOPIC = (
     "plain",
     "session",
     "partitioned",
     "partitioned-session",
     "duplicates",
+    "partitioned-duplicates",
+    "narrow",
+    "topic",
 )
-KINDS: Final = (PLAIN, PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES)
+KINDS: Final = (
+    *(PLAIN, PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES),
+    *(PARTITIONED_DUPLICATES, NARROW, TOPIC),
+)
 NAMES: Final = ("orders", "billing/invoices", "telemetry", "Mixed.Case_1", "a/b/c")
 
 INVALID, REFUSED, MISSING = "InvalidBacklogMessage", "RefusedByPrimary", "DestinationNotFound"
+EXPIRED = "TTLExpiredException"
+NARROW_KILOBYTES: Final = 64
+"""How large a message may be that a narrow destination takes."""
 
 _MANY_FRAMES = 70_000
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A queue of the primary."""
+    """A queue or a topic of the primary."""
 
     name: str
     kind: str
@@ -38,6 +47,14 @@ class Goal:
     @property
     def wants_session(self) -> bool:
         return self.kind in (SESSION, PARTITIONED_SESSION)
+
+    @property
+    def is_partitioned(self) -> bool:
+        return self.kind in (PARTITIONED, PARTITIONED_SESSION, PARTITIONED_DUPLICATES)
+
+    @property
+    def detects_duplicates(self) -> bool:
+        return self.kind in (DUPLICATES, PARTITIONED_DUPLICATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,10 @@ def _stranded(random: Random, original: Original, queues: int, to: tuple[Goal, .
     if doom is None and random.random() < flawed:
         doom, aliases = INVALID, random.choice(_BREAKS)(aliases)
     payload = _in_backlog(original, identity, aliases)
+    if doom is None and random.random() < flawed / 3:
+        doom, payload = INVALID, _corrupt(random, payload)
+    if doom is None and goal.kind == NARROW and len(original.sections.join()) > NARROW_KILOBYTES * 1024:
+        doom = REFUSED
     return Stranded(text_of(identity) or "", random.randrange(queues), original, payload, doom)
 
 
@@ -111,14 +132,13 @@ def _properties(sections: Sections, identity: Value, session_id: str | None) -> 
 
 
 def _annotations(original: Original) -> bytes:
-    """A partition key has to be the session id where there is one."""
+    """A partition key has to be the session id where there is one; of those without, some have one."""
     had = original.sections.message_annotations
     if not had:
         return had
     pairs = [
-        (key, original.session_id if key == "x-opt-partition-key" else value)
+        (key, original.session_id or value if key == "x-opt-partition-key" else value)
         for key, value in original.sections.read_message_annotations().pairs
-        if key != "x-opt-partition-key" or original.session_id is not None
     ]
     return section(MESSAGE_ANNOTATIONS, codec.encode(Map(pairs)))
 
@@ -162,6 +182,12 @@ def _in_backlog(original: Original, identity: Value, aliases: Pairs) -> bytes:
         properties=_properties(original.sections, identity, None),
         application_properties=section(APPLICATION_PROPERTIES, codec.encode(Map(pairs))) if pairs else b"",
     ).join()
+
+
+def _corrupt(random: Random, payload: bytes) -> bytes:
+    """Application properties that end too soon, or have a key too many."""
+    broken = random.choice((b"\xc1\x03\x02\xa1\x05", b"\xc1\x04\x01\xa1\x01a", b"\xc1\x02\x02\x40"))
+    return _changed(Sections.split(payload), application_properties=section(APPLICATION_PROPERTIES, broken)).join()
 
 
 def _changed(sections: Sections, **others: bytes) -> Sections:
