@@ -48,6 +48,8 @@ class Source(Side, Protocol):
     """One backlog queue, received from under lock."""
 
     queue: str
+    clock_ahead_ms: int
+    """By how much the service's clock is before ours, as far as the first lock tells; 0 before it."""
 
     @property
     def error(self) -> SbpairError | None:

@@ -61,6 +61,8 @@ class WireSource:
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(queue)
+        self._locked_until_ms = 0
+        self.clock_ahead_ms = 0
 
     @classmethod
     async def open(cls, wire: Wire, queue: str) -> WireSource:
@@ -97,9 +99,11 @@ class WireSource:
 
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
         deliveries = await self._receiver.take(most, seconds=seconds)
-        now = self._loop.time()
-        ahead = now - self._now()
-        return [self._arrival(delivery, now, ahead) for delivery in deliveries]
+        now, wall = self._loop.time(), self._now()
+        arrivals = [self._arrival(delivery, now, now - wall) for delivery in deliveries]
+        if self._locked_until_ms and not self.clock_ahead_ms:
+            self.clock_ahead_ms = int(self._locked_until_ms - 1000 * (LOCK_SECONDS + wall))
+        return arrivals
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
@@ -142,6 +146,7 @@ class WireSource:
         read = self._reader.read(payload)
         if read is not None:
             usual, facts, until_ms = read
+            self._locked_until_ms = until_ms
             return WireArrival(facts, _lock_until(until_ms, now, ahead), delivery, usual, usual.partition_key)
         try:
             sections, facts = envelope.facts_of(self.queue, payload)
@@ -152,7 +157,8 @@ class WireSource:
             return WireArrival(facts, now + LOCK_SECONDS, delivery, None)
         if not facts.flaw:
             self._reader.learn(payload, sections)
-        until = _lock_until(envelope.locked_until(sections), now, ahead)
+        self._locked_until_ms = envelope.locked_until(sections)
+        until = _lock_until(self._locked_until_ms, now, ahead)
         return WireArrival(facts, until, delivery, sections, envelope.partition_key(sections))
 
 

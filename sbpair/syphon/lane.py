@@ -97,6 +97,7 @@ class Lane:
         self._moving: tuple[Wire, Mover] | None = None
         self._used = 0.0
         self._undead: list[str] = []
+        self._clock_ahead_ms = 0
         self.error: SbpairError | None = None
 
     async def run(self) -> None:
@@ -240,6 +241,7 @@ class Lane:
             if most == 0:
                 continue
             arrivals = await self._take(source, mover, most)
+            self._clock_ahead_ms = source.clock_ahead_ms
             if arrivals:
                 self._failures = self._quiet = 0
                 mover.accept(arrivals)
@@ -340,7 +342,7 @@ class Lane:
         return True
 
     def _is_new(self, enqueued_ms: int) -> bool:
-        return enqueued_ms > self._plan.started_ms + CLOCKS_DIFFER_MS
+        return enqueued_ms > self._plan.started_ms + self._clock_ahead_ms + CLOCKS_DIFFER_MS
 
     async def _pages(self, wire: Wire) -> AsyncIterator[list[Sections]]:
         """All messages of the queue, looked at without locking them."""

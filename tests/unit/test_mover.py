@@ -81,6 +81,7 @@ class Memory:
     """
 
     queue = "q"
+    clock_ahead_ms = 0
     room = 100
 
     def __init__(self, together: int = 1, **answers: list[Any]) -> None:
