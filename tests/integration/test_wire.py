@@ -1051,5 +1051,6 @@ def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
 def test_the_public_face_of_the_client_is_small() -> None:
     public = {name for name in dir(Wire) if not name.startswith("_")}
     assert public == {
-        *("close", "endpoint", "error", "keep_signed_in", "peek", "receiver", "renew_locks", "request", "sender"),
+        *("break_off", "close", "endpoint", "error", "keep_signed_in", "lost", "peek", "receiver", "renew_locks"),
+        *("request", "sender"),
     }
