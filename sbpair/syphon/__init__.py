@@ -11,15 +11,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.errors import EntityMissing, SbpairError
+from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.move.books import Books
 from sbpair.move.mover import Setting
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
+from sbpair.move.wire_engine import WireEngine
 from sbpair.syphon import queues
 from sbpair.syphon.lane import Count, Lane, Plan
 from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
@@ -27,11 +28,14 @@ from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
+    from sbpair.move.engine import Engine
     from sbpair.move.events import SyphonEvent
     from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
 
 log = logging.getLogger(__name__)
+
+ENGINES = WIRE, SDK = "wire", "sdk"
 
 LOOK_AGAIN_SECONDS = 60.0
 """How often a watch without any backlog queue looks whether there is one now."""
@@ -52,6 +56,7 @@ class Result:
     seconds: float
     stopped: bool
     run: str = ""
+    engine: str = WIRE
 
     @property
     def exit_code(self) -> int:
@@ -73,6 +78,7 @@ async def run(
     lease: bool = True,
     ordered: bool = True,
     terms: Terms | None = None,
+    engine: str = WIRE,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
@@ -87,12 +93,17 @@ async def run(
     `ordered` keeps the order that a queue's messages for a destination have. `terms` are how fast it may go, and what
     becomes of a time to live; without them it goes as fast as it can.
 
+    `engine` is "wire", which keeps every byte that it does not have to change, or "sdk", which is azure-servicebus and
+    changes types.
+
     Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
     LeaseHeld, or StateRefused for the state of another pair.
     """
+    if engine not in ENGINES:
+        raise UsageError(f"there is no engine {engine!r}", hint=f"engines are {' and '.join(ENGINES)}")
     stop = stop or asyncio.Event()
     tally = Tally()
-    command = "syphon --once" if once else "syphon --watch"
+    command = f"syphon {'--once' if once else '--watch'}{'' if engine == WIRE else f' --engine {engine}'}"
     with Books(pair, state, command, tally.receipt, lease=lease) as books:
         setting = Setting(
             namespace=pair.secondary.name,
@@ -103,26 +114,35 @@ async def run(
             ordered=ordered,
             ttl=terms.ttl if terms is not None else TimeToLive.ORIGINAL,
         )
-        result = await _move(pair, Plan(pair, once, setting, stop), terms, books)
+        result = await _move(pair, Plan(pair, once, setting, stop), terms, books, engine)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
-async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books) -> Result:
+async def _move(pair: Pair, plan: Plan, terms: Terms | None, books: Books, engine: str) -> Result:
     started = time.monotonic()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
-    from sbpair.bus.credentials import token_getter
 
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(open_queues(pair.secondary))
-        plan.get_token = await stack.enter_async_context(token_getter(pair))
+        plan.engine = await _engine(stack, pair, engine)
         if terms is not None:
             await _limit(stack, pair, plan, terms)
         lanes = [Lane(queue, plan) for queue in await _queues_to_empty(plan, control)]
         await _run_all(lanes, plan.stop, books)
-    return _result(plan, lanes, time.monotonic() - started, books.run)
+    return replace(_result(plan, lanes, time.monotonic() - started, books.run), engine=engine)
+
+
+async def _engine(stack: AsyncExitStack, pair: Pair, name: str) -> Engine:
+    if name == SDK:
+        from sbpair.move.sdk_engine import SdkEngine
+
+        return SdkEngine(pair)
+    from sbpair.bus.credentials import token_getter
+
+    return WireEngine(pair, await stack.enter_async_context(token_getter(pair)))
 
 
 async def _limit(stack: AsyncExitStack, pair: Pair, plan: Plan, terms: Terms) -> None:

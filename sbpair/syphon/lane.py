@@ -8,29 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair.amqp.message import Sections
 from sbpair.errors import AccessError, MachineLacks, SbpairError, Unavailable, Unsafe
-from sbpair.move.envelope import enqueued_at, is_deferred, sequence_number
 from sbpair.move.events import LaneBlocked, LaneDone, LaneFailed, LaneOpened, Progress
 from sbpair.move.mover import Mover
-from sbpair.move.wire_primary import WirePrimary
-from sbpair.move.wire_source import WireSource
-from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
-    from sbpair.move.engine import Arrival
+    from sbpair.move.engine import Arrival, Engine, Primary, Source
     from sbpair.move.mover import Setting
-    from sbpair.wire.client import GetToken, Wire
 
 log = logging.getLogger(__name__)
 
-BATCH = 100
 LONG_POLL_SECONDS = 900.0
 """How long a receive waits in a lane that watches an idle queue: four calls an hour."""
 
@@ -65,8 +58,8 @@ class Plan:
     once: bool
     setting: Setting
     stop: asyncio.Event
+    engine: Engine = field(init=False)
     count: Count | None = None
-    get_token: GetToken | None = None
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
 
@@ -77,14 +70,14 @@ class Lane:
         self._failures = 0
         self._quiet = 0
         self._blocked_by: tuple[str, ...] = ()
-        self._source: WireSource | None = None
+        self._source: Source | None = None
         self._opening: asyncio.Timeout | None = None
         self.error: SbpairError | None = None
 
     async def run(self) -> None:
         """Empty the queue until done or told to stop. Why it could not go on, if it could not, is in `error`."""
         plan = self._plan
-        primary = WirePrimary(plan.pair.primary, get_token=plan.get_token)
+        primary = plan.engine.primary()
         try:
             while not plan.stop.is_set():
                 try:
@@ -107,11 +100,11 @@ class Lane:
         elif self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
 
-    async def _connected(self, primary: WirePrimary) -> None:
+    async def _connected(self, primary: Primary) -> None:
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(None) as self._opening:
-                    wire, source = await self._open(stack, primary)
+                    source = await self._open(stack, primary)
             except TimeoutError:
                 return  # interrupted
             finally:
@@ -119,19 +112,18 @@ class Lane:
             self._source = source
             try:
                 self._plan.setting.on_event(LaneOpened(self.queue))
-                await self._move(wire, source, primary)
+                await self._move(source, primary)
             finally:
                 self._source = None
 
-    async def _open(self, stack: AsyncExitStack, primary: WirePrimary) -> tuple[Wire, WireSource]:
-        wire = await stack.enter_async_context(connect(self._plan.pair.secondary, get_token=self._plan.get_token))
-        source = await WireSource.open(wire, self.queue)
+    async def _open(self, stack: AsyncExitStack, primary: Primary) -> Source:
+        source = await stack.enter_async_context(self._plan.engine.source(self.queue))
         if self._plan.once:
             # A primary that is not there at all is known before a single lock is taken.
             await primary.check()
-        return wire, source
+        return source
 
-    async def _move(self, wire: Wire, source: WireSource, primary: WirePrimary) -> None:
+    async def _move(self, source: Source, primary: Primary) -> None:
         plan = self._plan
         failure: SbpairError | None = None
         mover: Mover | None = None
@@ -143,7 +135,7 @@ class Lane:
                     tasks.create_task(self._report(mover), name=f"progress of {self.queue}"),
                 )
                 try:
-                    await self._drain(wire, source, mover)
+                    await self._drain(source, mover)
                 except SbpairError as error:
                     failure = error
                 await mover.finish()
@@ -158,7 +150,7 @@ class Lane:
         if mover.fatal is not None or failure is not None:
             raise mover.fatal or failure  # type: ignore[misc]
 
-    async def _drain(self, wire: Wire, source: WireSource, mover: Mover) -> None:
+    async def _drain(self, source: Source, mover: Mover) -> None:
         while not self._plan.stop.is_set() and mover.fatal is None:
             if source.error is not None:
                 raise source.error
@@ -178,10 +170,10 @@ class Lane:
                 if self._plan.setting.pace is not None:
                     self._plan.setting.pace.received(asyncio.get_running_loop().time(), len(arrivals))
                 self._tell(mover)
-                if await self._past_the_start(wire, arrivals, mover):
+                if await self._past_the_start(source, arrivals, mover):
                     await self._let_it_settle(source, mover)
                     return
-            elif self._plan.once and mover.fatal is None and await self._empty(wire, mover):
+            elif self._plan.once and mover.fatal is None and await self._empty(source, mover):
                 return
 
     async def _receivable(self, mover: Mover) -> int:
@@ -212,7 +204,7 @@ class Lane:
         await mover.changed(EMPTY_WAIT_SECONDS)
         return False
 
-    async def _empty(self, wire: Wire, mover: Mover) -> bool:
+    async def _empty(self, source: Source, mover: Mover) -> bool:
         """Nothing came for a while: is that all? A single empty receive proves nothing."""
         self._quiet += 1
         if mover.in_hand and not mover.stuck(TRIES):
@@ -221,24 +213,24 @@ class Lane:
             return self._quiet >= 2
         remaining = await self._plan.count(self.queue)
         if remaining > mover.in_hand and self._quiet >= len(COUNT_WAIT_SECONDS):
-            remaining -= await self._deferred(wire)
+            remaining -= await self._deferred(source)
         self._tell(mover, remaining)
         return remaining <= mover.in_hand
 
-    async def _deferred(self, wire: Wire) -> int:
+    async def _deferred(self, source: Source) -> int:
         """How many messages somebody has put aside: they count, and never come."""
-        return sum([sum(map(is_deferred, page)) async for page in self._pages(wire)])
+        return sum([sum(each.deferred for each in page) async for page in source.pages()])
 
-    async def _past_the_start(self, wire: Wire, arrivals: Sequence[Arrival], mover: Mover) -> bool:
+    async def _past_the_start(self, source: Source, arrivals: Sequence[Arrival], mover: Mover) -> bool:
         """Whether all that is left was enqueued after `--once` began: a busy backlog would never be empty."""
         if not self._plan.once or not all(self._is_new(arrival.facts.enqueued_at) for arrival in arrivals):
             return False
-        async for page in self._pages(wire):
+        async for page in source.pages():
             held = mover.holds()
-            if all(self._is_new(enqueued_at(each)) for each in page):
+            if all(self._is_new(each.enqueued_at) for each in page):
                 return True
             if not all(
-                self._is_new(enqueued_at(each)) or is_deferred(each) or sequence_number(each) in held for each in page
+                self._is_new(each.enqueued_at) or each.deferred or each.sequence_number in held for each in page
             ):
                 return False
         return True
@@ -246,15 +238,7 @@ class Lane:
     def _is_new(self, enqueued_ms: int) -> bool:
         return enqueued_ms > self._plan.started_ms + CLOCKS_DIFFER_MS
 
-    async def _pages(self, wire: Wire) -> AsyncIterator[list[Sections]]:
-        """All messages of the queue, looked at without locking them."""
-        start = 0
-        while payloads := await wire.peek(self.queue, start, BATCH):
-            page = [Sections.split(payload) for payload in payloads]
-            yield page
-            start = sequence_number(page[-1]) + 1
-
-    async def _let_it_settle(self, source: WireSource, mover: Mover) -> None:
+    async def _let_it_settle(self, source: Source, mover: Mover) -> None:
         while mover.in_hand and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
             if source.error is not None:
                 raise source.error
