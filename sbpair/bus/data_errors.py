@@ -48,6 +48,9 @@ _TRANSIENT = frozenset(
     )
 )
 
+_ANSWERS = frozenset(("MessageException", "MessageSendFailed"))
+_OWN_CONDITIONS = frozenset(("", "amqp:unknown-error", "amqp:client-error"))
+
 _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+", re.IGNORECASE)
 
 
@@ -65,8 +68,11 @@ def translated(doing: str) -> Iterator[None]:
 
 def error_of(error: AzureError, doing: str) -> errors.SbpairError:
     """The SbpairError that one of the SDK's means."""
-    inner, condition, text = error.inner_exception, condition_of(error), _plain(error)
+    inner, condition, text = error.inner_exception, condition_of(error), _text_of(error)
     said = f"{doing}: {text}"
+    # What `$cbs` answered when it was given the token.
+    if getattr(inner, "status_code", None) == 404:
+        return errors.EntityMissing(said, hint=_MISSING_HINT)
     if isinstance(error, azure.MessageLockLostError):
         return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
     if isinstance(error, _ACCESS) or isinstance(inner, _ACCESS) or condition == "amqp:unauthorized-access":
@@ -84,10 +90,13 @@ def error_of(error: AzureError, doing: str) -> errors.SbpairError:
 def is_answer(error: BaseException | None) -> bool:
     """Whether the service has answered so for this one message; False where a link or a connection has ended.
 
-    The SDK gives both the same classes, and the class that tells them apart is not among its public ones.
+    The SDK gives both the same classes, and those that tell them apart are not among its public ones. It has conditions
+    of its own for a message whose link went away.
     """
-    inner = error.inner_exception if isinstance(error, AzureError) else None
-    return isinstance(error, azure.MessageSizeExceededError) or type(inner).__name__ == "MessageException"
+    if not isinstance(error, AzureError):
+        return False
+    answered = type(error.inner_exception).__name__ in _ANSWERS and condition_of(error) not in _OWN_CONDITIONS
+    return answered or isinstance(error, azure.MessageSizeExceededError)
 
 
 def condition_of(error: AzureError) -> str:
@@ -99,11 +108,16 @@ def condition_of(error: AzureError) -> str:
     return condition.decode(errors="replace") if isinstance(condition, bytes) else str(condition or "")
 
 
+def _text_of(error: AzureError) -> str:
+    said = getattr(error.inner_exception, "status_description", None)
+    return _plain(said.decode(errors="replace") if isinstance(said, bytes) else said or error)
+
+
 def _access(said: str, text: str) -> errors.AccessError:
     if "claim" in text.lower() and "required" in text.lower():
         return errors.NotAuthorized(said, hint="use a key, or a role, that has this claim")
     return errors.NotAuthenticated(said, hint="check the key's name and the key, and that the token has not expired")
 
 
-def _plain(error: Exception) -> str:
+def _plain(error: object) -> str:
     return _SECRET.sub(r"\1***", " ".join(str(error).split()))[:500]

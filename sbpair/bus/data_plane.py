@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.bus.credentials import token_credential
 from sbpair.bus.data_errors import UNDECODABLE, WIRE_HINT, is_answer, translated
+from sbpair.bus.transport import trust
 from sbpair.errors import EngineLacks, InDoubt, SbpairError, ServiceRefused, TimedOut
 from sbpair.model import AMQPS_PORT, SasKey, SasToken, authority_of
 
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
-    """The SDK's client. Nothing is connected before something is received or sent."""
+    """The SDK's client. Nothing is connected before something is received or sent. Raises MachineLacks."""
     async with AsyncExitStack() as stack:
         credential: AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
         if isinstance(endpoint.credential, SasKey):
@@ -60,7 +61,7 @@ async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
             use_tls=endpoint.tls,
             transport_type=TransportType.Amqp,
             custom_endpoint_address=_detour(endpoint),
-            connection_verify=endpoint.ca_file,
+            ssl_context=trust(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
         )
         stack.push_async_callback(_closed, client)
         yield client
