@@ -10,6 +10,7 @@ import asyncio
 import logging
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusMessageState, TransportType
@@ -198,7 +199,10 @@ async def _closed(handler: ServiceBusReceiver | ServiceBusSender | ServiceBusCli
 
 def _detour(endpoint: Endpoint) -> str | None:
     """Where to connect to, if that is not what the authority says. Over TLS the SDK knows one port only."""
-    own = authority_of(endpoint.host, None if endpoint.tls and endpoint.port == AMQPS_PORT else endpoint.port)
-    if own.lower() == endpoint.authority.lower():
+    if endpoint.tls and endpoint.port == AMQPS_PORT:
+        known = endpoint.host.lower() == (urlsplit(f"//{endpoint.authority}").hostname or "")
+    else:
+        known = not endpoint.tls and authority_of(endpoint.host, endpoint.port).lower() == endpoint.authority.lower()
+    if known:
         return None
     return f"sb://{authority_of(endpoint.host, endpoint.port)}"

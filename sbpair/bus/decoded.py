@@ -21,7 +21,8 @@ Outgoing: TypeAlias = AmqpAnnotatedMessage
 Batch: TypeAlias = ServiceBusMessageBatch
 
 Tagged: TypeAlias = Any
-"""What the SDK encodes: a Python value, or {"TYPE": …, "VALUE": …} where it would take the wrong type for it."""
+"""What the SDK encodes: a Python value, {"TYPE": …, "VALUE": …} where it would take the wrong type for it, a pair for
+a described one."""
 
 TTL_HEADER_MOST_MS = 0xFFFFFFFF
 
@@ -119,7 +120,7 @@ def typed(value: object) -> Tagged:
     """A decoded value with the type that it most likely had."""
     descriptor = getattr(value, "descriptor", None)
     if descriptor is not None:
-        return {"TYPE": "DESCRIBED", "VALUE": (_descriptor(descriptor), _bare(value))}
+        return _descriptor(descriptor), _bare(value)
     return _plain(value)
 
 
@@ -208,7 +209,13 @@ def _body(raw: Outgoing) -> dict[str, Any]:
         return {"data_body": [bytes(part) for part in raw.body]}
     if raw.body_type is AmqpMessageBodyType.SEQUENCE:
         return {"sequence_body": [[typed(each) for each in part] for part in raw.body]}
-    return {"value_body": typed(raw.body)}
+    value = raw.body
+    # The SDK takes no types for what is all of a body: only for what is inside of it.
+    if isinstance(value, int) and not hasattr(value, "descriptor"):
+        return {"value_body": value}
+    if isinstance(value, Mapping):
+        return {"value_body": {_text(key): typed(each) for key, each in value.items()}}
+    return {"value_body": typed(value)}
 
 
 def _descriptor(descriptor: object) -> Tagged:

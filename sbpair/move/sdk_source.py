@@ -54,21 +54,22 @@ class SdkArrival:
 class SdkSource:
     """To be had from `open_source`."""
 
-    def __init__(self, receiver: QueueReceiver, queue: str, now: Now = time.time) -> None:
+    def __init__(self, receiver: QueueReceiver, endpoint: Endpoint, queue: str, now: Now = time.time) -> None:
         self.queue = queue
         self.error: SbpairError | None = None
         self._receiver = receiver
+        self._endpoint = endpoint
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._come: deque[SdkArrival] = deque()
-        self._wanted = 0
+        self._wanted = self._unsettled = 0
         self._careful = self._interrupted = False
-        self._granted, self._told = asyncio.Event(), asyncio.Event()
+        self._may, self._told = asyncio.Event(), asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None
 
     def grant(self, most: int) -> None:
         self._wanted = most - len(self._come)
-        self._granted.set()
+        self._may.set()
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -116,10 +117,18 @@ class SdkSource:
                     raise answer
 
     async def pages(self) -> AsyncIterator[list[Seen]]:
+        # By a receiver of its own: where the SDK cannot read what it sees, it closes what it has looked with.
         start = 0
-        while found := await self._receiver.peek(start, PAGE):
-            yield [Seen(number, decoded.enqueued_at(message), deferred=deferred) for number, message, deferred in found]
-            start = found[-1][0] + 1
+        async with open_receiver(self._endpoint, self.queue) as receiver:
+            try:
+                while found := await receiver.peek(start, PAGE):
+                    yield [
+                        Seen(number, decoded.enqueued_at(each), deferred=deferred) for number, each, deferred in found
+                    ]
+                    start = found[-1][0] + 1
+            except EngineLacks:
+                # There is something, and nobody knows more of it.
+                yield [Seen(start, 0, deferred=False)]
 
     # Receiving, beside everything else.
 
@@ -130,23 +139,23 @@ class SdkSource:
     async def _receive(self) -> None:
         """Take in what is granted, until cancelled or nothing more can come."""
         while self.error is None:
-            if self._wanted <= 0:
-                self._granted.clear()
-                await self._granted.wait()
+            most = self._receivable()
+            if most == 0:
+                self._may.clear()
+                await self._may.wait()
                 continue
             try:
                 # Without a turn of the loop between two calls: see the law of this file.
-                messages = await self._receiver.receive(
-                    1 if self._careful else min(self._wanted, AT_ONCE), POLL_SECONDS
-                )
+                messages = await self._receiver.receive(most, POLL_SECONDS)
             except EngineLacks as error:
-                # It takes those along that came just before: one by one they come in front of it.
+                # It takes those along that came just before, and the link: they come again, one by one.
                 self.error = error if self._careful else None
                 self._careful = True
             except SbpairError as error:
                 self.error = error
             else:
                 self._wanted -= len(messages)
+                self._unsettled += len(messages)
                 self._come.extend(map(self._arrival, messages))
             self._told.set()
 
@@ -159,8 +168,10 @@ class SdkSource:
             await asyncio.wait([task], timeout=1.0)
         self._look()
 
-    def _next(self) -> int:
-        return 1 if self._careful else min(self._wanted, AT_ONCE)
+    def _receivable(self) -> int:
+        if self._careful:
+            return min(1, max(0, self._wanted)) if not self._unsettled else 0
+        return max(0, min(self._wanted, AT_ONCE))
 
     def _look(self) -> None:
         task = self._receiving
@@ -186,6 +197,9 @@ class SdkSource:
             return InDoubt(f"settling in {self.queue!r}: no answer came ({error.message})", hint=error.hint)
         except SbpairError as error:
             return error
+        finally:
+            self._unsettled -= 1
+            self._may.set()
         return None
 
     async def _renewed(self, arrival: SdkArrival) -> SbpairError | None:
@@ -211,7 +225,7 @@ class SdkSource:
 async def open_source(endpoint: Endpoint, queue: str) -> AsyncIterator[SdkSource]:
     """A backlog queue, received from until the end of the block. Raises EntityMissing, AccessError, Unavailable."""
     async with open_receiver(endpoint, queue) as receiver:
-        source = SdkSource(receiver, queue)
+        source = SdkSource(receiver, endpoint, queue)
         source.start()
         try:
             yield source

@@ -150,7 +150,8 @@ class World:
         return next(event for event in self.of(kind) if fits(event))
 
     async def run(self, *, once: bool = True, **terms: Any) -> syphon.Result:
-        result = await syphon.run(self.pair, once=once, stop=self.stop, on_event=self.tell, engine=self.engine, **terms)
+        terms = {"engine": self.engine, **terms}
+        result = await syphon.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
         assert result.receipt.balanced
         assert all(
             queue["received"] == sum(count for bucket, count in queue.items() if bucket != "received")
