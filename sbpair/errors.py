@@ -20,7 +20,8 @@
     │   ├── QuotaExceeded           6  the entity is full: room may come back
     │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
     ├── ServiceRefused              3  the service said no for good, with a condition
-    │   └── MessageLockLost         3  a settlement came too late; the message will be delivered again
+    │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
+    │   └── EngineLacks             3  not the service: the engine that was asked for cannot, and another one can
     ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
         └── PortInUse               7
@@ -134,6 +135,10 @@ class ServiceRefused(SbpairError):
 
 class MessageLockLost(ServiceRefused):
     """The lock ran out before the settlement arrived: the message will be delivered again."""
+
+
+class EngineLacks(ServiceRefused):
+    """What talks to the service cannot read this one message, however often it tries. Another engine can."""
 
 
 class ProtocolError(SbpairError):

@@ -1,6 +1,7 @@
 """Logging for the command line: sbpair's own loggers to stderr, as text or as lines of JSON.
 
-Other packages stay at their warnings: what azure logs below that would hold headers.
+Other packages stay at their warnings: what azure logs below that would hold headers. It also logs what it raises, with
+a traceback: whoever catches that says it better.
 """
 
 import json
@@ -40,4 +41,5 @@ def start(display: Display) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if display.log_format is LogFormat.JSON else Lines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("azure").setLevel(logging.WARNING if display.verbose else logging.CRITICAL)
     logging.getLogger("sbpair").setLevel(LEVELS[min(display.verbose, len(LEVELS) - 1)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ class Order(NamedTuple):
     arrival: Arrival
     send: Send
     turn: int
+
+
+class Seen(NamedTuple):
+    """A message that was looked at where it lies. `enqueued_at` is in ms since 1970; `deferred` ones never come."""
+
+    sequence_number: int
+    enqueued_at: int
+    deferred: bool
 
 
 Failures: TypeAlias = "list[tuple[Arrival, SbpairError]]"
@@ -84,6 +93,9 @@ class Source(Side, Protocol):
     async def renew(self, arrivals: Sequence[Arrival]) -> None:
         """Renew locks; sets each one's `lock_until`. Raises MessageLockLost where one is gone."""
 
+    def pages(self) -> AsyncIterator[list[Seen]]:
+        """All messages of the queue, looked at without locking them."""
+
 
 class Answer(Protocol):
     """What the primary has still to say to a parcel."""
@@ -120,3 +132,22 @@ class Destination(Protocol):
 
     async def ready(self, destination: str) -> Link:
         """Wait until a message may leave."""
+
+
+class Primary(Side, Destination, Protocol):
+    """The primary's side of a lane, from its first connection to its last."""
+
+    async def check(self) -> None:
+        """See that it is there, if that is still to be done. Raises AccessError, Unavailable."""
+
+    async def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What talks to both namespaces of a pair."""
+
+    def source(self, queue: str) -> AbstractAsyncContextManager[Source]:
+        """A backlog queue over a connection of its own. Raises EntityMissing, AccessError, Unavailable."""
+
+    def primary(self) -> Primary:
+        """Nothing is connected yet."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from sbpair.amqp.message import Sections
 from sbpair.errors import ProtocolError, SbpairError
 from sbpair.move import envelope
+from sbpair.move.engine import Seen
 from sbpair.move.route import NO_KEY, Facts
 from sbpair.move.usual import Reader, Usual
 from sbpair.wire.client import Wire, lock_token
@@ -18,7 +20,6 @@ from sbpair.wire.links import ACCEPTED, RELEASED, dead_letter
 
 if TYPE_CHECKING:
     from sbpair.amqp.events import Delivery
-    from sbpair.amqp.message import Sections
     from sbpair.amqp.performatives import Outcome
     from sbpair.move.engine import Arrival, Failures
     from sbpair.move.route import Key, Send
@@ -28,6 +29,7 @@ LOCK_SECONDS = 60.0
 """A backlog queue's lock, assumed where the service's answer makes no sense by this machine's clock."""
 
 _RENEW_MOST = 100
+_PAGE = 100
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,13 @@ class WireSource:
             for arrival, until_ms in zip(chunk, moments, strict=False):
                 arrival.lock_until = _lock_until(until_ms, now, ahead)
 
+    async def pages(self) -> AsyncIterator[list[Seen]]:
+        start = 0
+        while payloads := await self._wire.peek(self.queue, start, _PAGE):
+            page = [_seen(Sections.split(payload)) for payload in payloads]
+            yield page
+            start = page[-1].sequence_number + 1
+
     async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
         mine = {arrival.delivery.id: arrival for arrival in cast("Sequence[WireArrival]", arrivals)}
         # In the order in which they came: what stands together is settled in one word.
@@ -160,6 +169,10 @@ class WireSource:
         self._locked_until_ms = envelope.locked_until(sections)
         until = _lock_until(self._locked_until_ms, now, ahead)
         return WireArrival(facts, until, delivery, sections, envelope.partition_key(sections))
+
+
+def _seen(sections: Sections) -> Seen:
+    return Seen(envelope.sequence_number(sections), envelope.enqueued_at(sections), envelope.is_deferred(sections))
 
 
 def _lock_until(until_ms: int, now: float, ahead: float) -> float:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.errors import EntityMissing, SbpairError
+from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.move.books import Books
 from sbpair.move.guard import Guard
 from sbpair.move.mover import Setting
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
+from sbpair.move.wire_engine import WireEngine
 from sbpair.syphon import queues
 from sbpair.syphon.gauge import Gauge
 from sbpair.syphon.lane import Count, Lane, Plan
@@ -30,11 +31,14 @@ from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
+    from sbpair.move.engine import Engine
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
 
 log = logging.getLogger(__name__)
+
+ENGINES = WIRE, SDK = "wire", "sdk"
 
 RECORD_SECONDS = 5.0
 """How old the figures may be that a crash leaves."""
@@ -57,6 +61,7 @@ class Result:
     stopped: bool
     run: str = ""
     hurried: bool = False
+    engine: str = WIRE
 
     @property
     def exit_code(self) -> int:
@@ -83,6 +88,7 @@ async def run(
     gauge_seconds: float | None = None,
     reconnect: bool = True,
     allow_missing: bool = False,
+    engine: str = WIRE,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
@@ -104,12 +110,17 @@ async def run(
     then ConnectionFaulted ends it, and a watch as a whole. Where none of the first destinations is in the primary, it
     stops with Unsafe before it dead-letters more, unless `allow_missing`.
 
+    `engine` is "wire", which keeps every byte that it does not have to change, or "sdk", which is azure-servicebus and
+    changes types.
+
     Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
     LeaseHeld, or StateRefused for the state of another pair.
     """
+    if engine not in ENGINES:
+        raise UsageError(f"there is no engine {engine!r}", hint=f"engines are {' and '.join(ENGINES)}")
     stop = stop or asyncio.Event()
     tally = Tally()
-    command = "syphon --once" if once else "syphon --watch"
+    command = f"syphon {'--once' if once else '--watch'}{'' if engine == WIRE else f' --engine {engine}'}"
     with Books(pair, state, command, tally.receipt, lease=lease) as books:
         setting = Setting(
             namespace=pair.secondary.name,
@@ -122,24 +133,23 @@ async def run(
             guard=Guard(trusted=allow_missing),
         )
         plan = Plan(pair, once, setting, stop, reconnect=reconnect)
-        result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds)
+        result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds, engine)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
 async def _move(
-    plan: Plan, terms: Terms | None, books: Books, hurry: asyncio.Event, gauge_seconds: float | None
+    plan: Plan, terms: Terms | None, books: Books, hurry: asyncio.Event, gauge_seconds: float | None, engine: str
 ) -> Result:
     pair = plan.pair
     started = time.monotonic()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
-    from sbpair.bus.credentials import token_getter
 
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(open_queues(pair.secondary))
-        plan.get_token = await stack.enter_async_context(token_getter(pair))
+        plan.engine = await _engine(stack, pair, engine)
         if terms is not None:
             await _limit(stack, pair, plan, terms)
         find = _Finder(plan, control)
@@ -147,7 +157,18 @@ async def _move(
         lanes = Lanes(plan, find if found.managed and not plan.once else None)
         gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
         await _run_all(lanes, found.queues, hurry, books, gauge)
-    return replace(_result(plan, lanes.all, time.monotonic() - started, books.run), hurried=hurry.is_set())
+    result = _result(plan, lanes.all, time.monotonic() - started, books.run)
+    return replace(result, hurried=hurry.is_set(), engine=engine)
+
+
+async def _engine(stack: AsyncExitStack, pair: Pair, name: str) -> Engine:
+    if name == SDK:
+        from sbpair.move.sdk_engine import SdkEngine
+
+        return SdkEngine(pair)
+    from sbpair.bus.credentials import token_getter
+
+    return WireEngine(pair, await stack.enter_async_context(token_getter(pair)))
 
 
 async def _limit(stack: AsyncExitStack, pair: Pair, plan: Plan, terms: Terms) -> None:

@@ -11,13 +11,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
-from sbpair.move.wire_primary import WirePrimary
-from sbpair.move.wire_source import WireSource
-from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
-    from sbpair.model import Pair
-    from sbpair.wire.client import GetToken, Wire
+    from sbpair.move.engine import Engine, Primary, Source
 
 FAULT_SECONDS = 5.0
 """How long one side may be without the other."""
@@ -27,10 +23,9 @@ AGAIN_SECONDS = 1.0
 
 
 class Ends:
-    """Both connections, open. `wire` is the one over which `source` receives."""
+    """Both connections, open."""
 
-    def __init__(self, wire: Wire, source: WireSource, primary: WirePrimary) -> None:
-        self.wire = wire
+    def __init__(self, source: Source, primary: Primary) -> None:
         self.source = source
         self.primary = primary
 
@@ -84,17 +79,16 @@ class Ends:
 
 
 @asynccontextmanager
-async def open_ends(pair: Pair, queue: str, get_token: GetToken | None) -> AsyncIterator[Ends]:
+async def open_ends(engine: Engine, queue: str) -> AsyncIterator[Ends]:
     """Connect to both sides for one backlog queue; nothing is received yet. Both are closed at the end of the block.
 
     Raises Unavailable, AccessError; EntityMissing where the queue is not there.
     """
-    async with connect(pair.secondary, get_token=get_token) as wire:
-        source = await WireSource.open(wire, queue)
-        primary = WirePrimary(pair.primary, get_token=get_token)
+    async with engine.source(queue) as source:
+        primary = engine.primary()
         try:
             # A primary that is not there at all is known before a single lock is taken.
             await primary.check()
-            yield Ends(wire, source, primary)
+            yield Ends(source, primary)
         finally:
             await primary.close()

@@ -14,18 +14,15 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.amqp.message import Sections
 from sbpair.errors import AccessError, ConnectionFaulted, MachineLacks, SbpairError, ServiceRefused, Unavailable, Unsafe
-from sbpair.move.envelope import enqueued_at, is_deferred, sequence_number
 from sbpair.move.events import LaneBlocked, LaneDone, LaneFailed, LaneOpened, Progress
 from sbpair.move.mover import Mover
 from sbpair.syphon.ends import FAULT_SECONDS, Ends, open_ends
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
-    from sbpair.move.engine import Arrival, Source
+    from sbpair.move.engine import Arrival, Engine, Seen, Source
     from sbpair.move.mover import Setting
-    from sbpair.wire.client import GetToken, Wire
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +69,8 @@ class Plan:
     once: bool
     setting: Setting
     stop: asyncio.Event
+    engine: Engine = field(init=False)
     count: Count | None = None
-    get_token: GetToken | None = None
     reconnect: bool = True
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
@@ -94,7 +91,7 @@ class Lane:
         self._blocked_by: tuple[str, ...] = ()
         self._ends: Ends | None = None
         self._opening: asyncio.Timeout | None = None
-        self._moving: tuple[Wire, Mover] | None = None
+        self._moving: tuple[Source, Mover] | None = None
         self._used = 0.0
         self._undead: list[str] = []
         self._clock_ahead_ms = 0
@@ -147,16 +144,16 @@ class Lane:
         """When the first message was enqueued, in ms since 1970: by what is in hand, or else by a peek."""
         if self._moving is None:
             return None
-        wire, mover = self._moving
+        source, mover = self._moving
         if mover.oldest_ms is not None:
             return mover.oldest_ms
-        self._plan.setting.tally.spent("looks", 1)
-        first = await wire.peek(self.queue, 0, 1)
-        return enqueued_at(Sections.split(first[0])) or None if first else None
+        async for page in self._pages(source):
+            return page[0].enqueued_at or None
+        return None
 
     async def _connected(self) -> None:
         async with AsyncExitStack() as stack:
-            opening = open_ends(self._plan.pair, self.queue, self._plan.get_token)
+            opening = open_ends(self._plan.engine, self.queue)
             ends = await self._unless_interrupted(stack.enter_async_context(opening))
             if ends is None:
                 return
@@ -183,7 +180,7 @@ class Lane:
         try:
             async with asyncio.TaskGroup() as tasks:
                 mover = Mover(ends.source, ends.primary, tasks, plan.setting)
-                self._moving = ends.wire, mover
+                self._moving = ends.source, mover
                 beside = [tasks.create_task(each) for each in self._beside(ends, mover)]
                 try:
                     await self._drain(ends, mover)
@@ -248,12 +245,12 @@ class Lane:
                 if self._plan.setting.pace is not None:
                     self._plan.setting.pace.received(asyncio.get_running_loop().time(), len(arrivals))
                 self._tell(mover)
-                if await self._past_the_start(ends.wire, arrivals, mover):
+                if await self._past_the_start(source, arrivals, mover):
                     await self._let_it_settle(source, mover)
                     return
                 continue
             self._plan.setting.tally.spent("empty_receives", 1)
-            if self._plan.once and mover.fatal is None and await self._empty(ends.wire, mover):
+            if self._plan.once and mover.fatal is None and await self._empty(source, mover):
                 return
 
     async def _take(self, source: Source, mover: Mover, most: int) -> Sequence[Arrival]:
@@ -310,7 +307,7 @@ class Lane:
         await mover.changed(EMPTY_WAIT_SECONDS)
         return False
 
-    async def _empty(self, wire: Wire, mover: Mover) -> bool:
+    async def _empty(self, source: Source, mover: Mover) -> bool:
         """Nothing came for a while: is that all? A single empty receive proves nothing."""
         self._quiet += 1
         if mover.in_hand and not mover.stuck(TRIES):
@@ -319,24 +316,24 @@ class Lane:
             return self._quiet >= 2
         remaining = await self._plan.count(self.queue) - len(mover.undead())
         if remaining > mover.in_hand and self._quiet >= len(COUNT_WAIT_SECONDS):
-            remaining -= await self._deferred(wire)
+            remaining -= await self._deferred(source)
         self._tell(mover, remaining)
         return remaining <= mover.in_hand
 
-    async def _deferred(self, wire: Wire) -> int:
+    async def _deferred(self, source: Source) -> int:
         """How many messages somebody has put aside: they count, and never come."""
-        return sum([sum(map(is_deferred, page)) async for page in self._pages(wire)])
+        return sum([sum(each.deferred for each in page) async for page in self._pages(source)])
 
-    async def _past_the_start(self, wire: Wire, arrivals: Sequence[Arrival], mover: Mover) -> bool:
+    async def _past_the_start(self, source: Source, arrivals: Sequence[Arrival], mover: Mover) -> bool:
         """Whether all that is left was enqueued after `--once` began: a busy backlog would never be empty."""
         if not self._plan.once or not all(self._is_new(arrival.facts.enqueued_at) for arrival in arrivals):
             return False
-        async for page in self._pages(wire):
+        async for page in self._pages(source):
             held = mover.holds()
-            if all(self._is_new(enqueued_at(each)) for each in page):
+            if all(self._is_new(each.enqueued_at) for each in page):
                 return True
             if not all(
-                self._is_new(enqueued_at(each)) or is_deferred(each) or sequence_number(each) in held for each in page
+                self._is_new(each.enqueued_at) or each.deferred or each.sequence_number in held for each in page
             ):
                 return False
         return True
@@ -344,14 +341,11 @@ class Lane:
     def _is_new(self, enqueued_ms: int) -> bool:
         return enqueued_ms > self._plan.started_ms + self._clock_ahead_ms + CLOCKS_DIFFER_MS
 
-    async def _pages(self, wire: Wire) -> AsyncIterator[list[Sections]]:
+    async def _pages(self, source: Source) -> AsyncIterator[list[Seen]]:
         """All messages of the queue, looked at without locking them."""
-        start = 0
-        while payloads := await wire.peek(self.queue, start, BATCH):
+        async for page in source.pages():
             self._plan.setting.tally.spent("looks", 1)
-            page = [Sections.split(payload) for payload in payloads]
             yield page
-            start = sequence_number(page[-1]) + 1
 
     async def _let_it_settle(self, source: Source, mover: Mover) -> None:
         while mover.in_hand and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():

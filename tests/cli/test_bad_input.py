@@ -168,6 +168,13 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "--prices: / cannot be read",
         "name a text file in UTF-8",
     ),
+    (
+        ["syphon", "--dry-run", "--engine", "sdk"],
+        PAIR,
+        2,
+        "--engine goes with --once and --watch only",
+        "a dry run looks, and encodes nothing",
+    ),
     (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
     (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
     (
@@ -208,6 +215,7 @@ def test_bad_input_is_told_in_two_lines(
         (["provision", "--count", "ten"], "see sbpair provision --help"),
         (["audit", "what"], "see sbpair audit --help"),
         (["syphon", "--dry-run", "--ttl", "half"], "see sbpair syphon --help"),
+        (["syphon", "--once", "--engine", "proton"], "see sbpair syphon --help"),
         (
             ["--output", "json", "audit"],
             "see sbpair --help; options go after the command, as in sbpair audit --output json",

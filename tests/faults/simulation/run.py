@@ -154,7 +154,9 @@ class Simulation:
             self.course.receipts.append(result.receipt)
             self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
         elif isinstance(error, SbpairError):
-            self.history.tell(f"end {name} with {type(error).__name__}: {error.message.replace(str(self._directory), '')}")
+            self.history.tell(
+                f"end {name} with {type(error).__name__}: {error.message.replace(str(self._directory), '')}"
+            )
         else:
             self.history.accuse(f"{name} failed: {error!r}")
 
