@@ -39,7 +39,11 @@ class Trigger:
         primary, secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
         backlog = [secondary.queue(queue_path("contoso", index)).messages for index in range(QUEUES)]
         if what == "accepted":
-            self._on("enqueue", [primary.queue(name).messages for name in DESTINATIONS], lambda _made, messages: len(messages))
+            self._on(
+                "enqueue",
+                [primary.queue(name).messages for name in DESTINATIONS],
+                lambda _made, messages: len(messages),
+            )
         elif what == "locked":
             self._on("receive", backlog, lambda made, *_: len(made))
         else:

@@ -6,17 +6,21 @@ The rest: python -m tests.faults.schedules --seeds 0:2000 --real 200
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sbpair import syphon
+from sbpair.move import route
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Tally
 from sbpair.move.wire_primary import WireLink, WirePrimary
 from sbpair.move.wire_source import WireArrival, WireSource
-from tests.faults.simulation.plan import plan
-from tests.faults.simulation.run import simulate
+from tests.faults.simulation.faults import CRASHES
+from tests.faults.simulation.plan import Plan, Step, plan
+from tests.faults.simulation.run import simulate, simulated
+from tests.faults.simulation.world import BEGAN_MS
 
 QUICK = range(100)
 SEEDS_A_TEST = 10
@@ -117,6 +121,14 @@ def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(mon
     assert caught("a receipt does not balance")
 
 
+def test_a_syphon_that_does_not_count_the_time_in_the_backlog_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "waited_ms", lambda *_: 0)
+
+    remaining = [seed for seed in range(200) if plan(seed, now_ms=0).remaining and plan(seed, now_ms=0).later]
+
+    assert any(line.endswith("ms to live") for seed in remaining for line in simulate(seed).wrong)
+
+
 def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def on_disk(_: Journal) -> None:
         return
@@ -137,9 +149,21 @@ def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_c
 ) -> None:
     monkeypatch.setattr(syphon, "_may_be_twice", lambda *_: [])
 
-    crashed = [seed for seed in range(200) if plan(seed, now_ms=0).kinds == {"crash"}]
+    assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)
 
-    assert any("no receipt says so" in line for seed in crashed for line in simulate(seed).wrong)
+
+def crashing(seed: int) -> Plan:
+    """A schedule with nothing but a crash: when the primary has a message, and nobody knows."""
+    crash = Step(at_ms=0, lasts_ms=10_000, kind="crash", primary=True, number=CRASHES.index("arrived"))
+    drawn = plan(seed, now_ms=BEGAN_MS)
+    return replace(drawn, span_ms=20_000, steps=(crash,))
+
+
+def test_after_a_crash_only_what_was_in_flight_is_sent_again() -> None:
+    verdicts = [simulated(crashing(seed)) for seed in range(10)]
+
+    assert not [line for verdict in verdicts for line in verdict.wrong]
+    assert any(verdict.again for verdict in verdicts)
 
 
 def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,8 @@ class Simulation:
             self.course.receipts.append(result.receipt)
             self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
         elif isinstance(error, SbpairError):
-            self.history.tell(f"end {name} with {type(error).__name__}: {error.message.replace(str(self._directory), '')}")
+            why = error.message.replace(str(self._directory), "")
+            self.history.tell(f"end {name} with {type(error).__name__}: {why}")
         else:
             self.history.accuse(f"{name} failed: {error!r}")
 
@@ -284,8 +285,11 @@ class Simulation:
 
 def simulate(seed: int) -> Verdict:
     """Carry out the schedule of a seed, and judge it."""
-    the_plan = plan(seed, now_ms=BEGAN_MS)
-    loop = VirtualLoop()
+    return simulated(plan(seed, now_ms=BEGAN_MS))
+
+
+def simulated(the_plan: Plan) -> Verdict:
+    seed, loop = the_plan.seed, VirtualLoop()
     with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
         simulation = Simulation(the_plan, loop, Path(directory))
         with made_virtual(seed, loop, simulation.tool_time, simulation.control), simulation.disk.watching():
