@@ -73,7 +73,7 @@ class Simulation:
         self._directory = directory
         self.random = Random(the_plan.seed)
         self.history = History(lambda: round(loop.time() * 1000), self._holder, self._sender, self._arrived)
-        self.disk = Disk(self.history.accuse)
+        self.disk = Disk(self.history.tell, self.history.accuse)
         self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
