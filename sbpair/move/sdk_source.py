@@ -70,7 +70,8 @@ class SdkSource:
 
     @property
     def broken(self) -> SbpairError | None:
-        return self.error
+        # What the SDK cannot read says nothing of the connection.
+        return self.error if isinstance(self.error, Unavailable) else None
 
     async def lost(self) -> None:
         await self._gone.wait()
@@ -155,7 +156,7 @@ class SdkSource:
         self._receiving.add_done_callback(lambda _: self._ended())
 
     def _ended(self) -> None:
-        if self.error is not None:
+        if self.broken is not None:
             self._gone.set()
         self.interrupt()
 

@@ -6,18 +6,22 @@ The rest: python -m tests.faults.schedules --seeds 0:2000 --real 200
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sbpair import syphon
+from sbpair.move import route
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Tally
 from sbpair.move.road import Road
 from sbpair.move.wire_primary import WireLink, WirePrimary
 from sbpair.move.wire_source import WireArrival, WireSource
-from tests.faults.simulation.plan import plan
-from tests.faults.simulation.run import simulate
+from tests.faults.simulation.faults import CRASHES
+from tests.faults.simulation.plan import Plan, Step, plan
+from tests.faults.simulation.run import simulate, simulated
+from tests.faults.simulation.world import BEGAN_MS
 
 QUICK = range(100)
 SEEDS_A_TEST = 10
@@ -118,6 +122,14 @@ def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(mon
     assert caught("a receipt does not balance")
 
 
+def test_a_syphon_that_does_not_count_the_time_in_the_backlog_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "waited_ms", lambda *_: 0)
+
+    remaining = [seed for seed in range(200) if plan(seed, now_ms=0).remaining and plan(seed, now_ms=0).later]
+
+    assert any(line.endswith("ms to live") for seed in remaining for line in simulate(seed).wrong)
+
+
 def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def on_disk(_: Journal) -> None:
         return
@@ -130,7 +142,9 @@ def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypat
 def test_a_syphon_that_forgets_what_the_primary_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "was_accepted", lambda *_: False)
 
-    assert caught("syphon-2 sends again what it knew the primary to have")
+    crashed = (simulated(crashing(seed, "known to have arrived")) for seed in range(20))
+
+    assert any("sends again what it knew the primary to have" in line for each in crashed for line in each.wrong)
 
 
 def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_caught(
@@ -138,9 +152,28 @@ def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_c
 ) -> None:
     monkeypatch.setattr(syphon, "_may_be_twice", lambda *_: [])
 
-    crashed = [seed for seed in range(200) if plan(seed, now_ms=0).kinds == {"crash"}]
+    assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)
 
-    assert any("no receipt says so" in line for seed in crashed for line in simulate(seed).wrong)
+
+def crashing(seed: int, moment: str = "arrived") -> Plan:
+    """A schedule with nothing but a crash: by default when the primary has a message, and nobody knows."""
+    crash = Step(at_ms=0, lasts_ms=10_000, kind="crash", primary=True, number=CRASHES.index(moment))
+    drawn = plan(seed, now_ms=BEGAN_MS)
+    return replace(drawn, span_ms=20_000, steps=(crash,))
+
+
+def test_after_a_crash_nothing_is_sent_again_that_was_known_to_have_arrived() -> None:
+    verdicts = [simulated(crashing(seed, "known to have arrived")) for seed in range(10)]
+
+    assert not [line for verdict in verdicts for line in verdict.wrong]
+    assert any("'already_sent': 1" in line for verdict in verdicts for line in verdict.lines)
+
+
+def test_after_a_crash_only_what_was_in_flight_is_sent_again() -> None:
+    verdicts = [simulated(crashing(seed)) for seed in range(10)]
+
+    assert not [line for verdict in verdicts for line in verdict.wrong]
+    assert any(verdict.again for verdict in verdicts)
 
 
 def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

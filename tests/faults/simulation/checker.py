@@ -68,11 +68,18 @@ def _altered(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
             original = track.stranded.original
             if course.plan.remaining and original.ttl_ticks is not None:
                 left = _left_to_live(payload)
-                if not 0 < left * TICKS_PER_MS <= original.ttl_ticks:
+                if not 0 < left <= original.ttl_ticks // TICKS_PER_MS - _waited_ms(course, track):
                     yield f"altered: {track}: it has {left} ms to live"
                 original = replace(original, ttl_ticks=left * TICKS_PER_MS)
             for line in differences(original, payload):
                 yield f"altered: {track}: {line}"
+
+
+def _waited_ms(course: Course, track: Track) -> int:
+    """How much of its time to live a message has spent in the backlog, at the least. A ms of it may be rounded away."""
+    if track.stranded.original.scheduled_at is not None or course.plan.kinds & {"clock", "tool-clock", "freeze"}:
+        return 0
+    return max(0, track.waited_ms - 2)
 
 
 def _left_to_live(payload: bytes) -> int:

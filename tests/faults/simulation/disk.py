@@ -24,9 +24,10 @@ Message = tuple[str, str, int, int, str | None]
 
 
 class Disk:
-    """Judges what is written. `accuse` is told what may not be."""
+    """Judges what is written: `accuse` is told what may not be, and `tell` what the primary is known to have."""
 
-    def __init__(self, accuse: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], accuse: Callable[[str], None]) -> None:
+        self._tell = tell
         self._accuse = accuse
         self._flights: defaultdict[Path, dict[int, list[Message]]] = defaultdict(dict)
         self._accepted: defaultdict[Path, dict[int, list[Message]]] = defaultdict(dict)
@@ -101,5 +102,7 @@ class Disk:
         elif statement == UPDATE and row[0] == ACCEPTED:
             accepted[row[1]] = flights[row[1]]
             self._known[state].update(flights[row[1]])
+            numbers = ", ".join(str(message[2]) for message in flights[row[1]])
+            self._tell(f"known to have arrived {flights[row[1]][0][1].rpartition('/')[2]}:{numbers}")
         elif statement == DELETE:
             accepted.pop(row[0], None)

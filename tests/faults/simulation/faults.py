@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 PRIMARY_NAME: Final = "contoso"
 
-CRASHES: Final = (None, "arrived", "arrived", "complete", "locked")
-"""The moments of a crash, as the history tells them."""
+CRASHES: Final = (None, "arrived", "arrived", "complete", "locked", "known to have arrived")
+"""The moments of a crash, as the history tells them; over real sockets, it does not tell the last one."""
 
 
 def make_backlog(namespace: Namespace, index: int) -> Any:
@@ -156,7 +156,7 @@ def strand(stage: Simulation, step: Step) -> Iterator[None]:
 
 @contextmanager
 def crash(stage: Simulation, step: Step) -> Iterator[None]:
-    """Now, or at the next moment of a kind: the primary has a message, and nobody has been told of it yet."""
+    """Now, or at the next moment of a kind: such as when the primary has a message, and nobody knows of it yet."""
     moment = CRASHES[step.number % len(CRASHES)]
     if moment is None:
         stage.kill()

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Track:
-    """One message: what was put in, and what has become of it. `holder` is (syphon, connection) that has it locked."""
+    """One message: what was put in, and what has become of it. `holder` is (syphon, connection) that has it locked.
+
+    `waited_ms` is how long it was in the backlog before anybody had it.
+    """
 
     stranded: Stranded
     queue: str
@@ -35,6 +38,8 @@ class Track:
     dead: tuple[str | None, str | None] | None = None
     deleted: bool = False
     holder: tuple[str, int] | None = None
+    stranded_ms: int = 0
+    waited_ms: int = 0
     locked_ms: int = 0
     lock_number: int = 0
     held_by: dict[str, None] = field(default_factory=dict)
@@ -138,7 +143,7 @@ class History:
             message = envelope.read_message(each.payload)
             assert message is not None, "that is a ping"
             queue.send([message])
-            track = Track(each, queue.path, message)
+            track = Track(each, queue.path, message, stranded_ms=self._now_ms())
             self.tracks[each.id] = self._by_message[id(message)] = track
             self._roads[self._line(track)].append(track)
             self.tell(f"stranded {track}")
@@ -169,6 +174,8 @@ class History:
             for message in taken:
                 track = self._by_message[id(message)]
                 track.holder = self._holder(consumer)
+                if not track.lock_number:
+                    track.waited_ms = self._now_ms() - track.stranded_ms
                 self._locks += 1
                 track.locked_ms, track.lock_number = self._now_ms(), self._locks
                 track.held_by[track.holder[0]] = None

@@ -1,7 +1,8 @@
 """An event loop whose time is virtual: when nothing is ready it jumps to the next timer, and nothing ever really waits.
 
 What runs in a Process can be killed between two callbacks, as `kill -9` does: nothing of it runs any more, no cleanup
-either. It can be frozen too, as SIGSTOP does: time goes by, and it learns of nothing. Tasks hash by their number, so that a set of them is walked in the same order in every run.
+either. It can be frozen too, as SIGSTOP does: time goes by, and it learns of nothing. Tasks hash by their number, so
+that a set of them is walked in the same order in every run.
 """
 
 from __future__ import annotations

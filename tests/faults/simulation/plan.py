@@ -119,9 +119,8 @@ class Plan:
     def backlog_is_heard(self) -> bool:
         """Whether nothing keeps what the backlog says from being heard, and nobody else keeps what is in it."""
         late = ("hold", "stall", "silence", "latency")
-        return not self.kinds & {"second", "freeze"} and not any(
-            each.kind in late and not each.primary for each in self.steps
-        )
+        alone = not self.kinds & {"second", "freeze"}
+        return alone and not any(each.kind in late and not each.primary for each in self.steps)
 
     @property
     def locks_hold(self) -> bool:

@@ -73,7 +73,7 @@ class Simulation:
         self._directory = directory
         self.random = Random(the_plan.seed)
         self.history = History(lambda: round(loop.time() * 1000), self._holder, self._sender, self._arrived)
-        self.disk = Disk(self.history.accuse)
+        self.disk = Disk(self.history.tell, self.history.accuse)
         self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
@@ -154,9 +154,8 @@ class Simulation:
             self.course.receipts.append(result.receipt)
             self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
         elif isinstance(error, SbpairError):
-            self.history.tell(
-                f"end {name} with {type(error).__name__}: {error.message.replace(str(self._directory), '')}"
-            )
+            why = error.message.replace(str(self._directory), "")
+            self.history.tell(f"end {name} with {type(error).__name__}: {why}")
         else:
             self.history.accuse(f"{name} failed: {error!r}")
 
@@ -257,8 +256,8 @@ class Simulation:
         await self._all_ended("asked to stop")
 
     def _drained(self) -> bool:
-        if "backlog-remade" in self.plan.kinds and not (self.plan.once or self.plan.manage):
-            # A watch that may not list them does not look for a queue again; the clean run has to find it.
+        if "backlog-remade" in self.plan.kinds:
+            # A watch does not look for a queue again that was missing once; the clean run has to find it.
             return True
         return not any(queue.counts().active for queue in self.world.secondary.queues())
 
@@ -286,8 +285,11 @@ class Simulation:
 
 def simulate(seed: int) -> Verdict:
     """Carry out the schedule of a seed, and judge it."""
-    the_plan = plan(seed, now_ms=BEGAN_MS)
-    loop = VirtualLoop()
+    return simulated(plan(seed, now_ms=BEGAN_MS))
+
+
+def simulated(the_plan: Plan) -> Verdict:
+    seed, loop = the_plan.seed, VirtualLoop()
     with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
         simulation = Simulation(the_plan, loop, Path(directory))
         with made_virtual(seed, loop, simulation.tool_time, simulation.control), simulation.disk.watching():
