@@ -293,7 +293,7 @@ class Sender(Link):
             if self.error is not None:
                 raise self.error
             await self._stream.writable()
-            if self._link.credit > 0:
+            if self.credit > 0:
                 return
             self._changed.clear()
             await self._changed.wait()

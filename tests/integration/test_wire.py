@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sbpair import errors
-from sbpair.amqp import events
+from sbpair.amqp import events, session
 from sbpair.amqp.connection import Connection
 from sbpair.amqp.link import Link, Receiver, Sender, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
@@ -201,6 +201,18 @@ async def test_a_message_goes_out_and_comes_back_to_the_byte() -> None:
         assert after.properties == before.properties
         assert after.application_properties == before.application_properties
         await receiver.settle([delivery], ACCEPTED)
+
+
+@sync
+async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "WINDOW", 2)
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        large = sender.post(message(1, size=200_000))
+        assert sender.credit == 0
+        await sender.ready()
+        assert sender.credit > 0
+        await large.outcome(10)
 
 
 @sync
