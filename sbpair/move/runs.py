@@ -153,18 +153,25 @@ def _run(state: State, row: Row) -> Run:
     return Run(run_id, command, started, ended, Outcome(outcome), exit_code, error, read, tuple(doubts))
 
 
+WITH_RECEIPT = (0, 3, 130)
+"""Exit codes of runs that have ended with a receipt for sure: what was left in doubt before them has been told."""
+
+
 def _bury(state: State) -> list[Doubt]:
-    """Write down which runs have crashed since, and answer what they left in doubt."""
-    left: list[Doubt] = []
+    """Write down which runs have crashed, and answer what those left in doubt that no receipt has told of yet."""
     for [run_id] in state.read("SELECT id FROM runs WHERE outcome = ?", (Outcome.RUNNING,)):
         if not is_locked(_life(state, run_id)):
-            left += doubts_of(state, run_id, gone=True)
             state.write(
                 ("UPDATE runs SET outcome = ? WHERE id = ?", [(Outcome.CRASHED, run_id)]),
                 ("UPDATE flights SET state = ? WHERE run = ? AND state = ?", [(DOUBTFUL, run_id, SENDING)]),
             )
             _life(state, run_id).unlink(missing_ok=True)
-    return left
+    untold = state.read(
+        "SELECT id FROM runs WHERE outcome = ? AND started_ms >= "
+        "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?)) ORDER BY id",
+        (Outcome.CRASHED, *WITH_RECEIPT),
+    )
+    return [doubt for [run_id] in untold for doubt in doubts_of(state, run_id, gone=True)]
 
 
 def _forget(state: State) -> None:

@@ -243,7 +243,7 @@ class Sender(Link):
     @property
     def credit(self) -> int:
         """How many messages may leave now."""
-        return min(self._link.credit, self._link.session.room) if self.error is None else 0
+        return max(0, min(self._link.credit, self._link.session.room)) if self.error is None else 0
 
     @property
     def idle(self) -> bool:
@@ -268,11 +268,15 @@ class Sender(Link):
         await self.post(payload, message_format=message_format).outcome(seconds)
 
     def post(self, payload: bytes, *, message_format: int = 0) -> Waiting:
-        """Let one message leave now, for which there must be credit: its outcome is what has to be waited for.
+        """Let one message leave now: its outcome is what has to be waited for.
 
-        Raises ServiceRefused for one that is too large.
+        Raises ServiceRefused for one that is too large, TimedOut where there is no credit, and why the link is gone.
         """
         self._check_size(payload)
+        if self.error is not None:
+            raise self.error
+        if self.credit == 0:
+            raise errors.TimedOut(f"{self.address!r} takes nothing at this moment", hint=_RETRY)
         waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}", self._waiting)
         tag = next(self._tags).to_bytes(8)
         waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
