@@ -244,7 +244,9 @@ class Mover:
             patience.reschedule(self._loop.time())
         while any(road.workers for road in self._roads.values()) or self.in_hand > len(self._held()):
             await self.changed(1.0)
-        await self._release(self._held())
+        held = self._held()
+        self._heirs.clear()
+        await self._release(held)
 
     async def stir(self) -> None:
         """Give the youngest of what waits back, to have it again: a link over which nothing goes is taken away."""
@@ -703,7 +705,9 @@ class Mover:
         return self._hands.get(arrival.key) is arrival or arrival in self._elders
 
     def _held(self) -> list[Arrival]:
-        return [order.arrival for road in self._roads.values() for order in road]
+        """What nothing is done with: it waits on its road, or for an elder that does."""
+        waiting = [order.arrival for road in self._roads.values() for order in road]
+        return waiting + list(self._heirs.values())
 
     def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
         self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
