@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,6 @@ from sbpair.cost import UNIT_BYTES, units
 from sbpair.errors import (
     EntityMissing,
     InDoubt,
-    MessageLockLost,
     ProtocolError,
     SbpairError,
     ServiceRefused,
@@ -30,27 +27,20 @@ from sbpair.errors import (
     Unavailable,
 )
 from sbpair.move.engine import Order
-from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting, SyphonEvent
-from sbpair.move.guard import Guard
-from sbpair.move.journal import Journal
-from sbpair.move.receipt import Named, Tally
+from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
+from sbpair.move.hands import Hands
+from sbpair.move.receipt import Named
 from sbpair.move.road import ROUND_MOST, Road
 from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, route
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Answer, Arrival, Destination, Failures, Link, Parcel, Source
-    from sbpair.move.pace import Pace
     from sbpair.move.route import Key, Route
+    from sbpair.move.setting import Setting
 
 log = logging.getLogger(__name__)
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
-
-RENEW_LEFT_SECONDS = 25.0
-"""Locks are renewed when this much is left of them."""
-
-RENEW_REST_SECONDS = 1.0
-"""How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
 
 MOVING_MOST = 500
 """How many messages a lane has in hand beyond those of resting destinations: more costs memory and gains nothing."""
@@ -66,32 +56,6 @@ DEAD_LETTER_TRIES = 3
 
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
-
-Cost = Callable[[str], Awaitable[float]]
-
-
-@dataclass
-class Setting:
-    """What all lanes of a run share. `namespace` is where the backlog is.
-
-    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970. `refusals` are how
-    often the backlog has not let a message be dead-lettered, and why it last did not.
-    """
-
-    namespace: str
-    tally: Tally = field(default_factory=Tally)
-    journal: Journal = field(default_factory=Journal)
-    on_event: Callable[[SyphonEvent], None] = lambda _event: None
-    hold: int = 1_000
-    hold_bytes: int = 16 * 1024 * 1024
-    jitter: Callable[[], float] = random.random
-    ordered: bool = True
-    ttl: TimeToLive = TimeToLive.ORIGINAL
-    pace: Pace | None = None
-    cost: Cost | None = None
-    now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
-    guard: Guard = field(default_factory=Guard)
-    refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -128,10 +92,7 @@ class Mover:
         self._roads: dict[str, Road] = {}
         self._spelled: dict[str, Road] = {}
         self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
-        self._hands: dict[Key, Arrival] = {}
-        self._elders: list[Arrival] = []  # those whose message has come again meanwhile
-        self._bytes = 0
-        self._largest = 0
+        self._hands = Hands(self._drop_lost)
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
@@ -141,7 +102,6 @@ class Mover:
         self._gathered = asyncio.Event()
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
-        self._taken = asyncio.Event()
         self.fatal: SbpairError | None = None
         self.trouble: Unavailable | None = None
 
@@ -149,21 +109,21 @@ class Mover:
 
     @property
     def in_hand(self) -> int:
-        return len(self._hands) + len(self._elders)
+        return len(self._hands)
 
     @property
     def room(self) -> int:
         """How many more deliveries may be taken in, if none is larger than the largest so far."""
-        left = self._setting.hold_bytes - self._bytes
+        left = self._setting.hold_bytes - self._hands.bytes
         if left <= 0:
             return 0
         resting = sum(len(road) for road in self._roads.values() if road.resting is not None)
         most = min(self._setting.hold - self.in_hand, MOVING_MOST + resting - self.in_hand)
-        return max(0, min(most, max(1, left // (self._largest or LARGEST_BYTES))))
+        return max(0, min(most, max(1, left // (self._hands.largest or LARGEST_BYTES))))
 
     def holds(self) -> set[int]:
         """The sequence numbers of what is in hand."""
-        return {arrival.facts.sequence_number for arrival in self._in_hands()}
+        return {arrival.facts.sequence_number for arrival in self._hands}
 
     def resting(self) -> dict[str, str]:
         """Destinations that take nothing for now, and why."""
@@ -176,7 +136,7 @@ class Mover:
     @property
     def oldest_ms(self) -> int | None:
         """When the message that is longest in hand was enqueued, in ms since 1970."""
-        first = next(iter(self._hands.values()), None)
+        first = self._hands.first()
         return None if first is None else first.facts.enqueued_at or None
 
     def stuck(self, failures: int) -> bool:
@@ -205,26 +165,20 @@ class Mover:
         for arrival in arrivals:
             facts = arrival.facts
             key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
-            before = hands.get(key)
+            before = hands.take(arrival)
             seen = journal.seen(key)
-            hands[key] = arrival
-            self._bytes += facts.size
-            if facts.size > self._largest:
-                self._largest = facts.size
             if seen or before is not None:
                 repeats += 1
             if before is None or self._succeeds(arrival, before):
                 self._welcome(arrival, seen=seen)
         self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
         self._spent("taken", arrivals)
-        self._taken.set()
 
     def _succeeds(self, arrival: Arrival, before: Arrival) -> bool:
         """A message came again: the one in hand has lost its lock. Whether the new one may go its way already."""
-        self._elders.append(before)
         before.lock_until = 0.0
         self._drop_lost(before)
-        if before in self._elders:
+        if self._hands.has(before):
             # What becomes of it, decides whether the new one has to be sent at all.
             self._heirs[id(before)] = arrival
             return False
@@ -266,21 +220,12 @@ class Mover:
     def write_off(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
         self._heirs.clear()
-        for arrival in self._in_hands():
+        for arrival in self._hands:
             self._return(arrival)
 
     async def keep_locks(self) -> None:
         """Renew the locks of what is in hand, until cancelled."""
-        while True:
-            locked = [arrival for arrival in self._in_hands() if arrival.lock_until > 0.0]
-            if not locked:
-                self._taken.clear()
-                await self._taken.wait()
-                continue
-            # A lock that is taken later runs out later: nothing that arrives while this sleeps is more urgent.
-            soonest = min(arrival.lock_until for arrival in locked)
-            await asyncio.sleep(max(RENEW_REST_SECONDS, soonest - RENEW_LEFT_SECONDS - self._loop.time()))
-            await self._renew([each for each in self._in_hands() if self._ends_soon(each)])
+        await self._hands.keep_locks(self._source, self._setting.tally)
 
     # Onto a road, and along it.
 
@@ -625,7 +570,7 @@ class Mover:
                 self.trouble = error
 
     def _return(self, arrival: Arrival) -> None:
-        if not self._has(arrival):
+        if not self._hands.has(arrival):
             return
         key = arrival.key
         if self._setting.journal.was_accepted(key):
@@ -636,24 +581,17 @@ class Mover:
 
     def _end_all(self, arrivals: list[Arrival]) -> None:
         """The common end: they were counted when the primary took them."""
-        if self._elders or self._doubtful or self._heirs:
+        if self._doubtful or self._heirs:
             for arrival in arrivals:
                 self._end(arrival, None)
             return
         for arrival in arrivals:
-            del self._hands[arrival.key]
-            self._bytes -= arrival.facts.size
+            self._hands.let_go(arrival)
         self._changed.set()
 
     def _end(self, arrival: Arrival, bucket: str | None) -> None:
-        key = arrival.key
-        if self._hands.get(key) is arrival:
-            del self._hands[key]
-        elif arrival in self._elders:
-            self._elders.remove(arrival)
-        else:
+        if not self._hands.let_go(arrival):
             return
-        self._bytes -= arrival.facts.size
         self._doubtful.discard(id(arrival))
         if bucket is not None:
             self._setting.tally.ended(self._source.queue, bucket)
@@ -661,28 +599,6 @@ class Mover:
         heir = self._heirs.pop(id(arrival), None) if self._heirs else None
         if heir is not None:
             self._welcome(heir, seen=True)
-
-    # Locks.
-
-    def _ends_soon(self, arrival: Arrival) -> bool:
-        return 0.0 < arrival.lock_until <= self._loop.time() + RENEW_LEFT_SECONDS
-
-    async def _renew(self, arrivals: list[Arrival]) -> None:
-        if not arrivals:
-            return
-        self._setting.tally.spent("renewals", len(arrivals))
-        try:
-            await self._source.renew(arrivals)
-        except MessageLockLost:
-            if len(arrivals) == 1:
-                arrivals[0].lock_until = 0.0
-                self._drop_lost(arrivals[0])
-                return
-            for arrival in arrivals:
-                if self._has(arrival):
-                    await self._renew([arrival])
-        except SbpairError as error:
-            log.info("locks of %s were not renewed: %s", self._source.queue, error)
 
     def _drop_lost(self, arrival: Arrival) -> None:
         # One that is on its way this very moment does not wait: its road decides.
@@ -694,15 +610,9 @@ class Mover:
     def _spent(self, what: str, arrivals: Sequence[Arrival]) -> None:
         """Count operations with these. While none has been large, that costs nothing a message."""
         count = len(arrivals)
-        if self._largest > UNIT_BYTES:
+        if self._hands.largest > UNIT_BYTES:
             count += sum([units(each.facts.size) - 1 for each in arrivals if each.facts.size > UNIT_BYTES])
         self._setting.tally.spent(what, count)
-
-    def _in_hands(self) -> list[Arrival]:
-        return [*self._hands.values(), *self._elders]
-
-    def _has(self, arrival: Arrival) -> bool:
-        return self._hands.get(arrival.key) is arrival or arrival in self._elders
 
     def _held(self) -> list[Arrival]:
         """What nothing is done with: it waits on its road, or for an elder that does."""

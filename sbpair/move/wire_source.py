@@ -64,6 +64,7 @@ class WireSource:
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(queue)
         self._locked_until_ms = 0
+        self._knows_clock = False
         self.clock_ahead_ms = 0
 
     @classmethod
@@ -103,7 +104,8 @@ class WireSource:
         deliveries = await self._receiver.take(most, seconds=seconds)
         now, wall = self._loop.time(), self._now()
         arrivals = [self._arrival(delivery, now, now - wall) for delivery in deliveries]
-        if self._locked_until_ms and not self.clock_ahead_ms:
+        if self._locked_until_ms and not self._knows_clock:
+            self._knows_clock = True
             self.clock_ahead_ms = int(self._locked_until_ms - 1000 * (LOCK_SECONDS + wall))
         return arrivals
 

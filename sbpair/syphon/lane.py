@@ -22,7 +22,7 @@ from sbpair.syphon.ends import FAULT_SECONDS, Ends, open_ends
 if TYPE_CHECKING:
     from sbpair.model import Pair
     from sbpair.move.engine import Arrival, Engine, Seen, Source
-    from sbpair.move.mover import Setting
+    from sbpair.move.setting import Setting
 
 log = logging.getLogger(__name__)
 

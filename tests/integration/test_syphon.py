@@ -25,8 +25,9 @@ from sbpair.emulator.description import QueueDescription
 from sbpair.emulator.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.move import events, mover, sdk_primary, wire_primary, wire_source
+from sbpair.move import events, hands, mover, sdk_primary, wire_primary, wire_source
 from sbpair.move.sdk_engine import SdkEngine
+from sbpair.move.setting import Setting
 from sbpair.move.wire_engine import WireEngine
 from sbpair.syphon import ends, lane
 
@@ -567,7 +568,7 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
 @by_both_engines
 @sync
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover.Setting, "hold_bytes", 100_000)
+    monkeypatch.setattr(Setting, "hold_bytes", 100_000)
     monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
     original = syphon.Setting
     monkeypatch.setattr(syphon, "Setting", lambda *given, **terms: original(*given, **terms, hold_bytes=100_000))
@@ -583,8 +584,8 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
 @by_both_engines
 @sync
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(mover, "RENEW_REST_SECONDS", 0.01)
+    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 1_000.0)
+    monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.01)
     async with world() as w:
         room = fill(w.destination())
         w.strand(1, 2)
@@ -607,8 +608,8 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
 async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(mover, "RENEW_REST_SECONDS", 0.01)
+    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 1_000.0)
+    monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.01)
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(5))
@@ -693,7 +694,7 @@ async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it()
 async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
     async with world() as w:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
-        plan = lane.Plan(w.pair, False, mover.Setting("contoso-dr", on_event=w.tell), w.stop)
+        plan = lane.Plan(w.pair, False, Setting("contoso-dr", on_event=w.tell), w.stop)
         port = silent.sockets[0].getsockname()[1]
         engine = WireEngine if w.engine == syphon.WIRE else SdkEngine
         plan.engine = engine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.cost import UNIT_BYTES, Operations, moved
-from sbpair.move import mover
-from sbpair.move.mover import Mover, Setting
+from sbpair.move import hands, mover
+from sbpair.move.mover import Mover
 from sbpair.move.route import NO_KEY, Facts, Key
+from sbpair.move.setting import Setting
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Order
@@ -45,7 +46,7 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "REST_SECONDS", 0.001)
     monkeypatch.setattr(mover, "REST_MOST_SECONDS", 0.001)
-    monkeypatch.setattr(mover, "RENEW_REST_SECONDS", 0.001)
+    monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.001)
 
 
 @dataclass(eq=False)
@@ -311,7 +312,7 @@ async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
 @sync
 async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 10_000.0)
+    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 10_000.0)
     monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
     monkeypatch.setattr(mover, "REST_MOST_SECONDS", 100.0)
     memory, setting = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), Setting("ns")
@@ -321,7 +322,7 @@ async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch:
 
 @sync
 async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "RENEW_LEFT_SECONDS", 10_000.0)
+    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 10_000.0)
     monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
     monkeypatch.setattr(mover, "REST_MOST_SECONDS", 100.0)
     memory, setting = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), Setting("ns")
