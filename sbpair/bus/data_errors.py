@@ -99,6 +99,12 @@ def is_answer(error: BaseException | None) -> bool:
     return answered or isinstance(error, azure.MessageSizeExceededError)
 
 
+def is_unused(error: BaseException | None) -> bool:
+    """Whether the service has let go of a link only because nothing went over it for a while."""
+    let_go = isinstance(error, AzureError) and condition_of(error) == "amqp:link:detach-forced"
+    return let_go and "IdleTimerExpired" in str(error)
+
+
 def condition_of(error: AzureError) -> str:
     """AMQP's name for what went wrong; "" where nobody has said one."""
     if isinstance(error, azure.MessageSizeExceededError):

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from sbpair.bus import decoded
 from sbpair.bus.data_plane import DestinationSender, added, open_sender
-from sbpair.errors import AccessError, EntityMissing, QuotaExceeded, SbpairError, ServiceRefused, Throttled
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    InDoubt,
+    QuotaExceeded,
+    SbpairError,
+    ServiceRefused,
+    Throttled,
+    TimedOut,
+    Unavailable,
+    Unreachable,
+)
+from sbpair.move.patience import Patience
 
 if TYPE_CHECKING:
     from sbpair.bus.decoded import Batch, Outgoing
@@ -57,6 +69,7 @@ class _Way:
 class SdkAnswer:
     """The SDK sends and waits in one: the parcel leaves when somebody waits for the answer."""
 
+    primary: SdkPrimary
     way: _Way
     parcel: SdkParcel
 
@@ -64,7 +77,7 @@ class SdkAnswer:
         assert self.parcel.content is not None  # noqa: S101  what cannot leave is not posted
         self.way.users += 1
         try:
-            await self.way.sender.send(self.parcel.content)
+            await self.primary.sent(self.way.sender, self.parcel.content)
         except (ServiceRefused, QuotaExceeded, Throttled):
             raise
         except BaseException:
@@ -80,7 +93,8 @@ class SdkLink:
 
     room = 1
 
-    def __init__(self, way: _Way, batch: Batch, now: Now) -> None:
+    def __init__(self, primary: SdkPrimary, way: _Way, batch: Batch, now: Now) -> None:
+        self._primary = primary
         self._way = way
         self._batch = batch
         self._now = now
@@ -103,7 +117,7 @@ class SdkLink:
         mine = cast("SdkParcel", parcel)
         if mine.refusal is not None:
             raise mine.refusal
-        return SdkAnswer(self._way, mine)
+        return SdkAnswer(self._primary, self._way, mine)
 
     def _packed(self, count: int, first: Outgoing | None) -> SdkParcel:
         return SdkParcel(count, first if count == 1 else self._batch)
@@ -118,7 +132,10 @@ def _restored(order: Order, now_ms: int) -> Outgoing:
 
 
 class SdkPrimary:
-    """The primary's side of a lane. Nothing is connected before there is something to send, or `check` is called."""
+    """The primary's side of a lane. Nothing is connected before there is something to send, or `check` is called.
+
+    A connection that is lost is noticed when it is used.
+    """
 
     def __init__(self, endpoint: Endpoint, now: Now = time.time) -> None:
         self._endpoint = endpoint
@@ -126,41 +143,66 @@ class SdkPrimary:
         self._ways: dict[str, _Way] = {}
         self._left: list[_Way] = []
         self._opening = asyncio.Lock()
+        self._patience = Patience()
         self._gone = asyncio.Event()
         self.broken: SbpairError | None = None
 
-    async def lost(self) -> None:
-        # A sender makes its connection anew by itself: only we end it for good.
-        await self._gone.wait()
-
-    def break_off(self, error: SbpairError) -> None:
-        self.broken = self.broken or error
-        self._gone.set()
-
     async def ready(self, destination: str) -> SdkLink:
-        if self.broken is not None:
-            raise self.broken
-        way = await self._way(destination)
+        async with self._patience.waiting():
+            with self._noticing():
+                way = await self._way(destination)
+            try:
+                return SdkLink(self, way, await way.sender.batch(), self._now)
+            except SbpairError:
+                way.spent = True
+                raise
+
+    async def sent(self, sender: DestinationSender, content: Batch | Outgoing) -> None:
+        """Returns once the primary has accepted it."""
+        if self._patience.over is not None:
+            raise self._patience.over
         try:
-            return SdkLink(way, await way.sender.batch(), self._now)
-        except SbpairError:
-            way.spent = True
+            async with self._patience.waiting():
+                with self._noticing():
+                    await sender.send(content)
+        except Unavailable as error:
+            if error is self._patience.over:
+                raise InDoubt(f"no answer was waited for any more: {error.message}", hint=error.hint) from error
             raise
 
     async def check(self) -> None:
-        """See that there is a Service Bus. Raises Unavailable.
+        """See that there is a Service Bus, and not only at first. Raises Unavailable.
 
         The SDK connects for an entity only, and nobody knows one yet: one that is missing, or forbidden, is an answer.
         """
-        with suppress(EntityMissing, AccessError, ServiceRefused):
-            async with open_sender(self._endpoint, PROBE):
-                pass
+        async with self._patience.waiting():
+            with suppress(EntityMissing, AccessError, ServiceRefused):
+                async with open_sender(self._endpoint, PROBE):
+                    pass
+        self.broken = None
+        self._gone.clear()
+
+    async def lost(self) -> None:
+        await self._gone.wait()
+
+    def break_off(self, error: SbpairError) -> None:
+        self._patience.end(error)
 
     async def close(self) -> None:
         ways = [*self._ways.values(), *self._left]
         self._ways.clear()
         self._left.clear()
         await asyncio.gather(*(way.closing.aclose() for way in ways))
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """See what it means for the connection where it did not work."""
+        try:
+            yield
+        except (Unreachable, TimedOut, InDoubt) as error:
+            self.broken = error
+            self._gone.set()
+            raise
 
     async def _way(self, destination: str) -> _Way:
         # Service Bus compares paths without regard to case: one sender serves every spelling.

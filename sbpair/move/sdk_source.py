@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, cast
 
 from sbpair.backlog import AliasError
 from sbpair.bus import decoded
+from sbpair.bus.data_errors import is_unused
 from sbpair.bus.data_plane import QueueReceiver, open_receiver
 from sbpair.errors import EngineLacks, InDoubt, SbpairError, Unavailable
 from sbpair.move.engine import Seen
+from sbpair.move.patience import Patience
 from sbpair.move.route import NO_KEY, Facts
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class SdkSource:
     def __init__(self, receiver: QueueReceiver, endpoint: Endpoint, queue: str, now: Now = time.time) -> None:
         self.queue = queue
         self.error: SbpairError | None = None
+        self.clock_ahead_ms = 0
         self._receiver = receiver
         self._endpoint = endpoint
         self._now = now
@@ -64,31 +67,34 @@ class SdkSource:
         self._come: deque[SdkArrival] = deque()
         self._wanted = self._unsettled = 0
         self._careful = self._interrupted = False
-        self.clock_ahead_ms = 0
         self._may, self._told, self._gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._patience = Patience()
         self._receiving: asyncio.Task[None] | None = None
 
     @property
     def broken(self) -> SbpairError | None:
-        # What the SDK cannot read says nothing of the connection.
-        return self.error if isinstance(self.error, Unavailable) else None
+        """The SDK makes a new connection for a link that is gone, and for a message that it cannot read."""
+        return self.error if isinstance(self.error, Unavailable) and not self._is_unused() else None
 
     async def lost(self) -> None:
         await self._gone.wait()
 
     def break_off(self, error: SbpairError) -> None:
-        self.error = self.error or error
-        self._gone.set()
-        self._told.set()
-        self._may.set()
-
-    async def reopen(self) -> bool:
-        # The SDK does so by itself.
-        return False
+        self._end(error)
+        self._patience.end(error)
 
     def grant(self, most: int) -> None:
         self._wanted = most - len(self._come)
         self._may.set()
+        if self.error is None and (self._receiving is None or self._receiving.done()):
+            self._look()
+            self._start()
+
+    async def reopen(self) -> bool:
+        if not self._is_unused():
+            return False
+        self.error = None
+        return True
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -107,7 +113,7 @@ class SdkSource:
         return [self._come.popleft() for _ in range(min(most, len(self._come)))]
 
     async def stop(self) -> None:
-        await self.receive_no_more()
+        await self.close()
         left = list(self._come)
         self._come.clear()
         if failures := await self.release(left):
@@ -140,25 +146,23 @@ class SdkSource:
         start = 0
         async with open_receiver(self._endpoint, self.queue) as receiver:
             try:
-                while found := await receiver.peek(start, PAGE):
-                    yield [
-                        Seen(number, decoded.enqueued_at(each), deferred=deferred) for number, each, deferred in found
-                    ]
-                    start = found[-1][0] + 1
+                while found := await self._peeked(receiver, start):
+                    yield found
+                    start = found[-1].sequence_number + 1
             except EngineLacks:
                 # There is something, and nobody knows more of it.
                 yield [Seen(start, 0, deferred=False)]
 
+    async def _peeked(self, receiver: QueueReceiver, start: int) -> list[Seen]:
+        async with self._patience.waiting():
+            found = await receiver.peek(start, PAGE)
+        return [Seen(number, decoded.enqueued_at(each), deferred=deferred) for number, each, deferred in found]
+
     # Receiving, beside everything else.
 
-    def start(self) -> None:
+    def _start(self) -> None:
         self._receiving = asyncio.create_task(self._receive(), name=f"receive from {self.queue}")
-        self._receiving.add_done_callback(lambda _: self._ended())
-
-    def _ended(self) -> None:
-        if self.broken is not None:
-            self._gone.set()
-        self.interrupt()
+        self._receiving.add_done_callback(lambda _: self.interrupt())
 
     async def _receive(self) -> None:
         """Take in what is granted, until cancelled or nothing more can come."""
@@ -173,17 +177,18 @@ class SdkSource:
                 messages = await self._receiver.receive(most, POLL_SECONDS)
             except EngineLacks as error:
                 # It takes those along that came just before, and the link: they come again, one by one.
-                self.error = error if self._careful else None
+                if self._careful:
+                    self._end(error)
                 self._careful = True
             except SbpairError as error:
-                self.error = error
+                self._end(error)
             else:
                 self._wanted -= len(messages)
                 self._unsettled += len(messages)
                 self._come.extend(map(self._arrival, messages))
             self._told.set()
 
-    async def receive_no_more(self) -> None:
+    async def close(self) -> None:
         """Raises what went wrong with receiving, if that was a mistake."""
         task = self._receiving
         while task is not None and not task.done():
@@ -196,6 +201,15 @@ class SdkSource:
         if self._careful:
             return min(1, max(0, self._wanted)) if not self._unsettled else 0
         return max(0, min(self._wanted, AT_ONCE))
+
+    def _end(self, error: SbpairError) -> None:
+        self.error = self.error or error
+        self._told.set()
+        if self.broken is not None:
+            self._gone.set()
+
+    def _is_unused(self) -> bool:
+        return self.error is not None and is_unused(self.error.__cause__)
 
     def _look(self) -> None:
         task = self._receiving
@@ -216,7 +230,8 @@ class SdkSource:
         if self.error is not None:
             return InDoubt(f"settling in {self.queue!r}: the connection is gone ({self.error.message})")
         try:
-            await settle(cast("SdkArrival", arrival).message)
+            async with self._patience.waiting():
+                await settle(cast("SdkArrival", arrival).message)
         except (Unavailable, EngineLacks) as error:
             return InDoubt(f"settling in {self.queue!r}: no answer came ({error.message})", hint=error.hint)
         except SbpairError as error:
@@ -228,7 +243,8 @@ class SdkSource:
 
     async def _renewed(self, arrival: SdkArrival) -> SbpairError | None:
         try:
-            until_ms = await self._receiver.renew(arrival.message)
+            async with self._patience.waiting():
+                until_ms = await self._receiver.renew(arrival.message)
         except SbpairError as error:
             return error
         arrival.lock_until = self._lock_until(until_ms)
@@ -236,7 +252,8 @@ class SdkSource:
 
     def _arrival(self, message: Received) -> SdkArrival:
         until_ms = decoded.locked_until(message)
-        self.clock_ahead_ms = self.clock_ahead_ms or int(until_ms - 1000 * (LOCK_SECONDS + self._now()))
+        if until_ms and not self.clock_ahead_ms:
+            self.clock_ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._now()))
         until = self._lock_until(until_ms)
         return SdkArrival(facts_of(self.queue, message), until, message, decoded.partition_key_of(message))
 
@@ -252,11 +269,10 @@ async def open_source(endpoint: Endpoint, queue: str) -> AsyncIterator[SdkSource
     """A backlog queue, received from until the end of the block. Raises EntityMissing, AccessError, Unavailable."""
     async with open_receiver(endpoint, queue) as receiver:
         source = SdkSource(receiver, endpoint, queue)
-        source.start()
         try:
             yield source
         finally:
-            await source.receive_no_more()
+            await source.close()
 
 
 def facts_of(queue: str, message: Received) -> Facts:

@@ -1,0 +1,125 @@
+"""What azure-servicebus' exceptions mean here, and above all which of them leave a send in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.core.exceptions import ClientAuthenticationError
+from azure.servicebus import exceptions as azure
+from azure.servicebus._pyamqp import error as amqp
+
+from sbpair import errors
+from sbpair.bus.data_errors import error_of, is_answer, is_unused, translated
+from sbpair.move.patience import Patience
+
+
+def said(condition: str, kind: type[Any] = amqp.MessageSendFailed, description: str = "text") -> Any:
+    return kind(condition.encode(), description=description)
+
+
+DETACHED = "The link was closed. IdleTimerExpired: 00:10:00."
+
+CASES = [
+    (azure.OperationTimeoutError(), errors.TimedOut, False),
+    (azure.OperationTimeoutError(error=said("com.microsoft:timeout")), errors.TimedOut, True),
+    (azure.ServiceBusServerBusyError(error=said("com.microsoft:server-busy")), errors.Throttled, True),
+    (
+        azure.ServiceBusServerBusyError(error=said("com.microsoft:server-busy", amqp.AMQPLinkError)),
+        errors.Throttled,
+        False,
+    ),
+    (azure.ServiceBusQuotaExceededError(error=said("amqp:resource-limit-exceeded")), errors.QuotaExceeded, True),
+    (azure.MessagingEntityNotFoundError(), errors.EntityMissing, False),
+    (azure.MessagingEntityDisabledError(), errors.Unreachable, False),
+    (
+        azure.ServiceBusConnectionError(error=said("amqp:socket-error", amqp.AMQPConnectionError)),
+        errors.Unreachable,
+        False,
+    ),
+    (azure.ServiceBusConnectionError(error=said("amqp:unknown-error")), errors.Unreachable, False),
+    (azure.ServiceBusCommunicationError(), errors.Unreachable, False),
+    (azure.MessageSizeExceededError(), errors.ServiceRefused, True),
+    (azure.MessageLockLostError(), errors.MessageLockLost, False),
+    (azure.ServiceBusError("x", error=said("amqp:not-allowed")), errors.ServiceRefused, True),
+    (azure.ServiceBusError("x", error=said("amqp:internal-error")), errors.Unreachable, True),
+    (azure.ServiceBusError("x", error=said("amqp:client-error")), errors.ServiceRefused, False),
+    (azure.ServiceBusError("x", error=OSError("gone")), errors.Unreachable, False),
+    (azure.ServiceBusError("x", error=AttributeError("'NoneType' has no …")), errors.Unreachable, False),
+    (azure.ServiceBusError("x", error=TypeError("'NoneType' object is not callable")), errors.EngineLacks, False),
+    (azure.ServiceBusError("x", error=ClientAuthenticationError("x")), errors.NotAuthenticated, False),
+    (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(404, b"no such")), errors.EntityMissing, False),
+    (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(401, b"bad")), errors.NotAuthenticated, False),
+    (
+        azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(401, b"Send claim(s) are required")),
+        errors.NotAuthorized,
+        False,
+    ),
+    (azure.ServiceBusAuthorizationError(message="Unauthorized"), errors.NotAuthenticated, False),
+]
+
+
+@pytest.mark.parametrize(("error", "meant", "answered"), CASES)
+def test_each_exception_has_one_meaning_and_says_whether_it_is_an_answer(
+    error: Any, meant: type[errors.SbpairError], answered: bool
+) -> None:
+    assert type(error_of(error, "sending")) is meant
+    assert is_answer(error) is answered
+
+
+def test_what_is_no_exception_of_the_sdk_is_no_answer() -> None:
+    assert not is_answer(None)
+    assert not is_answer(ValueError("x"))
+
+
+def test_secrets_stay_out_of_the_message() -> None:
+    error = azure.ServiceBusError("SharedAccessKey=s3cret;x sig=s3cret&se=1 SharedAccessSignature s3cret")
+    assert "s3cret" not in error_of(error, "sending").message
+
+
+def test_an_idle_link_is_told_from_one_that_was_closed_for_another_reason() -> None:
+    def closed(description: str) -> Any:
+        inner = said("amqp:link:detach-forced", amqp.AMQPLinkError, description)
+        return azure.ServiceBusConnectionError(message=description, error=inner)
+
+    assert is_unused(closed(DETACHED))
+    assert not is_unused(closed("The link was closed by an administrator."))
+    assert not is_unused(azure.ServiceBusConnectionError(message=DETACHED))
+    assert not is_unused(None)
+
+
+@pytest.mark.parametrize("error", [OSError("x"), ValueError("x"), AttributeError("x")])
+def test_what_a_closed_handler_raises_means_that_it_is_gone(error: Exception) -> None:
+    with pytest.raises(errors.Unreachable), translated("settling"):
+        raise error
+
+
+def test_a_patience_that_ends_ends_every_wait_with_its_reason_and_begins_none() -> None:
+    over = errors.ConnectionFaulted("over")
+
+    async def main() -> None:
+        patience, never = Patience(), asyncio.Event()
+
+        async def wait() -> None:
+            async with patience.waiting():
+                await never.wait()
+
+        waits = [asyncio.ensure_future(wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        patience.end(over)
+        patience.end(errors.Unreachable("later"))
+        assert await asyncio.gather(*waits, return_exceptions=True) == [over] * 3
+        with pytest.raises(errors.ConnectionFaulted):
+            await wait()
+
+    asyncio.run(main())
+
+
+def test_a_time_out_of_somebody_elses_inside_of_a_patience_stays_one() -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with Patience().waiting():
+                raise TimeoutError
+
+    asyncio.run(main())
