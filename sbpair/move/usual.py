@@ -202,7 +202,7 @@ class Reader:
             if aliases is None or not _is_body(payload, rest_at):
                 return None
             message_id = payload[start + 8 : id_end].decode()
-        except (IndexError, UnicodeDecodeError, struct.error):
+        except (IndexError, UnicodeDecodeError, struct.error, ProtocolError):
             return None
         sequence_number, enqueued_at, locked_until = moments
         path, session_id, ttl_ticks, scheduled_at, kept = aliases

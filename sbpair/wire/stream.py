@@ -138,7 +138,8 @@ class Stream(asyncio.Protocol):
             log.debug("%s did not answer our close", self.where)
         finally:
             self.fail(Unreachable(f"the connection to {self.where} is closed"))
-            if self._transport is not None:
+            # Under TLS, a transport that has ended by itself cannot be aborted any more.
+            if self._transport is not None and not self._closed.is_set():
                 self._transport.abort()
         await self._closed.wait()
 
