@@ -265,11 +265,16 @@ def is_plain(payload: bytes) -> bool:
         end, id_end = 5 + payload[4], 8 + payload[7]
         if id_end > end or payload[id_end:end].strip(b"\x40"):
             return False
-        if payload.startswith(_LONG_DATA, end):
-            return bool(end + 8 + _U32(payload, end + 4)[0] == len(payload))
-        return payload.startswith(_SHORT_DATA, end) and end + 5 + payload[end + 4] == len(payload)
+        return ends_in_data(payload, end)
     except (IndexError, struct.error):
         return False
+
+
+def ends_in_data(payload: bytes, at: int) -> bool:
+    """Whether one data section is all that is left. Raises IndexError or struct.error for one that is cut short."""
+    if payload.startswith(_LONG_DATA, at):
+        return bool(at + 8 + _U32(payload, at + 4)[0] == len(payload))
+    return payload.startswith(_SHORT_DATA, at) and at + 5 + payload[at + 4] == len(payload)
 
 
 _SHORT_DATA = bytes((0x00, 0x53, DATA, 0xA0))

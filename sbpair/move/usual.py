@@ -14,7 +14,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import codec, splice
-from sbpair.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, Sections, section, skip
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Sections,
+    ends_in_data,
+    section,
+    skip,
+)
 from sbpair.amqp.types import Map, Timestamp
 from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE, AliasError, alias_value
 from sbpair.errors import ProtocolError
@@ -29,10 +37,9 @@ SHAPES_MOST = 4
 """How many ways to write what stands before the properties a reader remembers. One service has one or two."""
 
 _SHORT_PROPERTIES = section(PROPERTIES, b"\xc0")
-_SHORT_MAP, _LONG_DATA, _SHORT_DATA = b"\x00\x53\x74\xc1", b"\x00\x53\x75\xb0", b"\x00\x53\x75\xa0"
+_SHORT_MAP = section(APPLICATION_PROPERTIES, b"\xc1")
 _TEXT, _TIME, _LONG = 0xA1, 0x83, 0x81
 _NULL = b"\x40"
-_U32, _I64 = struct.Struct(">I").unpack_from, struct.Struct(">q").unpack_from
 _ALIAS_KEYS = {codec.encode(name): name for name in ALIASES}
 _GROUP_ID = 10
 _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, Timestamp(0))])))[:-8]
@@ -199,7 +206,7 @@ class Reader:
                 return None
             rest_at = body_at + 5 + payload[body_at + 4]
             aliases = _aliases(payload[body_at:rest_at])
-            if aliases is None or not _is_body(payload, rest_at):
+            if aliases is None or not ends_in_data(payload, rest_at):
                 return None
             message_id = payload[start + 8 : id_end].decode()
         except (IndexError, UnicodeDecodeError, struct.error, ProtocolError):
@@ -230,13 +237,6 @@ class Reader:
             content_type,
         )
         return usual, facts, locked_until
-
-
-def _is_body(payload: bytes, at: int) -> bool:
-    """Whether one data section is all that is left."""
-    if payload.startswith(_LONG_DATA, at):
-        return bool(at + 8 + _U32(payload, at + 4)[0] == len(payload))
-    return payload.startswith(_SHORT_DATA, at) and at + 5 + payload[at + 4] == len(payload)
 
 
 @lru_cache(REMEMBERED)

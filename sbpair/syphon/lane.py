@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BATCH = 100
 LONG_POLL_SECONDS = 900.0
 """How long a receive waits in a lane that watches an idle queue: four calls an hour."""
 
