@@ -57,8 +57,10 @@ class Source(Side, Protocol):
     """One backlog queue, received from under lock."""
 
     queue: str
-    clock_ahead_ms: int
-    """By how much the service's clock is before ours, as far as the first lock tells; 0 before it."""
+
+    @property
+    def clock_ahead_ms(self) -> int:
+        """By how much the service's clock is before ours, as far as the first lock tells; 0 before it."""
 
     @property
     def error(self) -> SbpairError | None:

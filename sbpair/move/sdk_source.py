@@ -20,6 +20,7 @@ from sbpair.bus import decoded
 from sbpair.bus.data_errors import is_unused
 from sbpair.bus.data_plane import QueueReceiver, open_receiver
 from sbpair.errors import EngineLacks, InDoubt, SbpairError, Unavailable
+from sbpair.move.clocks import LockClock, Now
 from sbpair.move.engine import Seen
 from sbpair.move.patience import Patience
 from sbpair.move.route import NO_KEY, Facts
@@ -34,14 +35,10 @@ AT_ONCE = 100
 """How many messages are asked for, and how many settlements wait for their answers, at a time."""
 
 POLL_SECONDS = 900.0
-LOCK_SECONDS = 60.0
-"""A backlog queue's lock, assumed where the service's answer makes no sense by this machine's clock."""
 
 PAGE = 100
 
 log = logging.getLogger(__name__)
-
-Now = Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,10 +56,9 @@ class SdkSource:
     def __init__(self, receiver: QueueReceiver, endpoint: Endpoint, queue: str, now: Now = time.time) -> None:
         self.queue = queue
         self.error: SbpairError | None = None
-        self.clock_ahead_ms = 0
         self._receiver = receiver
         self._endpoint = endpoint
-        self._now = now
+        self._clock = LockClock(now)
         self._loop = asyncio.get_running_loop()
         self._come: deque[SdkArrival] = deque()
         self._wanted = self._unsettled = 0
@@ -70,6 +66,10 @@ class SdkSource:
         self._may, self._told, self._gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._patience = Patience()
         self._receiving: asyncio.Task[None] | None = None
+
+    @property
+    def clock_ahead_ms(self) -> int:
+        return self._clock.ahead_ms
 
     @property
     def broken(self) -> SbpairError | None:
@@ -247,21 +247,14 @@ class SdkSource:
                 until_ms = await self._receiver.renew(arrival.message)
         except SbpairError as error:
             return error
-        arrival.lock_until = self._lock_until(until_ms)
+        self._clock.look()
+        arrival.lock_until = self._clock.until(until_ms)
         return None
 
     def _arrival(self, message: Received) -> SdkArrival:
-        until_ms = decoded.locked_until(message)
-        if until_ms and not self.clock_ahead_ms:
-            self.clock_ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._now()))
-        until = self._lock_until(until_ms)
+        self._clock.look()
+        until = self._clock.until(decoded.locked_until(message))
         return SdkArrival(facts_of(self.queue, message), until, message, decoded.partition_key_of(message))
-
-    def _lock_until(self, until_ms: int) -> float:
-        """When a lock runs out, by the loop's clock. The service's clock and ours may differ."""
-        now = self._loop.time()
-        until = until_ms / 1000 + now - self._now()
-        return until if 1.0 <= until - now <= LOCK_SECONDS else now + LOCK_SECONDS
 
 
 @asynccontextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from sbpair.amqp.message import Sections
 from sbpair.errors import ProtocolError, SbpairError
 from sbpair.move import envelope
+from sbpair.move.clocks import LockClock, Now
 from sbpair.move.engine import Seen
 from sbpair.move.route import NO_KEY, Facts
 from sbpair.move.usual import Reader, Usual
@@ -25,15 +26,10 @@ if TYPE_CHECKING:
     from sbpair.move.route import Key, Send
     from sbpair.wire.links import Receiver
 
-LOCK_SECONDS = 60.0
-"""A backlog queue's lock, assumed where the service's answer makes no sense by this machine's clock."""
-
 _RENEW_MOST = 100
 _PAGE = 100
 
 log = logging.getLogger(__name__)
-
-Now = Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,16 +56,17 @@ class WireSource:
         self.queue = queue
         self._wire = wire
         self._receiver = receiver
-        self._now = now
+        self._clock = LockClock(now)
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(queue)
-        self._locked_until_ms = 0
-        self._knows_clock = False
-        self.clock_ahead_ms = 0
 
     @classmethod
     async def open(cls, wire: Wire, queue: str) -> WireSource:
         return cls(wire, await wire.receiver(queue), queue)
+
+    @property
+    def clock_ahead_ms(self) -> int:
+        return self._clock.ahead_ms
 
     @property
     def error(self) -> SbpairError | None:
@@ -102,12 +99,8 @@ class WireSource:
 
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
         deliveries = await self._receiver.take(most, seconds=seconds)
-        now, wall = self._loop.time(), self._now()
-        arrivals = [self._arrival(delivery, now, now - wall) for delivery in deliveries]
-        if self._locked_until_ms and not self._knows_clock:
-            self._knows_clock = True
-            self.clock_ahead_ms = int(self._locked_until_ms - 1000 * (LOCK_SECONDS + wall))
-        return arrivals
+        self._clock.look()
+        return [self._arrival(delivery) for delivery in deliveries]
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
@@ -132,10 +125,9 @@ class WireSource:
             chunk = mine[start : start + _RENEW_MOST]
             tokens = [lock_token(arrival.delivery.tag) for arrival in chunk]
             moments = await self._wire.renew_locks(self.queue, tokens)
-            now = self._loop.time()
-            ahead = now - self._now()
+            self._clock.look()
             for arrival, until_ms in zip(chunk, moments, strict=False):
-                arrival.lock_until = _lock_until(until_ms, now, ahead)
+                arrival.lock_until = self._clock.until(until_ms)
 
     async def pages(self) -> AsyncIterator[list[Seen]]:
         start = 0
@@ -151,36 +143,24 @@ class WireSource:
         failures = await self._receiver.settle_each(deliveries, outcome)
         return [(mine[delivery.id], error) for delivery, error in failures]
 
-    def _arrival(self, delivery: Delivery, now: float, ahead: float) -> WireArrival:
-        """`ahead` is by how much the loop's clock, at `now`, is before that of the wall."""
+    def _arrival(self, delivery: Delivery) -> WireArrival:
         payload, delivery.payload = delivery.payload, b""
         read = self._reader.read(payload)
         if read is not None:
             usual, facts, until_ms = read
-            self._locked_until_ms = until_ms
-            return WireArrival(facts, _lock_until(until_ms, now, ahead), delivery, usual, usual.partition_key)
+            return WireArrival(facts, self._clock.until(until_ms), delivery, usual, usual.partition_key)
         try:
             sections, facts = envelope.facts_of(self.queue, payload)
         except ProtocolError as error:
             # It has no id of its own, and yet is not the same as the next such.
             name = f"delivery {delivery.tag.hex()}"
             facts = Facts(self.queue, 0, 0, name, None, size=len(payload), flaw=error.message)
-            return WireArrival(facts, now + LOCK_SECONDS, delivery, None)
+            return WireArrival(facts, self._clock.until(0), delivery, None)
         if not facts.flaw:
             self._reader.learn(payload, sections)
-        self._locked_until_ms = envelope.locked_until(sections)
-        until = _lock_until(self._locked_until_ms, now, ahead)
+        until = self._clock.until(envelope.locked_until(sections))
         return WireArrival(facts, until, delivery, sections, envelope.partition_key(sections))
 
 
 def _seen(sections: Sections) -> Seen:
     return Seen(envelope.sequence_number(sections), envelope.enqueued_at(sections), envelope.is_deferred(sections))
-
-
-def _lock_until(until_ms: int, now: float, ahead: float) -> float:
-    """When a lock runs out, by the loop's clock. The service's clock and ours may differ.
-
-    More than the usual is not believed, nor is nothing at all.
-    """
-    until = until_ms / 1000 + ahead
-    return until if 1.0 <= until - now <= LOCK_SECONDS else now + LOCK_SECONDS

@@ -1,0 +1,34 @@
+"""The service's clock beside ours: when its locks run out by the loop's clock, and by how much it is ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+Now = Callable[[], float]
+
+LOCK_SECONDS = 60.0
+"""A backlog queue's lock, assumed where the service's answer makes no sense by this machine's clock."""
+
+
+class LockClock:
+    """`now` is seconds since 1970; `ahead_ms` is by how much the service's clock is before it, by the first lock."""
+
+    def __init__(self, now: Now) -> None:
+        self.ahead_ms = 0
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._known = False
+        self.look()
+
+    def look(self) -> None:
+        """See what time it is, for the locks that are told of next."""
+        self.loop_time, self._wall = self._loop.time(), self._now()
+
+    def until(self, until_ms: int) -> float:
+        """When a lock runs out, by the loop's clock. More than the usual is not believed, nor is nothing at all."""
+        if until_ms and not self._known:
+            self._known = True
+            self.ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._wall))
+        left = until_ms / 1000 - self._wall
+        return self.loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
