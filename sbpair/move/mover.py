@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,16 @@ from sbpair.errors import (
 )
 from sbpair.move.engine import Order
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
+from sbpair.move.flight import Flight
 from sbpair.move.hands import Hands
 from sbpair.move.receipt import Named
 from sbpair.move.road import ROUND_MOST, Road
 from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, route
+from sbpair.move.settling import Gathering
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Answer, Arrival, Destination, Failures, Link, Parcel, Source
-    from sbpair.move.route import Key, Route
+    from sbpair.move.engine import Arrival, Destination, Failures, Link, Source
+    from sbpair.move.route import Route
     from sbpair.move.setting import Setting
 
 log = logging.getLogger(__name__)
@@ -48,32 +49,11 @@ MOVING_MOST = 500
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
 
-SETTLE_SECONDS, SETTLE_AT = 0.01, 500
-"""How long, and up to how many, accepted messages are gathered: what stands together is settled in one word."""
-
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
 
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    """Messages that leave together, and the journal's number for them."""
-
-    orders: list[Order]
-    parcel: Parcel
-    number: int = 0
-    answer: Answer | None = None
-
-    @property
-    def arrivals(self) -> list[Arrival]:
-        return [order.arrival for order in self.orders]
-
-    @property
-    def keys(self) -> list[Key]:
-        return [order.arrival.key for order in self.orders]
 
 
 class Mover:
@@ -96,10 +76,7 @@ class Mover:
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
-        self._flying = 0
-        self._to_settle: list[Arrival] = []
-        self._settling = False
-        self._gathered = asyncio.Event()
+        self._accepted_ones = Gathering(tasks, self._settle, f"settle in {source.queue}")
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self.fatal: SbpairError | None = None
@@ -307,8 +284,8 @@ class Mover:
         if may_leave:
             await self._fly(road, link, flights)
 
-    def _pack(self, road: Road, link: Link) -> list[_Flight]:
-        flights: list[_Flight] = []
+    def _pack(self, road: Road, link: Link) -> list[Flight]:
+        flights: list[Flight] = []
         left_over: list[Order] = []
         now = self._loop.time()
         for group in road.next_round(self._most(road), link.room):
@@ -319,7 +296,7 @@ class Mover:
                 orders = [order for order in map(self._directed_anew, orders) if order is not None]
             if orders:
                 parcel = link.pack(orders)
-                flights.append(_Flight(orders[: parcel.count], parcel))
+                flights.append(Flight(orders[: parcel.count], parcel))
                 left_over += orders[parcel.count :]
         if left_over:
             road.put_back(left_over)
@@ -340,7 +317,7 @@ class Mover:
             self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
         return None
 
-    async def _pace(self, road: Road, flights: list[_Flight]) -> bool:
+    async def _pace(self, road: Road, flights: list[Flight]) -> bool:
         """Wait until so many may leave; False where they may not any more."""
         pace = self._setting.pace
         if pace is not None:
@@ -360,7 +337,7 @@ class Mover:
             return ROUND_MOST
         return min(ROUND_MOST, pace.most(self._loop.time(), road.cost or 1.0))
 
-    async def _write_down(self, road: Road, flights: list[_Flight]) -> None:
+    async def _write_down(self, road: Road, flights: list[Flight]) -> None:
         journal = self._setting.journal
         numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
         try:
@@ -372,11 +349,11 @@ class Mover:
         for flight, number in zip(flights, numbers, strict=True):
             flight.number = number
 
-    async def _fly(self, road: Road, link: Link, flights: list[_Flight]) -> None:
+    async def _fly(self, road: Road, link: Link, flights: list[Flight]) -> None:
         """Let them leave at once, and wait for every answer. Raises the error that says why the road must rest."""
-        landed: list[_Flight] = []
+        landed: list[Flight] = []
         worst: SbpairError | None = None
-        self._flying += 1
+        self._accepted_ones.flying += 1
         try:
             for flight in flights:
                 if worst is None:
@@ -393,25 +370,25 @@ class Mover:
                 else:
                     worst = self._failed(road, flight, error) or worst
         finally:
-            self._flying -= 1
+            self._accepted_ones.flying -= 1
             for flight in flights:
                 if flight.answer is not None:
                     self._doubt(flight, "the send was cancelled")
                     road.put_back(flight.orders)
             self._accepted(road, landed)
-        self._settle_soon()
+        self._accepted_ones.settle_soon()
         if worst is not None:
             raise worst
         self._awake(road)
 
-    def _depart(self, road: Road, link: Link, flight: _Flight) -> SbpairError | None:
+    def _depart(self, road: Road, link: Link, flight: Flight) -> SbpairError | None:
         try:
             flight.answer = link.post(flight.parcel)
         except SbpairError as error:
             return self._failed(road, flight, error)
         return None
 
-    async def _landed(self, flight: _Flight) -> SbpairError | None:
+    async def _landed(self, flight: Flight) -> SbpairError | None:
         assert flight.answer is not None  # noqa: S101  it has left
         try:
             await flight.answer.outcome()
@@ -419,7 +396,7 @@ class Mover:
             return error
         return None
 
-    def _accepted(self, road: Road, flights: list[_Flight]) -> None:
+    def _accepted(self, road: Road, flights: list[Flight]) -> None:
         """The primary has them, whatever else goes wrong now."""
         for flight in flights:
             if len(flight.orders) == 1:
@@ -428,17 +405,10 @@ class Mover:
             size = sum([arrival.facts.size for arrival in arrivals])
             self._setting.tally.sent(self._source.queue, road.destination, len(arrivals), size)
             self._spent("sent", arrivals)
-            self._to_settle += arrivals
+            self._accepted_ones.add(arrivals)
         self._setting.journal.note_accepted([flight.number for flight in flights])
 
-    def _settle_soon(self) -> None:
-        if self._to_settle and not self._settling:
-            self._settling = True
-            self._tasks.create_task(self._settle(), name=f"settle in {self._source.queue}")
-        if not self._flying or len(self._to_settle) >= SETTLE_AT:
-            self._gathered.set()
-
-    def _failed(self, road: Road, flight: _Flight, error: SbpairError) -> SbpairError | None:
+    def _failed(self, road: Road, flight: Flight, error: SbpairError) -> SbpairError | None:
         """What becomes of messages that were not accepted. Answers why the road must rest, if it must."""
         if isinstance(error, InDoubt):
             self._doubt(flight, error.message)
@@ -456,7 +426,7 @@ class Mover:
         self._unsent(road, flight)
         return error
 
-    def _unsent(self, road: Road, flight: _Flight) -> None:
+    def _unsent(self, road: Road, flight: Flight) -> None:
         self._setting.journal.unsent(flight.number)
         road.put_back(flight.orders)
 
@@ -504,15 +474,8 @@ class Mover:
         self._setting.tally.ended(self._source.queue, "already_sent")
         self._spawn(self._complete([arrival]), arrival)
 
-    async def _settle(self) -> None:
-        """Complete what the primary has. What comes close together goes together: it may be one range."""
-        if self._flying and len(self._to_settle) < SETTLE_AT:
-            self._gathered.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_SECONDS):
-                    await self._gathered.wait()
-        arrivals, self._to_settle = self._to_settle, []
-        self._settling = False
+    async def _settle(self, arrivals: list[Arrival]) -> None:
+        """Complete what the primary has, once that is written down."""
         try:
             await self._setting.journal.on_disk()
         except SbpairError as error:
@@ -622,7 +585,7 @@ class Mover:
     def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
         self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
 
-    def _doubt(self, flight: _Flight, why: str) -> None:
+    def _doubt(self, flight: Flight, why: str) -> None:
         """Sent, and no answer: each is named once, and stays named, for it may be there twice."""
         self._setting.journal.doubtful(flight.number)
         self._spent("sent", flight.arrivals)
