@@ -93,8 +93,8 @@ def command(
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     read = [_parsed(text) for text in namespace or DEFAULT]
     from sbpair.emulator import server
+    from sbpair.emulator.entities.tiers import Wanted
     from sbpair.emulator.setup import Setup
-    from sbpair.emulator.tiers import Wanted
 
     async def serve(_stop: asyncio.Event) -> None:
         await server.run(
@@ -113,7 +113,7 @@ def command(
 
 
 def _parsed(text: str) -> tuple[str, int, str, int]:
-    """What `sbpair.emulator.tiers.Wanted` is made of: name, port, tier, partitions."""
+    """What `sbpair.emulator.entities.tiers.Wanted` is made of: name, port, tier, partitions."""
     name, equals, rest = text.partition("=")
     port, tier, partitions, *more = *rest.split(","), *("", "standard", "1")[rest.count(",") + 1 :]
     if more or not (name and equals and _is_number(port) and tier and _is_number(partitions)):

@@ -17,15 +17,15 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.agenda import Agenda
-from sbpair.emulator.bearer import Bearers
 from sbpair.emulator.clock import AdjustableClock, SystemClock
-from sbpair.emulator.credits import Budget
-from sbpair.emulator.faults import Faults
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.tiers import Wanted
+from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.credits import Budget
 from sbpair.emulator.first_bytes import Door, FirstBytes
-from sbpair.emulator.namespace import Namespace
 from sbpair.emulator.setup import PLAIN, Setup
-from sbpair.emulator.tiers import Wanted
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from sbpair.emulator.identity import IdentityDoor, SignIn
+    from sbpair.emulator.doors.http.identity import IdentityDoor, SignIn
     from sbpair.emulator.tls import Tls
 
     AmqpFactory = Callable[[Namespace], asyncio.Protocol]
@@ -225,13 +225,13 @@ class Emulator:
         return tls_for([*hosts, *names], self._setup.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
-        from sbpair.emulator.control import ControlDoor
-        from sbpair.emulator.http_door import http_door
+        from sbpair.emulator.doors.http.control import ControlDoor
+        from sbpair.emulator.doors.http.door import http_door
 
         soon = asyncio.get_running_loop().call_soon
         control = ControlDoor(self.namespaces, self.faults, self.clock, self.advance)
         if self._setup.identity:
-            from sbpair.emulator.identity import IdentityDoor
+            from sbpair.emulator.doors.http.identity import IdentityDoor
 
             self._identity = IdentityDoor(self.clock)
         issuer = self._identity.issuer if self._identity else None
@@ -343,7 +343,7 @@ def authority_of(host: str, port: int) -> str:
 
 def amqp_door() -> AmqpFactory:
     """The AMQP door, imported when an emulator starts and not before."""
-    from sbpair.emulator import amqp_door as module
+    from sbpair.emulator.doors.amqp import door as module
 
     factory: AmqpFactory = module.amqp_factory
     return factory

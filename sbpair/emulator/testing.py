@@ -10,8 +10,8 @@ async with Emulator([("contoso", 0)]) as emulator:
 from __future__ import annotations
 
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.fault_kinds import Fault
-from sbpair.emulator.faults import Faults
+from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.server import Emulator
 from sbpair.emulator.setup import Setup
 

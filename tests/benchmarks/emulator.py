@@ -109,7 +109,8 @@ async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list
 
 def ready_seconds() -> dict[str, float]:
     """From start to ready, and what of it are the imports."""
-    imports = "import sbpair.cli.emulator, sbpair.emulator.server, sbpair.emulator.amqp_door, sbpair.emulator.atom"
+    doors = "sbpair.emulator.doors.amqp.door, sbpair.emulator.doors.http.atom"
+    imports = f"import sbpair.cli.emulator, sbpair.emulator.server, {doors}"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", imports], check=True)
     imported = time.perf_counter() - started

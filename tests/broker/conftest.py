@@ -10,10 +10,10 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.message import Message
-from sbpair.emulator.namespace import Namespace
-from sbpair.emulator.queue import Queue
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import Queue
 
 MakeQueue = Callable[..., Queue]
 

@@ -12,8 +12,8 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.message import Message
-from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.entities.message import Message
 from sbpair.emulator.testing import Emulator
 
 if TYPE_CHECKING:

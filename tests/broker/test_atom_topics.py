@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from sbpair.emulator import atom_xml
-from sbpair.emulator.atom_rules import read_rule, rule_xml
-from sbpair.emulator.atom_topics import place_of
+from sbpair.emulator.access.sas import sign
+from sbpair.emulator.doors.http import atom_xml
+from sbpair.emulator.doors.http.atom_rules import read_rule, rule_xml
+from sbpair.emulator.doors.http.atom_topics import place_of
+from sbpair.emulator.entities.rules.rule import CorrelationFilter, Rule, SqlAction, SqlFilter
+from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.errors import ArgumentInvalid
-from sbpair.emulator.rules.rule import CorrelationFilter, Rule, SqlAction, SqlFilter
-from sbpair.emulator.rules.typed import read_typed
-from sbpair.emulator.sas import sign
 from sbpair.emulator.testing import Emulator
 
 if TYPE_CHECKING:

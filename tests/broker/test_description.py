@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.description import (
+from sbpair.emulator.entities.description import (
     ELEMENTS,
     SETTABLE,
     QueueDescription,

@@ -6,6 +6,9 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import NEVER, ManualClock
+from sbpair.emulator.entities.message import ACTIVE, DEFERRED, SCHEDULED, Message
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import Counts, Queue
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     EntityDisabled,
@@ -16,9 +19,6 @@ from sbpair.emulator.errors import (
     NotAllowed,
     QuotaExceeded,
 )
-from sbpair.emulator.message import ACTIVE, DEFERRED, SCHEDULED, Message
-from sbpair.emulator.namespace import Namespace
-from sbpair.emulator.queue import Counts, Queue
 
 MINUTE = 60_000
 

@@ -13,13 +13,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER, ManualClock
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.errors import MessageLockLost, MessageNotFound, SessionCannotBeLocked, SessionLockLost
-from sbpair.emulator.message import Message
-from sbpair.emulator.namespace import Namespace
 
 if TYPE_CHECKING:
-    from sbpair.emulator.sessions import HeldSession
+    from sbpair.emulator.entities.sessions import HeldSession
 
 LOCK_MS = 1_000
 MOST_DELIVERIES = 3

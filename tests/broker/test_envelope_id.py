@@ -7,7 +7,7 @@ import pytest
 from sbpair.amqp import codec
 from sbpair.amqp.message import PROPERTIES, Properties, Sections, data_body, section
 from sbpair.amqp.types import Symbol
-from sbpair.emulator import envelope
+from sbpair.emulator.entities import envelope
 
 BODY = data_body(b"x")
 

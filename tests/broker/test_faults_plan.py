@@ -6,13 +6,13 @@ import random
 
 import pytest
 
+from sbpair.emulator.entities.message import Message
 from sbpair.emulator.errors import EntityUnavailable, ServerBusy
-from sbpair.emulator.fault_kinds import KINDS, Fault
-from sbpair.emulator.fault_line import FrameCounter
-from sbpair.emulator.fault_points import belongs
-from sbpair.emulator.fault_schedule import Schedule, plan
-from sbpair.emulator.faults import BadField, Faults, FaultUnknown
-from sbpair.emulator.message import Message
+from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown
+from sbpair.emulator.faults.kinds import KINDS, Fault
+from sbpair.emulator.faults.line import FrameCounter
+from sbpair.emulator.faults.points import belongs
+from sbpair.emulator.faults.schedule import Schedule, plan
 
 
 @pytest.fixture

@@ -41,10 +41,10 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
 )
-from sbpair.emulator.amqp_door import OUTPUT_MOST, AmqpDoor
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.doors.amqp.door import OUTPUT_MOST, AmqpDoor
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.errors import ProtocolError
 
 Draw = Any

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbpair.emulator.sas import sign
+from sbpair.emulator.access.sas import sign
 from sbpair.emulator.testing import Emulator
 
 Draw = Any

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.rules.rule import Rule, SqlAction, SqlFilter, TrueFilter, select
+from sbpair.emulator.entities.rules.view import View
 from sbpair.emulator.errors import ArgumentInvalid
-from sbpair.emulator.message import Message
-from sbpair.emulator.rules.rule import Rule, SqlAction, SqlFilter, TrueFilter, select
-from sbpair.emulator.rules.view import View
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=200)

@@ -9,15 +9,16 @@ import pytest
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array
-from sbpair.emulator import envelope, management
-from sbpair.emulator.description import QueueDescription, validate
+from sbpair.emulator.doors.amqp import management
+from sbpair.emulator.doors.amqp.outcomes import settle_all
+from sbpair.emulator.doors.amqp.requests import Request
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription, validate
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
-from sbpair.emulator.faults import Faults
-from sbpair.emulator.message import Message
-from sbpair.emulator.outcomes import settle_all
-from sbpair.emulator.requests import Request
+from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.timespan import parse
-from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
 
 MINUTE = 60_000
 

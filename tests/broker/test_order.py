@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.message import ACTIVE, GONE, Message
-from sbpair.emulator.order import Line, Shelf
+from sbpair.emulator.entities.message import ACTIVE, GONE, Message
+from sbpair.emulator.entities.order import Line, Shelf
 
 
 def numbered(number: int) -> Message:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.partitions import Partitioned, partition_of
+from sbpair.emulator.entities.rules.rule import Rule
+from sbpair.emulator.entities.subqueue import SubQueue
+from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.errors import MessageLockLost, NotAllowed, QuotaExceeded, TimedOut
-from sbpair.emulator.faults import BadField, Faults
-from sbpair.emulator.message import Message
-from sbpair.emulator.partitions import Partitioned, partition_of
-from sbpair.emulator.rules.rule import Rule
-from sbpair.emulator.subqueue import SubQueue
-from sbpair.emulator.topic_description import SubscriptionDescription, TopicDescription
+from sbpair.emulator.faults.active import BadField, Faults
 
 
 @pytest.fixture

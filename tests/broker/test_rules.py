@@ -30,13 +30,21 @@ from sbpair.amqp.types import (
     UShort,
     same,
 )
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.rules import evaluate, syntax
+from sbpair.emulator.entities.rules.rule import (
+    CorrelationFilter,
+    Rule,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+    all_plain,
+    select,
+)
+from sbpair.emulator.entities.rules.typed import from_amqp, read_typed
+from sbpair.emulator.entities.rules.values import EvaluationFailed
+from sbpair.emulator.entities.rules.view import View
 from sbpair.emulator.errors import ArgumentInvalid
-from sbpair.emulator.message import Message
-from sbpair.emulator.rules import evaluate, syntax
-from sbpair.emulator.rules.rule import CorrelationFilter, Rule, SqlAction, SqlFilter, TrueFilter, all_plain, select
-from sbpair.emulator.rules.typed import from_amqp, read_typed
-from sbpair.emulator.rules.values import EvaluationFailed
-from sbpair.emulator.rules.view import View
 
 GUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MINUTE_TICKS = 600_000_000
@@ -567,8 +575,9 @@ def test_is_no_typed_text(kind: str, text: str) -> None:
 
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:
     code = (
-        "import sys; from sbpair.emulator import server, atom, amqp_door; assert 'lark' not in sys.modules; "
-        "from sbpair.emulator.rules.rule import Rule, SqlFilter; Rule(); assert 'lark' not in sys.modules; "
+        "import sys, sbpair.emulator.server, sbpair.emulator.doors.amqp.door, sbpair.emulator.doors.http.atom; "
+        "assert 'lark' not in sys.modules; "
+        "from sbpair.emulator.entities.rules.rule import Rule, SqlFilter; Rule(); assert 'lark' not in sys.modules; "
         "SqlFilter('a = 1'); assert 'lark' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,10 +9,10 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.access.sas import ALL_CLAIMS, AuthorizationRule, Claim, sign, signature
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.errors import NotAuthenticated, NotAuthorized
-from sbpair.emulator.namespace import ROOT_RULE, Namespace
-from sbpair.emulator.sas import ALL_CLAIMS, AuthorizationRule, Claim, sign, signature
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock

@@ -13,12 +13,12 @@ from aiohttp import ClientConnectionError, ClientSession, web
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator import server
-from sbpair.emulator.body import read_body
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.access.sas import sign
+from sbpair.emulator.doors.http.body import read_body
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
 from sbpair.emulator.errors import ArgumentInvalid
 from sbpair.emulator.first_bytes import FirstBytes
-from sbpair.emulator.message import Message
-from sbpair.emulator.sas import sign
 from sbpair.emulator.testing import Emulator
 from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
@@ -26,7 +26,7 @@ from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sbpair.emulator.namespace import Namespace
+    from sbpair.emulator.entities.namespace import Namespace
 
 
 class Parrot(asyncio.Protocol):

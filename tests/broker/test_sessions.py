@@ -8,8 +8,11 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp.types import Map
-from sbpair.emulator import management
 from sbpair.emulator.clock import NEVER
+from sbpair.emulator.doors.amqp import management
+from sbpair.emulator.doors.amqp.requests import Request
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.topic_description import SubscriptionDescription
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     MessageLockLost,
@@ -18,9 +21,6 @@ from sbpair.emulator.errors import (
     SessionCannotBeLocked,
     SessionLockLost,
 )
-from sbpair.emulator.message import Message
-from sbpair.emulator.requests import Request
-from sbpair.emulator.topic_description import SubscriptionDescription
 
 MINUTE = 60_000
 

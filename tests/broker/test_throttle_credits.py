@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.credits import Budget
+from sbpair.emulator.entities.rules.rule import Rule
+from sbpair.emulator.entities.topic_description import SubscriptionDescription
 from sbpair.emulator.errors import QuotaExceeded, ServerBusy, Throttled
-from sbpair.emulator.fault_points import FaultPoints, Meters
-from sbpair.emulator.rules.rule import Rule
-from sbpair.emulator.topic_description import SubscriptionDescription
+from sbpair.emulator.faults.credits import Budget
+from sbpair.emulator.faults.points import FaultPoints, Meters
 
 
 class Resumed:

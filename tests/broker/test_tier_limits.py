@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator import atom_xml, timespan
+from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.description import QueueDescription, from_elements
+from sbpair.emulator.doors.http import atom_xml
+from sbpair.emulator.entities.description import QueueDescription, from_elements
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.partitions import partition_of
+from sbpair.emulator.entities.tiers import BASIC, PREMIUM, STANDARD, TIERS, Tier, Wanted
 from sbpair.emulator.errors import ArgumentInvalid, MessageTooLarge, QuotaExceeded
-from sbpair.emulator.message import Message
-from sbpair.emulator.namespace import Namespace
-from sbpair.emulator.partitions import partition_of
 from sbpair.emulator.server import Emulator
-from sbpair.emulator.tiers import BASIC, PREMIUM, STANDARD, TIERS, Tier, Wanted
 from sbpair.errors import UsageError
 
 DAY = timespan.TICKS_PER_DAY

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from sbpair.emulator.bearer import AUDIENCE, LIFE_SECONDS, Bearers, Issuer, encode, read_jwt
+from sbpair.emulator.access.bearer import AUDIENCE, LIFE_SECONDS, Bearers, Issuer, encode, read_jwt
+from sbpair.emulator.access.sas import ALL_CLAIMS
 from sbpair.emulator.errors import NotAuthenticated
-from sbpair.emulator.sas import ALL_CLAIMS
 
 NOW = 1_767_225_600_000
 

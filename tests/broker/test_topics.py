@@ -9,7 +9,13 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
-from sbpair.emulator import envelope, management, topic_description
+from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.doors.amqp import management
+from sbpair.emulator.doors.amqp.requests import Reply, Request
+from sbpair.emulator.entities import envelope, topic_description
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.rules.rule import CorrelationFilter, FalseFilter, Rule, SqlAction, SqlFilter, TrueFilter
+from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC, SubscriptionDescription, TopicDescription
 from sbpair.emulator.errors import (
     ArgumentInvalid,
     EntityExists,
@@ -20,17 +26,12 @@ from sbpair.emulator.errors import (
     QuotaExceeded,
     Refusal,
 )
-from sbpair.emulator.message import Message
-from sbpair.emulator.requests import Reply, Request
-from sbpair.emulator.rules.rule import CorrelationFilter, FalseFilter, Rule, SqlAction, SqlFilter, TrueFilter
-from sbpair.emulator.sas import AuthorizationRule, Claim, sign
 from sbpair.emulator.timespan import TICKS_PER_SECOND
-from sbpair.emulator.topic_description import SUBSCRIPTION, TOPIC, SubscriptionDescription, TopicDescription
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock
-    from sbpair.emulator.namespace import Namespace
-    from sbpair.emulator.topic import Subscription, Topic
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.topic import Subscription, Topic
 
 MINUTE = 60_000
 
@@ -138,7 +139,7 @@ def test_rules_have_names_that_differ(topic, monkeypatch) -> None:
         subscription.remove_rule("other")
     with pytest.raises(EntityNotFound):
         subscription.change_rule(Rule("other"))
-    monkeypatch.setattr("sbpair.emulator.topic.RULES_MOST", 2)
+    monkeypatch.setattr("sbpair.emulator.entities.topic.RULES_MOST", 2)
     subscription.add_rule(Rule("second"))
     with pytest.raises(QuotaExceeded):
         subscription.add_rule(Rule("third"))
@@ -300,7 +301,7 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
 
 
 def test_there_are_only_so_many_subscriptions(topic, monkeypatch) -> None:
-    monkeypatch.setattr("sbpair.emulator.topic.SUBSCRIPTIONS_MOST", 1)
+    monkeypatch.setattr("sbpair.emulator.entities.topic.SUBSCRIPTIONS_MOST", 1)
     topic.create_subscription("one")
     with pytest.raises(QuotaExceeded):
         topic.create_subscription("two")

@@ -10,7 +10,7 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
 from sbpair.emulator.testing import Emulator
 from sbpair.model import endpoint_from_connection_string
 from sbpair.wire.client import connect

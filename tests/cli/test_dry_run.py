@@ -16,7 +16,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.cli.forecast import size
 from sbpair.cli.output import spoken
-from sbpair.emulator import envelope
+from sbpair.emulator.entities import envelope
 from sbpair.emulator.testing import Emulator
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")

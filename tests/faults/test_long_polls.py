@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.emulator.cbs import Claims
+from sbpair.emulator.doors.amqp.cbs import Claims
 from sbpair.move import events
 from tests.faults.simulation.stage import Asked, play
 

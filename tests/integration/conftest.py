@@ -24,14 +24,14 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from tests.node import install
 
 if TYPE_CHECKING:
-    from sbpair.emulator.namespace import Namespace
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import Queue
 
 T = TypeVar("T")
 NAMESPACE, OTHER = "contoso", "contoso-dr"

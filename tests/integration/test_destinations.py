@@ -14,10 +14,10 @@ from sbpair import errors
 from sbpair.bus import destinations
 from sbpair.bus.control import Entity
 from sbpair.bus.destinations import open_destinations
-from sbpair.emulator.atom import AtomDoor
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.rules.rule import Rule, SqlFilter
-from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.doors.http.atom import AtomDoor
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.rules.rule import Rule, SqlFilter
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
 from sbpair.syphon.terms import SendCosts
@@ -25,7 +25,7 @@ from sbpair.syphon.terms import SendCosts
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.atom_request import Ask
+    from sbpair.emulator.doors.http.atom_request import Ask
 
 KILOBYTE = 1024
 

@@ -17,7 +17,7 @@ from sbpair.model import endpoint_from_connection_string
 from sbpair.wire.client import Wire, connect
 
 if TYPE_CHECKING:
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.queue import Queue
 
 SECONDS = 10.0
 MESSAGE = bytes.fromhex("005375a0026869")

@@ -26,7 +26,7 @@ from azure.servicebus.management import (
 )
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.message import Message
+from sbpair.emulator.entities.message import Message
 
 FOR_EVER = timedelta(days=10_675_199, hours=2, minutes=48, seconds=5, microseconds=477_581)
 """What the SDK makes of TimeSpan.MaxValue when it reads it."""

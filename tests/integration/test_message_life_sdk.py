@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.queue import Queue
 
 MINUTE = 60
 

@@ -28,10 +28,10 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
 )
 
-from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
 
 if TYPE_CHECKING:
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.queue import Queue
 
 LOCK_SECONDS = 60
 LONG = 2**40 + 1

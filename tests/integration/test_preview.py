@@ -23,10 +23,10 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Int, Long, Symbol, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.bus.control import Entity
-from sbpair.emulator import envelope
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.rules.rule import Rule, SqlFilter
-from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.rules.rule import Rule, SqlFilter
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
 from sbpair.move.events import QueuesFound
@@ -37,7 +37,7 @@ from sbpair.syphon.preview import Looked
 from sbpair.syphon.terms import Limits, Terms, Tiers
 
 if TYPE_CHECKING:
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.queue import Queue
 
 SECOND_TICKS = 10_000_000
 HOUR, QUARTER = 3_600_000, 900_000

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from sbpair import audit, errors, provision
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Difference, Endpoint, Pair, SasKey, SasToken, endpoint_from_connection_string
 from sbpair.report import Outcome

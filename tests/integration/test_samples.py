@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from sbpair.emulator import timespan
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.topic_description import SubscriptionDescription
 from sbpair.emulator.testing import Setup
-from sbpair.emulator.topic_description import SubscriptionDescription
 
 VERSION = "7.15.0"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"

@@ -17,10 +17,10 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.entities.description import QueueDescription
 
 if TYPE_CHECKING:
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.queue import Queue
 
 LOCK_SECONDS = 60
 

@@ -19,10 +19,10 @@ from sbpair.amqp import codec
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, section
 from sbpair.amqp.types import Int, Long, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator import envelope
-from sbpair.emulator.amqp_links import Outlet
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.doors.amqp.links import Outlet
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
 from sbpair.move import events, hands, mover, sdk_primary, wire_primary, wire_source
@@ -32,7 +32,7 @@ from sbpair.move.wire_engine import WireEngine
 from sbpair.syphon import ends, lane
 
 if TYPE_CHECKING:
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.queue import Queue
 
 TEST_SECONDS = 60.0
 MINUTE_TICKS = 600_000_000

@@ -23,8 +23,8 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Described, Float, Int, Long, Map, Symbol, Timestamp, UInt, ULong, type_of
 from sbpair.backlog import TICKS_PER_MS, Aliases, queue_path, write_aliases
-from sbpair.emulator import envelope
-from sbpair.emulator.sas import sign
+from sbpair.emulator.access.sas import sign
+from sbpair.emulator.entities import envelope
 from sbpair.emulator.setup import Setup
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasToken, endpoint_from_connection_string

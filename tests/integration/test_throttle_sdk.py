@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from sbpair.emulator.sas import sign
+from sbpair.emulator.access.sas import sign
 from sbpair.emulator.testing import Emulator, ManualClock, Setup
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model import endpoint_from_connection_string

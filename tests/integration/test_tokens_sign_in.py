@@ -20,7 +20,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair import audit, provision
 from sbpair.bus.credentials import token_getter
-from sbpair.emulator.bearer import AUDIENCE, Issuer
+from sbpair.emulator.access.bearer import AUDIENCE, Issuer
 from sbpair.emulator.testing import Emulator, Setup
 from sbpair.errors import InDoubt, NotAuthenticated
 from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string

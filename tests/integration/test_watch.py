@@ -10,7 +10,7 @@ import pytest
 from sbpair import errors, syphon
 from sbpair.cli.board import Board, View
 from sbpair.cost import Operations, moved, turned_away
-from sbpair.emulator.sas import Claim
+from sbpair.emulator.access.sas import Claim
 from sbpair.move import events, mover
 from sbpair.syphon import gauge, lane
 from tests.integration.test_syphon import World, fill, held_in, sync, until, world

@@ -24,7 +24,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.performatives import Accepted, Error, Rejected, Released
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.types import Int
-from sbpair.emulator.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Endpoint, SasKey, SasToken, endpoint_from_connection_string
 from sbpair.wire import client, stream

@@ -123,6 +123,13 @@ def test_imports_go_downwards_only() -> None:
     assert [each.where for each in OWN if not allowed(part_of(each.importer), part_of(each.imported))] == []
 
 
+def test_entities_know_no_door_and_no_server() -> None:
+    inside = [each for each in OWN if each.importer.startswith("sbpair.emulator.entities")]
+    assert [
+        each.where for each in inside if each.imported.startswith(("sbpair.emulator.doors", "sbpair.emulator.server"))
+    ] == []
+
+
 def test_there_is_no_cycle_of_modules() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
     for each in OWN:

@@ -24,7 +24,7 @@ from sbpair.amqp.message import Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Source, Target
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.types import Map
-from sbpair.emulator.namespace import ROOT_RULE
+from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")

@@ -22,11 +22,12 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
-from sbpair.emulator import amqp_door, management
-from sbpair.emulator.description import QueueDescription
-from sbpair.emulator.namespace import ROOT_RULE
-from sbpair.emulator.requests import Reply
-from sbpair.emulator.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.doors.amqp import door as amqp_door
+from sbpair.emulator.doors.amqp import management
+from sbpair.emulator.doors.amqp.requests import Reply
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import ROOT_RULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

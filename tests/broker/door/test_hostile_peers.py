@@ -17,7 +17,8 @@ from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator import amqp_door, amqp_links
+from sbpair.emulator.doors.amqp import door as amqp_door
+from sbpair.emulator.doors.amqp import links as amqp_links
 
 Stage = Any
 Play = Any

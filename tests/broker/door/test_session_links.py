@@ -10,7 +10,7 @@ from sbpair.amqp.events import Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.amqp.performatives import Error, Modified, Rejected, Source, Target
 from sbpair.amqp.types import Array, Int, Long, Map, Symbol, Timestamp, UInt
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.entities.description import QueueDescription
 
 Play = Any
 Stage = Any

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.backlog import queue_path, queue_spec
-from sbpair.emulator.description import TICKS_PER_MINUTE, QueueDescription
+from sbpair.emulator.entities.description import TICKS_PER_MINUTE, QueueDescription
 from sbpair.emulator.errors import Refusal
-from sbpair.emulator.fault_kinds import Fault
+from sbpair.emulator.faults.kinds import Fault
 from tests.faults.simulation.plan import EMULATOR
 from tests.faults.simulation.workload import (
     NARROW,
@@ -23,7 +23,7 @@ from tests.faults.simulation.workload import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.namespace import Namespace
+    from sbpair.emulator.entities.namespace import Namespace
     from tests.faults.simulation.plan import Step
     from tests.faults.simulation.run import Simulation
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.types import text_of
-from sbpair.emulator import envelope
+from sbpair.emulator.entities import envelope
 from sbpair.emulator.errors import QuotaExceeded, Refusal
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.message import Message
-    from sbpair.emulator.queue import Queue
+    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.queue import Queue
     from tests.faults.simulation.workload import Stranded
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from sbpair import syphon
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator import envelope
-from sbpair.emulator.amqp_door import AmqpDoor
-from sbpair.emulator.amqp_links import Outlet
-from sbpair.emulator.description import QueueDescription
+from sbpair.emulator.doors.amqp.door import AmqpDoor
+from sbpair.emulator.doors.amqp.links import Outlet
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.errors import QuotaExceeded
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.loop import VirtualLoop

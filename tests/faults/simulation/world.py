@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbpair import errors
 from sbpair.emulator.agenda import Agenda
-from sbpair.emulator.amqp_door import AmqpDoor
-from sbpair.emulator.faults import Faults
-from sbpair.emulator.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.doors.amqp.door import AmqpDoor
+from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.server import Timer
 from sbpair.model import Counts, Endpoint, Pair, QueueSpec, QueueState, SasKey
 

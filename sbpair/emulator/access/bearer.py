@@ -1,0 +1,110 @@
+"""Bearer tokens: which JSON web tokens are accepted here, and those that the emulator signs itself.
+
+Pure but for the key, which is drawn when an Issuer is made. A token of the emulator's own is verified in full; with
+`accept_any` every other one that is well-formed and has not run out is taken at its word. A token grants everything.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sbpair.emulator.access.sas import ALL_CLAIMS, Grant, malformed
+from sbpair.emulator.errors import NotAuthenticated
+
+AUDIENCE: Final = "https://servicebus.azure.net"
+ISSUER: Final = "https://sts.windows.net/sbpair-emulator/"
+LIFE_SECONDS: Final = 86_400
+_LIMIT: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Jwt:
+    """A token taken apart. `signed` is what the signature is over."""
+
+    header: dict[str, Any]
+    claims: dict[str, Any]
+    signed: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+
+    @property
+    def expires_at_ms(self) -> int:
+        """Raises NotAuthenticated where the token does not say until when it is good."""
+        expiry = self.claims.get("exp")
+        if isinstance(expiry, bool) or not isinstance(expiry, (int, float)) or not 0 <= expiry < 1 << 53:
+            raise malformed()
+        return int(expiry * 1000)
+
+
+def read_jwt(text: str) -> Jwt:
+    """Raises NotAuthenticated for what is no JSON web token."""
+    parts = text.split(".")
+    if len(parts) != 3 or len(text) > _LIMIT or not text.isascii():
+        raise malformed()
+    try:
+        header, claims, signature = (decode(part) for part in parts)
+        read = Jwt(json.loads(header), json.loads(claims), f"{parts[0]}.{parts[1]}".encode(), signature)
+    except (ValueError, binascii.Error, RecursionError) as error:
+        raise malformed() from error
+    if not isinstance(read.header, dict) or not isinstance(read.claims, dict) or "alg" not in read.header:
+        raise malformed()
+    return read
+
+
+def decode(part: str) -> bytes:
+    return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+
+
+def encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+class Issuer:
+    """Signs tokens with a key that it alone knows, and knows them again."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def issue(self, resource: str, now_ms: int) -> tuple[str, int]:
+        """A token for that resource, and the second since 1970 at which it runs out."""
+        now = now_ms // 1000
+        claims = {"aud": resource, "iss": ISSUER, "iat": now, "nbf": now, "exp": now + LIFE_SECONDS, "sub": "emulator"}
+        parts = ({"alg": "HS256", "typ": "JWT"}, claims)
+        signed = ".".join(encode(json.dumps(part, separators=(",", ":")).encode()) for part in parts)
+        return f"{signed}.{encode(self._signature(signed.encode()))}", now + LIFE_SECONDS
+
+    def signed(self, token: Jwt) -> bool:
+        ours = token.header.get("alg") == "HS256" and token.claims.get("iss") == ISSUER
+        return ours and hmac.compare_digest(self._signature(token.signed), token.signature)
+
+    def _signature(self, signed: bytes) -> bytes:
+        return hmac.digest(self._key, signed, hashlib.sha256)
+
+
+class Bearers:
+    """Which bearer tokens a namespace accepts."""
+
+    def __init__(self, issuer: Issuer | None = None, *, accept_any: bool = False) -> None:
+        self._issuer = issuer
+        self._accept_any = accept_any
+
+    def grant(self, text: str, now_ms: int) -> Grant:
+        """What a token allows. NotAuthenticated says why it is not good."""
+        token = read_jwt(text)
+        ours = self._issuer is not None and self._issuer.signed(token)
+        if not ours and not self._accept_any:
+            raise NotAuthenticated(
+                "InvalidIssuer: The token was issued by nobody that is trusted here. "
+                "Use a shared access key, or let the emulator sign in or accept any token."
+            )
+        if now_ms >= token.expires_at_ms:
+            raise NotAuthenticated("ExpiredToken: The token has expired.")
+        if ours and str(token.claims.get("aud")).rstrip("/") != AUDIENCE:
+            raise NotAuthenticated("InvalidAudience: The authorization token is for another resource.")
+        return Grant("", ALL_CLAIMS, "", token.expires_at_ms)

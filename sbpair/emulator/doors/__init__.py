@@ -1,0 +1,1 @@
+"""How clients come in: one package a protocol."""

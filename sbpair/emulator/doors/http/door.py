@@ -1,0 +1,63 @@
+"""The HTTP door: which of the doors behind it a request is for, and what the log gets to see of those that are none.
+
+The law of this file: nothing that a peer sends is written to the log, where a token or a key could be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from sbpair.emulator.doors.http import control as control_door
+from sbpair.emulator.doors.http import identity as identity_door
+from sbpair.emulator.doors.http.atom import AtomDoor
+from sbpair.emulator.errors import log_mistake
+
+if TYPE_CHECKING:
+    from sbpair.emulator.doors.http.control import ControlDoor
+    from sbpair.emulator.doors.http.identity import IdentityDoor
+    from sbpair.emulator.entities.namespace import Namespace
+
+logger = logging.getLogger(__name__)
+
+
+class QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """What is no HTTP is its sender's mistake, and worth a line of information; everything else is ours."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **others: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.info("A request that is no HTTP was refused: %s.", type(exc_info).__name__)
+        elif isinstance(exc_info, Exception):
+            log_mistake(self.logger, "request", exc_info)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **others)
+
+    def debug(self, msg: object, *args: object, exc_info: Any = None, **others: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.exception(msg, *args, exc_info=exc_info)
+        else:
+            super().debug(msg, *args, exc_info=exc_info, **others)
+
+
+def http_door(namespace: Namespace, control: ControlDoor, identity: IdentityDoor | None = None) -> web.Server:
+    atom = AtomDoor(namespace)
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path.lower().lstrip("/").replace("%24", "$")
+        if path.startswith(control_door.PREFIX):
+            return await control.handle(request)
+        if identity is not None and path.startswith(identity_door.PREFIX):
+            return identity.handle(request)
+        if namespace.down:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=503)
+        if namespace.points.latency_seconds:
+            await asyncio.sleep(namespace.points.latency_seconds)
+        return await atom.handle(request)
+
+    return web.Server(handle, access_log=None, logger=QuietLog(logger))

@@ -1,0 +1,303 @@
+"""A namespace: its entities by path, its keys, and whether it is up.
+
+Paths are compared in lower case. Doors find entities, check tokens and are told of outages here; no protocol is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sbpair.emulator.access.bearer import Bearers
+from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse, scope_of, verify
+from sbpair.emulator.agenda import Agenda
+from sbpair.emulator.entities.description import QueueDescription, check_path, default_of
+from sbpair.emulator.entities.queue import Queue
+from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
+from sbpair.emulator.entities.tiers import STANDARD, Tier
+from sbpair.emulator.entities.topic import SEGMENT, Subscription, Topic
+from sbpair.emulator.entities.topic_description import TopicDescription
+from sbpair.emulator.errors import ArgumentInvalid, EntityExists, EntityNotFound, QuotaExceeded
+from sbpair.emulator.faults.points import FaultPoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from sbpair.emulator.clock import Clock
+
+ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
+"""The well-known key of emulators: no secret."""
+
+DEAD_LETTERS: Final = "$deadletterqueue"
+TRANSFER: Final = "$transfer"
+MANAGEMENT: Final = "$management"
+
+
+Described = TypeVar("Described", bound=QueueDescription)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an address means: a queue (or topic, or subscription), which sub-queue, and whether its management node."""
+
+    queue: Queue
+    messages: SubQueue
+    management: bool = False
+
+    @property
+    def is_dead_letters(self) -> bool:
+        return self.messages is not self.queue.messages
+
+    def check_receive(self) -> None:
+        """EntityDisabled, or NotAllowed where nothing can be received from here."""
+        self.queue.check_receive()
+        if not self.is_dead_letters:
+            self.queue.check_kept()
+
+
+class Namespace:
+    """`call_soon` is the loop's, where there is one. `on_outage` holds what is called when the namespace goes down.
+
+    `authority` is the host and port under which clients know it, once it has one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        agenda: Agenda | None = None,
+        *,
+        keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
+        call_soon: CallSoon = at_once,
+        tier: Tier = STANDARD,
+        partitions: int = 1,
+    ) -> None:
+        self.name = name
+        self.tier = tier
+        self._partitions = partitions
+        self.clock = clock
+        self.agenda = agenda or Agenda()
+        self.keys = tuple(keys)
+        self.created_at_ms = clock.now_ms()
+        self.authority = name
+        self.on_outage: set[Callable[[], None]] = set()
+        self.points = FaultPoints()
+        self.bearers = Bearers()
+        self._call_soon = call_soon
+        self._queues: dict[str, Queue] = {}
+        self._topics: dict[str, Topic] = {}
+        self._outages = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"sb://{self.authority}"
+
+    @property
+    def connection_string(self) -> str:
+        rule = self.keys[0]
+        return (
+            f"Endpoint={self.endpoint};SharedAccessKeyName={rule.key_name};"
+            f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true"
+        )
+
+    # Entities
+
+    def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
+        """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
+        path = self._new_path(path)
+        description = self._admitted(description or default_of(QueueDescription(), self.tier))
+        queue = Queue(path, description, self.clock, self.agenda, self._call_soon)
+        self._queues[path.lower()] = queue
+        queue.join(self)
+        return queue
+
+    def create_topic(self, path: str, description: TopicDescription | None = None) -> Topic:
+        """Raises as `create_queue` does: queues and topics share their names."""
+        path = self._new_path(path)
+        if not self.tier.has_everything:
+            raise ArgumentInvalid(
+                f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
+            )
+        described = self._admitted(description or default_of(TopicDescription(), self.tier))
+        topic = Topic(path, described, self.clock, self.agenda, self._call_soon)
+        self._topics[path.lower()] = topic
+        topic.join(self)
+        return topic
+
+    def _new_path(self, path: str) -> str:
+        path = path.strip("/")
+        check_path(path)
+        if path.lower() in self._queues or path.lower() in self._topics:
+            raise EntityExists(f"The specified messaging entity '{path}' already exists.")
+        # Premium has its limit for each messaging unit.
+        most = self.tier.entities * self._partitions
+        if len(self._queues) + len(self._topics) >= most:
+            raise QuotaExceeded(f"Namespace '{self.name}' already has {most} entities.")
+        return path
+
+    def _admitted(self, description: Described) -> Described:
+        """The description for a new entity, which may be partitioned by itself or by its namespace."""
+        description = replace(description, partitions=self._partitions)
+        if description.partition_count > 1:
+            self.points.check_partitions()
+        if description.enable_partitioning:
+            partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
+            most = self.tier.partitioned_entities
+            if partitioned >= most:
+                raise QuotaExceeded(f"Namespace '{self.name}' already has {most} partitioned entities.")
+        return description
+
+    def find_queue(self, path: str) -> Queue | None:
+        return self._queues.get(path.strip("/").lower())
+
+    def queue(self, path: str) -> Queue:
+        """EntityNotFound where there is none."""
+        queue = self.find_queue(path)
+        if queue is None:
+            raise missing(path)
+        return queue
+
+    def find_topic(self, path: str) -> Topic | None:
+        return self._topics.get(path.strip("/").lower())
+
+    def topic(self, path: str) -> Topic:
+        """EntityNotFound where there is none."""
+        topic = self.find_topic(path)
+        if topic is None:
+            raise missing(path)
+        return topic
+
+    def topics(self) -> list[Topic]:
+        """All of them, in order of their paths."""
+        return [topic for _, topic in sorted(self._topics.items())]
+
+    def delete_topic(self, path: str) -> None:
+        """And its subscriptions."""
+        topic = self.topic(path)
+        topic.check_whole()
+        del self._topics[topic.path.lower()]
+        topic.close()
+
+    def entity(self, path: str) -> Queue:
+        """The queue, topic or subscription of this path; EntityNotFound where there is none."""
+        found = self.find_queue(path) or self.find_topic(path) or self._find_subscription(path)
+        if found is None:
+            raise missing(path)
+        return found
+
+    def _find_subscription(self, path: str) -> Subscription | None:
+        head, _, name = path.strip("/").rpartition("/")
+        head, _, segment = head.rpartition("/")
+        topic = self.find_topic(head) if segment.lower() == SEGMENT.lower() else None
+        return None if topic is None else topic.find_subscription(name)
+
+    def queues(self) -> list[Queue]:
+        """All of them, in order of their paths."""
+        return [queue for _, queue in sorted(self._queues.items())]
+
+    def delete_queue(self, path: str) -> None:
+        queue = self.queue(path)
+        queue.check_whole()
+        del self._queues[queue.path.lower()]
+        queue.close()
+
+    def delete(self, entity: Queue) -> None:
+        """Whatever kind of entity it is."""
+        if isinstance(entity, Subscription):
+            entity.topic.delete_subscription(entity.name)
+        elif isinstance(entity, Topic):
+            self.delete_topic(entity.path)
+        else:
+            self.delete_queue(entity.path)
+
+    def find_target(self, address: str) -> Queue:
+        path = scope_of(address)
+        found = self.find_queue(path) or self.find_topic(path)
+        if found is None:
+            raise missing(path)
+        return found
+
+    def resolve(self, address: str) -> Target:
+        """`queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, and each with `/$management`.
+
+        Bare or as `amqps://host:port/…`.
+
+        `topic` and `topic/subscriptions/name` too; a topic has no dead letters.
+        """
+        path = scope_of(address)
+        path, management = _without(path, MANAGEMENT)
+        path, dead = _without(path, DEAD_LETTERS)
+        path, transfer = _without(path, TRANSFER) if dead else (path, False)
+        queue = self.entity(path)
+        if dead and isinstance(queue, Topic):
+            raise missing(f"{path}/{DEAD_LETTERS}")
+        if transfer:
+            return Target(queue, queue.transfer_dead_letters, management)
+        return Target(queue, queue.dead_letters if dead else queue.messages, management)
+
+    # Access
+
+    def authenticate(self, token: str, address: str) -> Grant:
+        """What a `SharedAccessSignature …` or `Bearer …` allows, asked for on `address`.
+
+        NotAuthenticated where it is not good.
+        """
+        scheme, _, bearer = token.partition(" ")
+        if scheme == BEARER:
+            return self.bearers.grant(bearer.strip(), self.clock.now_ms())
+        parsed = parse(token)
+        rules = [*self.keys, *self._rules_within(parsed.scope)]
+        return verify(parsed, rules, scope_of(address), self.clock.now_ms())
+
+    def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
+        """An entity's own keys sign for it and what is below it, not for the namespace."""
+        for end in _ends(scope):
+            queue = self._queues.get(scope[:end]) or self._topics.get(scope[:end])
+            if queue is not None and covers(queue.path.lower(), scope):
+                return queue.description.authorization_rules
+        return ()
+
+    # Up and down
+
+    def check_up(self, path: str) -> None:
+        """EntityUnavailable while that entity is down."""
+        self.points.check(path.lower())
+
+    def resume_forwarding(self) -> None:
+        """Something is up again: what waits to be forwarded to it, or from it, may go on."""
+        for entity in [*self.queues(), *(each for topic in self.topics() for each in topic.subscriptions)]:
+            entity.resume_forwarding()
+
+    @property
+    def down(self) -> bool:
+        return self._outages > 0
+
+    def take_down(self) -> None:
+        """An outage begins. Several may overlap: the namespace is up again when all of them have ended."""
+        self._outages += 1
+        if self._outages == 1:
+            for told in list(self.on_outage):
+                told()
+
+    def bring_up(self) -> None:
+        if not self._outages:
+            raise ValueError(f"namespace '{self.name}' is not down")
+        self._outages -= 1
+
+
+def missing(path: str) -> EntityNotFound:
+    return EntityNotFound(f"The messaging entity '{path.strip('/')[:300]}' could not be found.")
+
+
+def _without(path: str, part: str) -> tuple[str, bool]:
+    """The path without `part` as its last segment, and whether it was there."""
+    head, _, last = path.rpartition("/")
+    return (head, True) if last == part else (path, False)
+
+
+def _ends(scope: str) -> Iterable[int]:
+    """Where each leading run of whole segments ends, longest first."""
+    end = len(scope)
+    while end > 0:
+        yield end
+        end = scope.rfind("/", 0, end)

@@ -1,0 +1,255 @@
+"""Trees of SQL made into functions of a message's view: three-valued conditions, values, and actions' steps. Pure.
+
+Names of parameters are looked up once, when a rule is made: one that is not given makes the rule invalid. The rest is
+the service's semantics: unknown properties are unknown, whoever asks for what cannot be calculated gets
+EvaluationFailed. AND and OR look no further than they must.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, cast
+
+from sbpair.amqp.types import Value
+from sbpair.emulator.entities.rules import syntax
+from sbpair.emulator.entities.rules.syntax import SqlInvalid
+from sbpair.emulator.entities.rules.values import (
+    EvaluationFailed,
+    Truth,
+    calculate,
+    cannot_apply,
+    compare,
+    keep_sign,
+    negate,
+    type_name,
+)
+from sbpair.emulator.entities.rules.view import SYSTEM, Draft, View
+
+Test: TypeAlias = Callable[[View], Truth]
+Calculation: TypeAlias = Callable[[View], Value]
+Step: TypeAlias = Callable[[Draft], None]
+Parameters: TypeAlias = Mapping[str, Value]
+"""By name in lower case, without the @."""
+
+_PATTERNS_REMEMBERED: Final = 256
+
+
+def condition(text: str, parameters: Parameters) -> Test:
+    """What a filter's text asks of a message. Raises SqlInvalid."""
+    return _Compiler(parameters).test(syntax.parse_filter(text))
+
+
+def steps(text: str, parameters: Parameters) -> tuple[Step, ...]:
+    """What an action's text does to a message, in order. Raises SqlInvalid."""
+    compiler = _Compiler(parameters)
+    return tuple(compiler.step(statement) for statement in syntax.parse_action(text))
+
+
+class _Compiler:
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+
+    def test(self, node: syntax.Condition) -> Test:
+        return cast("Test", getattr(self, f"_{type(node).__name__.lower()}")(node))
+
+    def value(self, node: syntax.Expression) -> Calculation:
+        return getattr(self, f"_{type(node).__name__.lower()}")(node)  # type: ignore[no-any-return]
+
+    def step(self, statement: syntax.Statement) -> Step:
+        name, is_system = statement.target.name, statement.target.is_system
+        if isinstance(statement, syntax.Remove):
+            return lambda draft: draft.set_system(name, None) if is_system else draft.remove_user(name)
+        if is_system:
+            written = self.value(statement.value)
+            return lambda draft: draft.set_system(name, written(draft))
+        value = self._raw(statement.value)
+        return lambda draft: draft.set_user(name, value(draft))
+
+    def _raw(self, node: syntax.Expression) -> Calculation:
+        # A property that is only copied keeps what its sender wrote, to the type.
+        if isinstance(node, syntax.Property) and not node.is_system:
+            name = node.name
+            return lambda view: view.raw(name)
+        return self.value(node)
+
+    # Values
+
+    def _constant(self, node: syntax.Constant) -> Calculation:
+        value = node.value
+        return lambda _: value
+
+    def _parameter(self, node: syntax.Parameter) -> Calculation:
+        name = node.name[1:].lower()
+        if name not in self._parameters:
+            raise SqlInvalid("the parameter is not given", token=node.name)
+        value = self._parameters[name]
+        return lambda _: value
+
+    def _property(self, node: syntax.Property) -> Calculation:
+        name = node.name
+        if node.is_system:
+            return SYSTEM[name].read
+        return lambda view: view.user_value(name)
+
+    def _newid(self, _: syntax.NewId) -> Calculation:
+        return lambda _: uuid.uuid4()
+
+    def _propertynamed(self, node: syntax.PropertyNamed) -> Calculation:
+        name = self.value(node.name)
+
+        def value(view: View) -> Value:
+            named = name(view)
+            if named is not None and not isinstance(named, str):
+                raise EvaluationFailed(f"The name of a property is text, not a '{type_name(named)}'.")
+            return None if named is None else view.user_value(named)
+
+        return value
+
+    def _signed(self, node: syntax.Signed) -> Calculation:
+        operand, change = self.value(node.operand), negate if node.negative else keep_sign
+        return lambda view: change(operand(view))
+
+    def _chain(self, node: syntax.Chain) -> Calculation:
+        first = self.value(node.first)
+        rest = [(symbol, self.value(operand)) for symbol, operand in node.rest]
+
+        def value(view: View) -> Value:
+            result = first(view)
+            for symbol, operand in rest:
+                result = calculate(symbol, result, operand(view))
+            return result
+
+        return value
+
+    # Conditions
+
+    def _comparison(self, node: syntax.Comparison) -> Test:
+        symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
+        return lambda view: compare(symbol, left(view), right(view))
+
+    def _isnull(self, node: syntax.IsNull) -> Test:
+        subject, negated = self.value(node.subject), node.negated
+        return lambda view: (subject(view) is None) is not negated
+
+    def _exists(self, node: syntax.Exists) -> Test:
+        name = node.subject.name
+        if node.subject.is_system:
+            return lambda view: view.system_value(name) is not None
+        return lambda view: view.has(name)
+
+    def _in(self, node: syntax.In) -> Test:
+        subject, negated = self.value(node.subject), node.negated
+        choices = [self.value(choice) for choice in node.choices]
+
+        def test(view: View) -> Truth:
+            value = subject(view)
+            if value is None:
+                return None
+            answer: Truth = False
+            for choice in choices:
+                same = compare("=", value, choice(view))
+                if same:
+                    return not negated
+                answer = None if same is None else answer
+            return None if answer is None else negated
+
+        return test
+
+    def _like(self, node: syntax.Like) -> Test:
+        subject, pattern, negated = self.value(node.subject), self.value(node.pattern), node.negated
+        escape = None if node.escape is None else self.value(node.escape)
+
+        def test(view: View) -> Truth:
+            text, wanted = subject(view), pattern(view)
+            sign = "" if escape is None else escape(view)
+            if text is None or wanted is None or sign is None:
+                return None
+            if not (isinstance(text, str) and isinstance(wanted, str)):
+                raise cannot_apply("LIKE", text, wanted)
+            if escape is not None and not (isinstance(sign, str) and len(sign) == 1):
+                raise EvaluationFailed("An escape character is a text of one character.")
+            return like(text, wanted, sign) is not negated
+
+        return test
+
+    def _not(self, node: syntax.Not) -> Test:
+        operand = self.test(node.operand)
+
+        def test(view: View) -> Truth:
+            answer = operand(view)
+            return None if answer is None else not answer
+
+        return test
+
+    def _all(self, node: syntax.All) -> Test:
+        return _until(False, [self.test(operand) for operand in node.operands])
+
+    def _anyof(self, node: syntax.AnyOf) -> Test:
+        return _until(True, [self.test(operand) for operand in node.operands])
+
+
+def _until(decisive: bool, operands: list[Test]) -> Test:
+    """AND is decided by the first False, OR by the first True; else one unknown makes the whole unknown."""
+
+    def test(view: View) -> Truth:
+        answer: Truth = not decisive
+        for operand in operands:
+            one = operand(view)
+            if one is decisive:
+                return decisive
+            answer = None if one is None else answer
+        return answer
+
+    return test
+
+
+# LIKE
+
+
+def like(text: str, pattern: str, escape: str = "") -> bool:
+    """`%` is any text and `_` any character. The time is bounded by the product of the two lengths."""
+    pieces = _pieces(pattern, escape)
+    first, last = pieces[0], pieces[-1]
+    if len(pieces) == 1:
+        return first.fullmatch(text) is not None
+    found: Any = first.match(text)
+    # Taking each piece where it first comes leaves the most for those that follow: there is no going back.
+    for piece in pieces[1:-1]:
+        found = found and piece.search(text, found.end())
+    if not found:
+        return False
+    tail_at = len(text) - last.width
+    return tail_at >= found.end() and last.match(text, tail_at) is not None
+
+
+class _Piece:
+    """What stands between two `%` of a pattern: so many characters, each given or any."""
+
+    __slots__ = ("fullmatch", "match", "search", "width")
+
+    def __init__(self, characters: list[str]) -> None:
+        compiled = re.compile("".join("." if one == "" else re.escape(one) for one in characters), re.DOTALL)
+        self.fullmatch, self.match, self.search = compiled.fullmatch, compiled.match, compiled.search
+        self.width = len(characters)
+
+
+@lru_cache(_PATTERNS_REMEMBERED)
+def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
+    pieces: list[list[str]] = [[]]
+    escaped = False
+    for one in pattern:
+        if escaped:
+            pieces[-1].append(one)
+            escaped = False
+        elif escape and one == escape:
+            escaped = True
+        elif one == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append("" if one == "_" else one)
+    if escaped:
+        raise EvaluationFailed("A pattern ends with its escape character.")
+    return tuple(_Piece(piece) for piece in pieces)

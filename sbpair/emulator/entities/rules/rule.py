@@ -1,0 +1,196 @@
+"""A subscription's rules: which messages each filter selects, and the copies that come of it. Pure.
+
+All matching rules without an action make one copy together, every matching rule with an action one of its own, which
+says the rule's name as the property RuleName. Nothing of a message is copied but what an action changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sbpair.emulator.entities.rules import evaluate
+from sbpair.emulator.entities.rules.typed import Typed
+from sbpair.emulator.entities.rules.values import EvaluationFailed, Truth, equal
+from sbpair.emulator.entities.rules.view import SYSTEM, Draft, View
+from sbpair.emulator.errors import ArgumentInvalid
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.rules.evaluate import Parameters, Step, Test
+
+DEFAULT_RULE: Final = "$Default"
+NAME_MOST: Final = 50
+RULE_NAME: Final = "RuleName"
+FILTER_FAILED: Final = "FilterException"
+ACTION_FAILED: Final = "RuleActionException"
+_FORBIDDEN: Final = frozenset("/\\@?#*")
+
+Named = tuple[tuple[str, Typed], ...]
+"""Parameters of an expression, or properties of a correlation filter, in the order in which they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrueFilter:
+    """Selects every message."""
+
+    expression = "1=1"
+
+    def matches(self, view: View) -> Truth:  # noqa: ARG002  # one signature for all filters
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class FalseFilter:
+    """Selects none."""
+
+    expression = "1=0"
+
+    def matches(self, view: View) -> Truth:  # noqa: ARG002  # one signature for all filters
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Selects what its expression is true of. Raises SqlInvalid where it is none."""
+
+    expression: str
+    parameters: Named = ()
+    matches: Test = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matches", evaluate.condition(self.expression, _values(self.parameters)))
+
+
+CORRELATED: Final[dict[str, str]] = {
+    "correlation_id": "CorrelationId",
+    "message_id": "MessageId",
+    "to": "To",
+    "reply_to": "ReplyTo",
+    "label": "Label",
+    "session_id": "SessionId",
+    "reply_to_session_id": "ReplyToSessionId",
+    "content_type": "ContentType",
+}
+"""Field of a correlation filter -> system property, in the service's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationFilter:
+    """Selects what has all of the given properties with just these values. None is not asked for."""
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: Named = ()
+
+    def __post_init__(self) -> None:
+        if not self.properties and all(getattr(self, name) is None for name in CORRELATED):
+            raise ArgumentInvalid("A correlation filter needs at least one property to compare with.")
+
+    def matches(self, view: View) -> Truth:
+        for name, system in CORRELATED.items():
+            wanted = getattr(self, name)
+            if wanted is not None and SYSTEM[system.lower()].read(view) != wanted:
+                return False
+        return all(equal(view.user_value(name), wanted.value) for name, wanted in self.properties)
+
+
+Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
+
+
+@dataclass(frozen=True, slots=True)
+class SqlAction:
+    """Changes a message. Raises SqlInvalid where its expression is no action."""
+
+    expression: str
+    parameters: Named = ()
+    steps: tuple[Step, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", evaluate.steps(self.expression, _values(self.parameters)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Raises ArgumentInvalid for a name that no rule can have."""
+
+    name: str = DEFAULT_RULE
+    filter: Filter = TrueFilter()
+    action: SqlAction | None = None
+    created_at_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= NAME_MOST:
+            raise ArgumentInvalid(f"The name of a rule has 1 to {NAME_MOST} characters, and not {len(self.name)}.")
+        if not self.name.isprintable() or not self.name.strip() or _FORBIDDEN & set(self.name):
+            raise ArgumentInvalid(f"'{self.name}' contains characters that are not allowed in the name of a rule.")
+
+
+def _values(named: Named) -> Parameters:
+    return {name.removeprefix("@").lower(): typed.value for name, typed in named}
+
+
+# Which copies a message makes
+
+
+class Failure(NamedTuple):
+    """Why the rules of a subscription could not say whether it gets a message: a dead letter's reason and text."""
+
+    reason: str
+    description: str
+
+
+class Selection(NamedTuple):
+    """`failure` is the first that there was; rules that did match have their copies nevertheless."""
+
+    copies: list[Message]
+    failure: Failure | None
+
+
+def select(rules: Iterable[Rule], view: View) -> Selection:
+    """The copies of a message that one subscription gets."""
+    failure: Failure | None = None
+    plain = False
+    changed: list[Message] = []
+    for rule in rules:
+        if plain and rule.action is None:
+            continue
+        try:
+            if rule.filter.matches(view) is not True:
+                continue
+            if rule.action is None:
+                plain = True
+            else:
+                changed.append(_annotated(rule, rule.action, view))
+        except EvaluationFailed as error:
+            failure = failure or Failure(getattr(error, "reason", FILTER_FAILED), error.message)
+    return Selection([view.message.published(), *changed] if plain else changed, failure)
+
+
+class ActionFailed(EvaluationFailed):
+    reason = ACTION_FAILED
+
+
+def _annotated(rule: Rule, action: SqlAction, view: View) -> Message:
+    draft = Draft(view)
+    try:
+        for step in action.steps:
+            step(draft)
+        draft.set_user(RULE_NAME, rule.name)
+        return draft.finish()
+    except EvaluationFailed as error:
+        raise ActionFailed(error.message) from error
+
+
+def all_plain(rules: Sequence[Rule]) -> bool:
+    """Whether every message makes one copy, so that no message need be looked at."""
+    return any(type(rule.filter) is TrueFilter and rule.action is None for rule in rules) and all(
+        rule.action is None and not isinstance(rule.filter, SqlFilter) for rule in rules
+    )

@@ -1,0 +1,429 @@
+"""The SQL of filters and actions: text in, a tree out, or SqlInvalid with where it is wrong. Pure.
+
+The grammar is the documented one. The parser is LALR, so its time is linear in a text that is bounded; how deep a text
+nests is bounded too, so that whoever walks the tree may do so by recursion. The parser library is imported with the
+first text: whoever uses no SQL pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from sbpair.amqp.types import Long, Value
+from sbpair.emulator.entities.rules.view import SYSTEM
+from sbpair.emulator.errors import ArgumentInvalid
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+    from lark.exceptions import UnexpectedInput
+
+LENGTH_MOST: Final = 1024
+DEPTH_MOST: Final = 64
+STATEMENTS_MOST: Final = 32
+
+
+class SqlInvalid(ArgumentInvalid):
+    """A text that is no filter, or no action. `line` counts from 1, `column` from 0, as the service does."""
+
+    def __init__(self, details: str, *, token: str = "", line: int = 1, column: int = 0) -> None:
+        self.token, self.line, self.column = token, line, column
+        super().__init__(
+            "There was an error parsing the SQL expression. "
+            f"[Token line={line}, column={column}, Token in error={token[:100]}, Additional details= {details}]"
+        )
+
+
+# The tree. `depth` is how far a node is from its lowest leaf by way of parentheses and functions.
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    depth: int
+
+
+class Expression(Node):
+    """Has a value."""
+
+    __slots__ = ()
+
+
+class Condition(Node):
+    """Is true, false or unknown."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Expression):
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter(Expression):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Property(Expression):
+    """`name` is as written; of a system property, it is in lower case and known."""
+
+    name: str
+    is_system: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewId(Expression):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyNamed(Expression):
+    """`property(name)`: the name is calculated."""
+
+    name: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Signed(Expression):
+    negative: bool
+    operand: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Expression):
+    """`first + a - b`, all of one precedence, from the left."""
+
+    first: Expression
+    rest: tuple[tuple[str, Expression], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Condition):
+    symbol: str
+    left: Expression
+    right: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull(Condition):
+    subject: Property
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class In(Condition):
+    subject: Expression
+    choices: tuple[Expression, ...]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Like(Condition):
+    subject: Expression
+    pattern: Expression
+    escape: Expression | None
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exists(Condition):
+    subject: Property
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Condition):
+    operand: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class All(Condition):
+    operands: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(Condition):
+    operands: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    target: Property
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    target: Property
+
+
+Statement = Set | Remove
+
+
+def parse_filter(text: str) -> Condition:
+    """Raises SqlInvalid."""
+    tree: Condition = _parse("filter", text)
+    return tree
+
+
+def parse_action(text: str) -> tuple[Statement, ...]:
+    """Raises SqlInvalid."""
+    statements: tuple[Statement, ...] = _parse("action", text)
+    if len(statements) > STATEMENTS_MOST:
+        raise SqlInvalid(f"an action has at most {STATEMENTS_MOST} statements")
+    return statements
+
+
+def _parse(start: str, text: str) -> Any:
+    if len(text) > LENGTH_MOST:
+        raise SqlInvalid(f"the expression is {len(text)} characters long, and may be {LENGTH_MOST} at most")
+    from lark.exceptions import UnexpectedInput
+
+    try:
+        return _parser().parse(text, start)
+    except UnexpectedInput as error:
+        raise _explained(error, text) from error
+
+
+def _explained(error: UnexpectedInput, text: str) -> SqlInvalid:
+    from lark.exceptions import UnexpectedToken
+
+    if not isinstance(error, UnexpectedToken):
+        details = "there is no token that begins so, or it does not end"
+        return SqlInvalid(details, token=getattr(error, "char", ""), line=error.line, column=error.column - 1)
+    if error.token.type == "$END":
+        details = f"syntax error, unexpected EOF, expecting {_expected(error)}"
+        return SqlInvalid(details, line=text.count("\n") + 1, column=len(text) - text.rfind("\n") - 1)
+    details = f"syntax error, unexpected {error.token.type}, expecting {_expected(error)}"
+    return _at(error.token, details)
+
+
+def _expected(error: Any) -> str:
+    return ", or ".join(sorted(str(name) for name in error.expected))
+
+
+def _at(token: Token | None, details: str) -> SqlInvalid:
+    if token is None:
+        return SqlInvalid(details)
+    return SqlInvalid(details, token=str(token), line=token.line or 1, column=(token.column or 1) - 1)
+
+
+# The grammar
+
+KEYWORDS: Final = frozenset(
+    "AND ESCAPE EXISTS FALSE IN IS LIKE NOT NULL OR REMOVE SET TRUE".split()  # noqa: SIM905  # a list of words
+)
+
+_GRAMMAR: Final = r"""
+filter: disjunction
+action: statement (";"* statement)* ";"*
+statement: SET property EQUALS sum -> set
+         | REMOVE property         -> remove
+?disjunction: conjunction
+            | conjunction (OR conjunction)+
+?conjunction: negation
+            | negation (AND negation)+
+?negation: predicate
+         | NOT+ predicate
+?predicate: sum
+          | sum (COMPARATOR | EQUALS) sum       -> comparison
+          | sum IS [NOT] NULL                   -> is_null
+          | sum [NOT] IN "(" sum ("," sum)* ")" -> is_in
+          | sum [NOT] LIKE sum [ESCAPE sum]     -> like
+          | EXISTS "(" property ")"             -> exists
+?sum: product
+    | product (SIGN product)+     -> chain
+?product: signed
+        | signed (FACTOR signed)+ -> chain
+?signed: atom
+       | SIGN+ atom
+?atom: (STRING | INTEGER | DECIMAL | APPROXIMATE | TRUE | FALSE | NULL) -> constant
+     | property
+     | PARAMETER                        -> parameter
+     | IDENTIFIER "(" [disjunction] ")" -> function
+     | "(" disjunction ")"              -> nested
+property: [IDENTIFIER "."] (IDENTIFIER | DELIMITED | QUOTED)
+
+IDENTIFIER: /[^\W\d_]\w*/
+DELIMITED: /\[(?:[^\]]|\]\])+\]/
+QUOTED: /"(?:[^"]|"")+"/
+STRING: /'(?:[^']|'')*'/
+PARAMETER: /@\w+/
+APPROXIMATE.3: /(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][+-]?[0-9]+/
+DECIMAL.2: /[0-9]+\.[0-9]*|\.[0-9]+/
+INTEGER: /[0-9]+/
+COMPARATOR: /<>|!=|<=|>=|<|>/
+EQUALS: "="
+SIGN: /[+-]/
+FACTOR: /[*\/%]/
+%declare KEYWORDS
+%ignore /\s+/
+""".replace("KEYWORDS", " ".join(sorted(KEYWORDS)))
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Lark:
+    from lark import Lark
+
+    return Lark(
+        _GRAMMAR,
+        start=["filter", "action"],
+        parser="lalr",
+        # Not the contextual one: a keyword is a keyword wherever it stands.
+        lexer="basic",
+        lexer_callbacks={"IDENTIFIER": _keyword},
+        transformer=_Builder(),
+    )
+
+
+def _keyword(token: Token) -> Token:
+    word = token.upper()
+    if word in KEYWORDS:
+        token.type = word
+    return token
+
+
+class _Builder:
+    """What is made of each rule of the grammar, from its parts. Methods are named as the rules are."""
+
+    def filter(self, parts: list[Any]) -> Condition:
+        return _condition(parts[0], None)
+
+    def action(self, parts: list[Any]) -> tuple[Statement, ...]:
+        return tuple(parts)
+
+    def set(self, parts: list[Any]) -> Set:
+        keyword, target, equals, value = parts
+        return Set(_settable(target, keyword), _expression(value, equals))
+
+    def remove(self, parts: list[Any]) -> Remove:
+        return Remove(_settable(parts[1], parts[0]))
+
+    def disjunction(self, parts: list[Any]) -> AnyOf:
+        operands = tuple(_condition(part, parts[1]) for part in parts[::2])
+        return AnyOf(_depth(*operands), operands)
+
+    def conjunction(self, parts: list[Any]) -> All:
+        operands = tuple(_condition(part, parts[1]) for part in parts[::2])
+        return All(_depth(*operands), operands)
+
+    def negation(self, parts: list[Any]) -> Condition:
+        operand = _condition(parts[-1], parts[0])
+        return Not(operand.depth, operand) if len(parts) % 2 == 0 else operand
+
+    def comparison(self, parts: list[Any]) -> Comparison:
+        left, symbol, right = parts
+        left, right = _expression(left, symbol), _expression(right, symbol)
+        return Comparison(_depth(left, right), str(symbol), left, right)
+
+    def is_null(self, parts: list[Any]) -> IsNull:
+        return IsNull(0, _property(parts[0], parts[1]), parts[2] is not None)
+
+    def is_in(self, parts: list[Any]) -> In:
+        subject, negated, keyword, *choices = parts
+        checked = [_expression(part, keyword) for part in (subject, *choices)]
+        return In(_depth(*checked), checked[0], tuple(checked[1:]), negated is not None)
+
+    def like(self, parts: list[Any]) -> Like:
+        subject, negated, keyword, pattern, _, escape = parts
+        subject, pattern = _expression(subject, keyword), _expression(pattern, keyword)
+        escape = None if escape is None else _expression(escape, keyword)
+        return Like(_depth(subject, pattern, escape), subject, pattern, escape, negated is not None)
+
+    def exists(self, parts: list[Any]) -> Exists:
+        return Exists(0, _property(parts[1], parts[0]))
+
+    def chain(self, parts: list[Any]) -> Chain:
+        operands = [_expression(part, parts[1]) for part in parts[::2]]
+        symbols = [str(symbol) for symbol in parts[1::2]]
+        return Chain(_depth(*operands), operands[0], tuple(zip(symbols, operands[1:], strict=True)))
+
+    def signed(self, parts: list[Any]) -> Expression:
+        *signs, operand = parts
+        operand = _expression(operand, signs[0])
+        return Signed(operand.depth, sum(sign == "-" for sign in signs) % 2 == 1, operand)
+
+    def constant(self, parts: list[Token]) -> Constant:
+        token = parts[0]
+        try:
+            return Constant(0, _CONSTANTS[token.type](token))
+        except ValueError:
+            raise _at(token, "the number is outside of the range of a 64-bit integer") from None
+
+    def parameter(self, parts: list[Token]) -> Parameter:
+        return Parameter(0, str(parts[0]))
+
+    def function(self, parts: list[Any]) -> Expression:
+        name, argument = parts
+        word = name.lower()
+        if word == "newid" and argument is None:
+            return NewId(0)
+        if word in ("property", "p") and argument is not None:
+            argument = _expression(argument, name)
+            return PropertyNamed(self.nested([argument]).depth, argument)
+        raise _at(name, f"there is no function {name} with such an argument: newid(), property(name) and p(name) are")
+
+    def nested(self, parts: list[Any]) -> Node:
+        inner: Node = parts[0]
+        if inner.depth >= DEPTH_MOST:
+            raise SqlInvalid(f"the expression nests deeper than {DEPTH_MOST}", token="(")  # noqa: S106  # a parenthesis
+        return replace(inner, depth=inner.depth + 1)
+
+    def property(self, parts: list[Token | None]) -> Property:
+        scope, name = parts
+        assert name is not None  # noqa: S101  # the grammar has one
+        text = _unquoted(name)
+        if scope is None or scope.lower() == "user":
+            return Property(0, text, is_system=False)
+        if scope.lower() != "sys":
+            raise _at(scope, "the scope of a property is sys or user")
+        if text.lower() not in SYSTEM:
+            raise _at(name, f"The specified property '{text[:100]}' does not exist or is not allowed")
+        return Property(0, text.lower(), is_system=True)
+
+
+_CONSTANTS: Final[dict[str, Callable[[str], Value]]] = {
+    "STRING": lambda text: text[1:-1].replace("''", "'"),
+    "INTEGER": lambda text: Long(int(text) if len(text) < 32 else 1 << 64),
+    "DECIMAL": float,
+    "APPROXIMATE": float,
+    "TRUE": lambda _: True,
+    "FALSE": lambda _: False,
+    "NULL": lambda _: None,
+}
+
+
+def _unquoted(name: Token) -> str:
+    if name.type == "DELIMITED":
+        return name[1:-1].replace("]]", "]")
+    return name[1:-1].replace('""', '"') if name.type == "QUOTED" else str(name)
+
+
+def _depth(*nodes: Node | None) -> int:
+    return max(node.depth for node in nodes if node is not None)
+
+
+def _condition(node: Node, near: Token | None) -> Condition:
+    if not isinstance(node, Condition):
+        raise _at(near, "a condition is expected, and a value is given")
+    return node
+
+
+def _expression(node: Node, near: Token) -> Expression:
+    if not isinstance(node, Expression):
+        raise _at(near, "a value is expected, and a condition is given")
+    return node
+
+
+def _property(node: Node, near: Token) -> Property:
+    if not isinstance(node, Property):
+        raise _at(near, f"{near.upper()} is asked of a property only")
+    return node
+
+
+def _settable(target: Property, near: Token) -> Property:
+    if target.is_system and not SYSTEM[target.name].is_settable:
+        raise _at(near, f"The system property '{target.name}' cannot be changed")
+    return target

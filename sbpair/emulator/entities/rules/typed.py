@@ -1,0 +1,141 @@
+"""Values that travel in XML with the name of their type: parameters of SQL, and properties of correlation filters.
+
+Pure: text and a type's name in, an AMQP value out, and the other way round. The names are those of XML Schema, as
+.NET's serializer uses them; what came in is given back as it came.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Final, NamedTuple
+
+from sbpair.amqp.types import (
+    Byte,
+    Char,
+    Described,
+    Float,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    Value,
+    type_of,
+)
+from sbpair.emulator import timespan
+from sbpair.emulator.entities.rules.values import Instant, Span, amqp_value, plain
+from sbpair.emulator.errors import ArgumentInvalid
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Typed(NamedTuple):
+    """`value` is what rules calculate with; `original` is it in AMQP's types."""
+
+    kind: str
+    text: str
+    original: Value
+    value: Value
+
+
+def read_typed(kind: str, text: str) -> Typed:
+    """Raises ArgumentInvalid for a type that is not known, and for a text that is not of it."""
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise ArgumentInvalid(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
+    try:
+        read = reader(text if kind == "string" else text.strip())
+    except (ValueError, KeyError, OverflowError, InvalidOperation) as error:
+        raise ArgumentInvalid(f"The value '{text[:100]}' is not of the type {kind}.") from error
+    if isinstance(read, Decimal):
+        return Typed(kind, text, amqp_value(read), read)
+    return Typed(kind, text, read, plain(read))
+
+
+def from_amqp(original: Value) -> Typed:
+    """Raises ArgumentInvalid for an AMQP value that no property of a filter can have."""
+    kind = _KINDS.get(type_of(original))
+    value = plain(original)
+    if kind is None and isinstance(value, (Span, Instant)):
+        kind = "duration" if isinstance(value, Span) else "dateTime"
+    if kind is None:
+        raise ArgumentInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
+    return Typed(kind, _show(value), original, value)
+
+
+def _show(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Span):
+        return timespan.show(value)
+    if isinstance(value, Instant):
+        # From the year 1, whose first tick is 0.
+        return (datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // 10)).isoformat().replace("+00:00", "Z")
+    if isinstance(value, float):
+        return _float_text(value)
+    return str(int(value)) if isinstance(value, int) else str(value)
+
+
+def _float_text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return repr(float(value)) if math.isfinite(value) else ("INF" if value > 0 else "-INF")
+
+
+def _float(text: str) -> float:
+    return {"INF": math.inf, "-INF": -math.inf, "NaN": math.nan}.get(text) or float(text)
+
+
+def _time(text: str) -> Value:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return Timestamp((moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def _decimal(text: str) -> Decimal:
+    value = Decimal(text)
+    if not value.is_finite() or len(text) > 64 or abs(value.adjusted()) > 28:
+        raise ValueError(text)
+    return value
+
+
+def _character(text: str) -> Value:
+    # .NET writes a char as the number of its code point.
+    return Char(chr(int(text)))
+
+
+_READERS: Final[dict[str, Callable[[str], Value]]] = {
+    "string": str,
+    "anyURI": str,
+    "boolean": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
+    "byte": lambda text: Byte(int(text)),
+    "short": lambda text: Short(int(text)),
+    "int": lambda text: Int(int(text)),
+    "long": lambda text: Long(int(text)),
+    "unsignedByte": lambda text: UByte(int(text)),
+    "unsignedShort": lambda text: UShort(int(text)),
+    "unsignedInt": lambda text: UInt(int(text)),
+    "unsignedLong": lambda text: ULong(int(text)),
+    "float": lambda text: Float(_float(text)),
+    "double": _float,
+    "decimal": _decimal,
+    "char": _character,
+    "guid": uuid.UUID,
+    "dateTime": _time,
+    "duration": lambda text: Described(Symbol("com.microsoft:timespan"), Long(timespan.parse(text))),
+}
+
+_KINDS: Final[dict[type, str]] = {
+    str: "string", Symbol: "string", Char: "string", bool: "boolean", Byte: "byte", Short: "short", Int: "int",
+    Long: "long", UByte: "unsignedByte", UShort: "unsignedShort", UInt: "unsignedInt", ULong: "unsignedLong",
+    Float: "float", float: "double", uuid.UUID: "guid",
+}  # fmt: skip

@@ -1,0 +1,237 @@
+"""What a rule sees of a message, and what an action makes of it: system properties, and the sender's own by name.
+
+The law of this file: a section is decoded when a rule asks for something in it, once for all rules of all
+subscriptions, and never encoded as a whole. Names are compared in lower case, as the service's filters do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
+from sbpair.amqp.splice import with_fields, with_pairs, without
+from sbpair.amqp.types import Long, Symbol, UInt, Value, text_of
+from sbpair.emulator.clock import NEVER
+from sbpair.emulator.entities.rules.values import (
+    EPOCH_TICKS,
+    TICKS_PER_MS,
+    EvaluationFailed,
+    Instant,
+    Span,
+    amqp_value,
+    as_type_of,
+    plain,
+)
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.amqp.message import Properties
+    from sbpair.emulator.entities.message import Message
+
+MAX_SPAN: Final = Span(0x7FFF_FFFF_FFFF_FFFF)
+_TTL: Final = 2
+_TTL_MOST: Final = 0xFFFFFFFF
+
+
+class View:
+    """One message, as it was sent."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self._properties: Properties | None = None
+        self._annotations: dict[str, Value] | None = None
+        self._user: dict[str, tuple[Value, Value]] | None = None
+
+    @property
+    def properties(self) -> Properties:
+        if self._properties is None:
+            self._properties = _read(self.message.sections.read_properties)
+        return self._properties
+
+    @property
+    def annotations(self) -> dict[str, Value]:
+        if self._annotations is None:
+            pairs = _read(self.message.sections.read_message_annotations).pairs
+            self._annotations = {str(key): value for key, value in pairs}
+        return self._annotations
+
+    @property
+    def user(self) -> dict[str, tuple[Value, Value]]:
+        """The application properties: name in lower case -> (name as sent, value as sent)."""
+        if self._user is None:
+            pairs = _read(self.message.sections.read_application_properties).pairs
+            # Of two names that differ in case only, the first is the one that is found.
+            self._user = {str(key).lower(): (key, value) for key, value in reversed(pairs)}
+        return self._user
+
+    def system_value(self, name: str) -> Value:
+        return SYSTEM[name].read(self)
+
+    def user_value(self, name: str) -> Value:
+        return plain(self.raw(name))
+
+    def raw(self, name: str) -> Value:
+        """An application property as it came; None where there is none. `name` in any case."""
+        found = self.user.get(name.lower())
+        return None if found is None else found[1]
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self.user
+
+
+def _read(reader: Callable[[], Value]) -> Value:
+    try:
+        return reader()
+    except ProtocolError as error:
+        raise EvaluationFailed(f"The properties of the message cannot be read: {error.message}") from error
+
+
+# System properties
+
+
+class System(NamedTuple):
+    """How a system property is read, and where an action writes it to: a field of Properties, or a place of its own."""
+
+    name: str
+    read: Callable[[View], Value]
+    field: int | None = None
+    place: str = ""
+
+    @property
+    def is_settable(self) -> bool:
+        return self.field is not None or bool(self.place)
+
+
+def _text(value: Value) -> str | None:
+    return None if value is None else str.__str__(text_of(value) or "")
+
+
+def _instant(ms: int | None) -> Instant | None:
+    return None if ms is None else Instant(ms * TICKS_PER_MS + EPOCH_TICKS)
+
+
+def _time_to_live(view: View) -> Span:
+    ttl = view.message.ttl_ms
+    return MAX_SPAN if ttl is None or ttl >= NEVER else Span(min(ttl * TICKS_PER_MS, MAX_SPAN))
+
+
+def _expires_at(view: View) -> Instant | None:
+    ttl = view.message.ttl_ms
+    return None if ttl is None else _instant(view.message.enqueued_at_ms + ttl)
+
+
+_DESCRIBED: Final = (
+    System("ContentType", lambda view: _text(view.properties.content_type), 6),
+    System("CorrelationId", lambda view: _text(view.properties.correlation_id), 5),
+    System("DeadLetterSource", lambda _: None),
+    System("DeliveryCount", lambda view: view.message.delivery_count),
+    System("EnqueuedSequenceNumber", lambda view: view.message.first_number or view.message.sequence_number),
+    System("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
+    System("ExpiresAtUtc", _expires_at),
+    System("ForcePersistence", lambda _: False),
+    System("Label", lambda view: view.properties.subject, 3),
+    System("MessageId", lambda view: _text(view.properties.message_id), 0),
+    System("PartitionKey", lambda view: view.annotations.get("x-opt-partition-key"), None, "x-opt-partition-key"),
+    System("ReplyTo", lambda view: _text(view.properties.reply_to), 4),
+    System("ReplyToSessionId", lambda view: view.properties.reply_to_group_id, 12),
+    System("ScheduledEnqueueTimeUtc", lambda view: _instant(view.message.scheduled_at_ms), None, "nowhere"),
+    System("SequenceNumber", lambda view: view.message.sequence_number),
+    System("SessionId", lambda view: view.properties.group_id, 10),
+    System("Size", lambda view: Long(view.message.size)),
+    System("Subject", lambda view: view.properties.subject, 3),
+    System("TimeToLive", _time_to_live, None, "ttl"),
+    System("To", lambda view: _text(view.properties.to), 2),
+    System("ViaPartitionKey", lambda view: view.annotations.get("x-opt-via-partition-key")),
+)
+
+SYSTEM: Final[dict[str, System]] = {each.name.lower(): each for each in _DESCRIBED}
+"""By name in lower case. An action may set ScheduledEnqueueTimeUtc, and a subscription takes no notice of it."""
+
+
+# What an action makes of a message
+
+
+class Draft(View):
+    """A copy of a message that an action works on. The sender's bytes stay, but for what is set or removed."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view.message.published())
+        self.message.enqueued_at_ms = view.message.enqueued_at_ms
+        self.message.sequence_number = view.message.sequence_number
+        self._user = dict(view.user)
+        self._touched: dict[str, Value] = {}
+        """Names, as sent, of the application properties that are no longer as sent."""
+        self._has_new_key = False
+
+    def set_user(self, name: str, value: Value) -> None:
+        """In the type of the property that there was, where it can be had."""
+        key, existing = self.user.get(name.lower(), (name, None))
+        self._touched[key] = None
+        self.user[name.lower()] = (key, as_type_of(existing, amqp_value(value)))
+
+    def remove_user(self, name: str) -> None:
+        found = self.user.pop(name.lower(), None)
+        if found is not None:
+            self._touched[found[0]] = None
+
+    def set_system(self, name: str, value: Value) -> None:
+        """Raises EvaluationFailed for a value of the wrong type."""
+        system = SYSTEM[name]
+        self._has_new_key |= system.name in ("SessionId", "PartitionKey")
+        sections = self.message.sections = _copied(self.message.sections)
+        if system.field is not None:
+            self._set_field(sections, system, value)
+        elif system.place == "ttl":
+            self._set_time_to_live(sections, value)
+        elif system.place.startswith("x-opt"):
+            self._set_annotation(sections, system, value)
+
+    def _set_field(self, sections: Sections, system: System, value: Value) -> None:
+        text = _checked_text(system.name, value)
+        written: Value = Symbol(text) if system.name == "ContentType" and text is not None else text
+        try:
+            sections.properties = with_fields(sections.properties, PROPERTIES, {system.field or 0: written})
+        except UnicodeEncodeError as error:
+            raise EvaluationFailed(f"The value of {system.name} is not ASCII.") from error
+        self._properties = None
+        if system.name == "SessionId":
+            self.message.session_id = text
+
+    def _set_time_to_live(self, sections: Sections, value: Value) -> None:
+        if not isinstance(value, Span) or value <= 0:
+            raise EvaluationFailed("TimeToLive can be set to a duration of more than zero only.")
+        ttl = max(1, value // TICKS_PER_MS)
+        self.message.ttl_ms = ttl
+        sections.header = with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl, _TTL_MOST))})
+
+    def _set_annotation(self, sections: Sections, system: System, value: Value) -> None:
+        text = _checked_text(system.name, value)
+        kept = without(sections.message_annotations, lambda key: key == system.place)
+        pairs = {} if text is None else {Symbol(system.place): text}
+        sections.message_annotations = with_pairs(kept, MESSAGE_ANNOTATIONS, pairs)
+        self._annotations = None
+        self.message.partition_key = text
+
+    def finish(self) -> Message:
+        """The changed copy, its size as it is now. Raises EvaluationFailed where its keys contradict each other."""
+        message = self.message
+        if self._has_new_key and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:
+            raise EvaluationFailed("The PartitionKey of a message must be its SessionId where both are set.")
+        if self._touched:
+            sections = message.sections = _copied(message.sections)
+            kept = without(sections.application_properties, lambda key: key in self._touched)
+            pairs = {key: value for key, value in self.user.values() if key in self._touched}
+            sections.application_properties = with_pairs(kept, APPLICATION_PROPERTIES, pairs)
+        message.size = len(message.sections)
+        return message
+
+
+def _checked_text(name: str, value: Value) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise EvaluationFailed(f"The property {name} can be set to text only.")
+    return None if value is None else str.__str__(value)
+
+
+def _copied(sections: Sections) -> Sections:
+    return Sections(**{name: getattr(sections, name) for name in Sections.ORDER})

@@ -1,0 +1,1 @@
+"""What can be made to go wrong on purpose, and what the service itself holds back."""

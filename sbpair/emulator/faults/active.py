@@ -1,0 +1,205 @@
+"""Faults that can be put on a namespace and taken off again, by the control door or by a test.
+
+A kind of fault is a context manager over the namespace: what it does on entering is undone on leaving. A new kind is
+one function in `kinds`, entered in KINDS there with the fields that it needs and takes. A fault is listed until
+it is ended, also where it has nothing left to do.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+
+from sbpair.emulator.entities.description import PARTITIONS
+from sbpair.emulator.errors import ArgumentInvalid, EntityNotFound
+from sbpair.emulator.faults.kinds import KINDS, Fault, Kind, Stage, divided_by
+from sbpair.emulator.faults.schedule import Schedule, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sbpair.emulator.entities.namespace import Namespace
+
+
+class BadField(ArgumentInvalid):
+    """A field of a control request that cannot be used; `where` names it."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: {message}")
+        self.where = where
+
+
+class FaultUnknown(ArgumentInvalid):
+    """No fault of this id is in force."""
+
+    status, sub_code = 404, 40400
+
+
+class Faults:
+    """The faults in force, by id. `advance` puts the clock forward and does what has become due."""
+
+    def __init__(self, namespaces: Mapping[str, Namespace], advance: Callable[[int], None]) -> None:
+        self._namespaces = namespaces
+        self._advance = advance
+        self._kinds = {**KINDS, "schedule": Kind(self._scheduled, needs=("seed",), takes=("entity", "count", "ms"))}
+        self._active: dict[str, tuple[Fault, AbstractContextManager[None]]] = {}
+        self._last = 0
+
+    def begin(self, fault: Fault) -> str:
+        """Puts the fault in force; the id ends it. BadField where a field is missing, unwanted, or names nothing."""
+        kind = self._kinds.get(fault.kind)
+        if kind is None:
+            raise BadField("kind", f"'{fault.kind[:100]}' is none of {', '.join(sorted(self._kinds))}")
+        namespace = self._namespaces.get(fault.namespace)
+        if namespace is None:
+            raise BadField("namespace", f"'{fault.namespace[:100]}' is none of {', '.join(sorted(self._namespaces))}")
+        check_fields(fault, kind)
+        check_entity(fault, namespace)
+        check_partition(fault, namespace)
+        running = kind.begin(Stage(namespace, self._advance), fault)
+        running.__enter__()
+        self._last += 1
+        identity = f"fault-{self._last}"
+        self._active[identity] = (fault, running)
+        return identity
+
+    def end(self, identity: str) -> None:
+        """FaultUnknown where no fault of this id is in force."""
+        found = self._active.pop(identity, None)
+        if found is None:
+            raise FaultUnknown(f"No fault '{identity[:100]}' is in force.")
+        found[1].__exit__(None, None, None)
+
+    def end_all(self) -> None:
+        for identity in list(self._active):
+            # A schedule ends those that it has begun.
+            if identity in self._active:
+                self.end(identity)
+
+    def active(self) -> dict[str, Fault]:
+        return {identity: fault for identity, (fault, _) in self._active.items()}
+
+    @contextmanager
+    def during(self, kind: str, namespace: str, **wanted: int | str) -> Iterator[str]:
+        """`with faults.during("latency", "contoso", ms=200):` and it is over at the end of the block."""
+        identity = self.begin(Fault(kind, namespace, **wanted))  # type: ignore[arg-type]  # names say which are numbers
+        try:
+            yield identity
+        finally:
+            if identity in self._active:
+                self.end(identity)
+
+    @contextmanager
+    def _scheduled(self, stage: Stage, fault: Fault) -> Iterator[None]:
+        """A sequence of faults that follows from the seed alone, on the emulator's clock."""
+        schedule = Schedule(plan(fault), stage.namespace, self.begin, self._end_if_active)
+        schedule.start()
+        try:
+            yield
+        finally:
+            schedule.stop()
+
+    def _end_if_active(self, identity: str) -> None:
+        if identity in self._active:
+            self.end(identity)
+
+    # One for each kind, for tests to read well
+
+    def namespace_down(self, namespace: str) -> str:
+        return self.begin(Fault("namespace-down", namespace))
+
+    def entity_down(self, namespace: str, entity: str) -> str:
+        return self.begin(Fault("entity-down", namespace, entity))
+
+    def partition_down(self, namespace: str, partition: int, entity: str | None = None) -> str:
+        return self.begin(Fault("partition-down", namespace, entity, partition))
+
+    def latency(self, namespace: str, ms: int) -> str:
+        return self.begin(Fault("latency", namespace, ms=ms))
+
+    def drop(self, namespace: str, after_frames: int = 0, *, count: int | None = None) -> str:
+        return self.begin(Fault("drop", namespace, after_frames=after_frames, count=count))
+
+    def stall(self, namespace: str, after_frames: int = 0, *, count: int | None = None) -> str:
+        return self.begin(Fault("stall", namespace, after_frames=after_frames, count=count))
+
+    def reset(self, namespace: str, after_frames: int = 0, *, count: int | None = None) -> str:
+        return self.begin(Fault("reset", namespace, after_frames=after_frames, count=count))
+
+    def swallow_acks(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("swallow-acks", namespace, entity, count=count))
+
+    def detach(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("detach", namespace, entity))
+
+    def expire_locks(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("expire-locks", namespace, entity))
+
+    def throttle(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("throttle", namespace, entity, count=count))
+
+    def jump(self, namespace: str, ms: int) -> str:
+        return self.begin(Fault("clock", namespace, ms=ms))
+
+    def schedule(self, namespace: str, seed: int, *, count: int | None = None, ms: int | None = None) -> str:
+        return self.begin(Fault("schedule", namespace, seed=seed, count=count, ms=ms))
+
+
+_NUMBERS: Final = frozenset({"partition", "after_frames", "count", "ms", "seed"})
+_NAMES: Final = tuple(field.name for field in fields(Fault))
+_ALWAYS: Final = frozenset({"kind", "namespace"})
+
+
+def check_fields(fault: Fault, kind: Kind) -> None:
+    for name in _NAMES:
+        given = getattr(fault, name) is not None
+        if name in kind.needs and not given:
+            raise BadField(name, f"a fault of kind '{fault.kind}' needs it")
+        if given and name not in _ALWAYS and name not in kind.needs and name not in kind.takes:
+            wanted = ", ".join((*kind.needs, *kind.takes)) or "none besides kind and namespace"
+            raise BadField(name, f"a fault of kind '{fault.kind}' does not take it; it takes {wanted}")
+
+
+def check_entity(fault: Fault, namespace: Namespace) -> None:
+    if fault.entity is None:
+        return
+    try:
+        namespace.resolve(fault.entity)
+    except EntityNotFound as error:
+        text = f"'{fault.entity[:100]}' is no entity of namespace '{fault.namespace}'"
+        raise BadField("entity", text) from error
+
+
+def check_partition(fault: Fault, namespace: Namespace) -> None:
+    if fault.partition is None:
+        return
+    divided = list(divided_by(namespace, fault.path))
+    if fault.entity is not None and not divided:
+        raise BadField("entity", f"'{fault.entity[:100]}' is not partitioned")
+    if any(fault.partition >= partitions.count for partitions in divided) or fault.partition >= PARTITIONS:
+        least = min((partitions.count for partitions in divided), default=PARTITIONS)
+        raise BadField("partition", f"partitions are numbered from 0 to {least - 1}")
+
+
+def read_fault(document: object) -> Fault:
+    """The fault that a JSON document describes. BadField names what is wrong with it."""
+    if not isinstance(document, dict):
+        raise BadField("body", "a JSON object is expected")
+    for name, value in document.items():
+        if name not in _NAMES:
+            raise BadField(str(name)[:100], f"unknown; known are {', '.join(_NAMES)}")
+        if name in _NUMBERS:
+            read_count(name, value)
+        elif not isinstance(value, str):
+            raise BadField(name, "a string is expected")
+    for name in ("kind", "namespace"):
+        if name not in document:
+            raise BadField(name, "missing")
+    return Fault(**document)
+
+
+def read_count(where: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
+        raise BadField(where, "a whole number from 0 is expected")
+    return value

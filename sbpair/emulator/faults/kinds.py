@@ -1,0 +1,234 @@
+"""What each kind of fault does to a namespace, and undoes when it ends.
+
+One function a kind; KINDS says which fields each needs and takes. Nothing here reads a request or the machine's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, get_args
+
+from sbpair.emulator.access.sas import scope_of
+from sbpair.emulator.errors import EntityUnavailable, ServerBusy
+from sbpair.emulator.faults.line import Action, LineFault
+from sbpair.emulator.faults.points import Swallow, belongs
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.partitions import Partitions
+    from sbpair.emulator.entities.subqueue import SubQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was asked for. Which of the optional fields a kind needs or takes is said in KINDS."""
+
+    kind: str
+    namespace: str
+    entity: str | None = None
+    partition: int | None = None
+    after_frames: int | None = None
+    count: int | None = None
+    ms: int | None = None
+    seed: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The entity as the points know it; empty where all are meant."""
+        return scope_of(self.entity or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a fault can reach: the namespace, and the clock of the whole emulator."""
+
+    namespace: Namespace
+    advance: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    begin: Callable[[Stage, Fault], AbstractContextManager[None]]
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
+@contextmanager
+def namespace_down(stage: Stage, _: Fault) -> Iterator[None]:
+    """Every connection breaks, and new ones are refused, until the fault ends."""
+    stage.namespace.take_down()
+    try:
+        yield
+    finally:
+        stage.namespace.bring_up()
+
+
+@contextmanager
+def entity_down(stage: Stage, fault: Fault) -> Iterator[None]:
+    """The links of one entity end, and new ones are refused; its management node's too. Its description can be read.
+
+    Nothing is forwarded to it, or from it, meanwhile.
+    """
+    points = stage.namespace.points
+    points.take_down(fault.path)
+    try:
+        yield
+    finally:
+        points.bring_up(fault.path)
+        stage.namespace.resume_forwarding()
+
+
+@contextmanager
+def partition_down(stage: Stage, fault: Fault) -> Iterator[None]:
+    """One partition of an entity, or of all that are partitioned: keyed sends to it fail, others go elsewhere.
+
+    What is forwarded with such a key stays where it is, and what comes after it too.
+    """
+    number = fault.partition or 0
+    divided = list(divided_by(stage.namespace, fault.path))
+    for partitions in divided:
+        partitions.take_down(number)
+    if not fault.path:
+        stage.namespace.points.take_partition_down(number)
+    try:
+        yield
+    finally:
+        for partitions in divided:
+            partitions.bring_up(number)
+        if not fault.path:
+            stage.namespace.points.bring_partition_up(number)
+        stage.namespace.resume_forwarding()
+
+
+def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:
+    """The partitions of one entity, or of each; a subscription's are its topic's."""
+    entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *namespace.topics()]
+    for entity in entities:
+        if entity.partitions is not None:
+            yield entity.partitions
+
+
+@contextmanager
+def latency(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Whatever is answered, over AMQP or HTTP, leaves `ms` later, in its order."""
+    points, seconds = stage.namespace.points, (fault.ms or 0) / 1000
+    points.put_latency(seconds)
+    try:
+        yield
+    finally:
+        points.lift_latency(seconds)
+
+
+@contextmanager
+def line(stage: Stage, fault: Fault) -> Iterator[None]:
+    """AMQP connections end without a goodbye (drop), are broken (reset), or fall silent until the fault ends (stall).
+
+    `after_frames` frames of the client still have their effect and their answers; the next one strikes and has none.
+    """
+    points = stage.namespace.points
+    action: Action = next(known for known in get_args(Action) if known == fault.kind)
+    struck = LineFault(action, fault.after_frames or 0, fault.count, fault.path)
+    points.put_line_fault(struck)
+    try:
+        yield
+    finally:
+        points.lift_line_fault(struck)
+
+
+@contextmanager
+def swallow_acks(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Messages are taken in, and their senders are never told."""
+    swallow = Swallow(fault.path, fault.count)
+    stage.namespace.points.swallows.append(swallow)
+    try:
+        yield
+    finally:
+        stage.namespace.points.swallows.remove(swallow)
+
+
+@contextmanager
+def detach(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Links end at once, as when the service moves an entity; they can be had again."""
+    text = "The link was force detached by the broker. Please retry the operation."
+    stage.namespace.points.detach(fault.path, EntityUnavailable.condition, text)
+    yield
+
+
+@contextmanager
+def expire_locks(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Every message that is under lock is so no more, as if its time had run out."""
+    for messages in _held_by(stage.namespace, fault.path):
+        messages.expire_locks()
+    yield
+
+
+def _held_by(namespace: Namespace, path: str) -> list[SubQueue]:
+    subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
+    entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *subscriptions]
+    return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
+
+
+class Throttle:
+    """A Meter that refuses `count` operations, or all of them, and meanwhile lets no delivery leave."""
+
+    def __init__(self, entity: str, count: int | None) -> None:
+        self._entity = entity
+        self._left = count
+
+    def spend(self, operations: int, path: str) -> None:
+        if self._left == 0 or not operations or not belongs(path, self._entity):
+            return
+        if self._left is not None:
+            self._left -= 1
+        raise busy()
+
+    def allowed(self, wanted: int, path: str) -> int:
+        return wanted if self._left is not None or not belongs(path, self._entity) else 0
+
+    def took(self, deliveries: int, path: str) -> None:
+        """What leaves is not held against anybody."""
+
+
+def busy() -> ServerBusy:
+    return ServerBusy(
+        "The request was terminated because the namespace is being throttled. Error code : 50009. "
+        "Please wait 2 seconds and try again."
+    )
+
+
+@contextmanager
+def throttle(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Sends and requests are answered server-busy: `count` of them, or all; then deliveries wait too."""
+    points, meter = stage.namespace.points, Throttle(fault.path, fault.count)
+    points.put_meter(meter)
+    try:
+        yield
+    finally:
+        points.lift_meter(meter)
+
+
+@contextmanager
+def clock(stage: Stage, fault: Fault) -> Iterator[None]:
+    """The time of the whole emulator jumps by `ms`. It cannot be put back."""
+    stage.advance(fault.ms or 0)
+    yield
+
+
+_LINE: Final = ("after_frames", "count", "entity")
+
+KINDS: Final[dict[str, Kind]] = {
+    "namespace-down": Kind(namespace_down),
+    "entity-down": Kind(entity_down, needs=("entity",)),
+    "partition-down": Kind(partition_down, needs=("partition",), takes=("entity",)),
+    "latency": Kind(latency, needs=("ms",)),
+    "drop": Kind(line, takes=_LINE),
+    "stall": Kind(line, takes=_LINE),
+    "reset": Kind(line, takes=_LINE),
+    "swallow-acks": Kind(swallow_acks, takes=("entity", "count")),
+    "detach": Kind(detach, takes=("entity",)),
+    "expire-locks": Kind(expire_locks, takes=("entity",)),
+    "throttle": Kind(throttle, takes=("entity", "count")),
+    "clock": Kind(clock, needs=("ms",)),
+}
