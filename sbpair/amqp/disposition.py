@@ -23,6 +23,7 @@ _STATES = {
     b"\x00\x53\x26\xc0\x01\x00": RELEASED,
 }
 
+_WIDE = struct.Struct(">IxI").unpack_from
 _HEAD = struct.Struct(">6sBBIBI")
 _START = b"\x00\x53\x15\xc0\x14\x06"
 _ENDS = {True: b"\x41\x00\x53\x24\xc0\x01\x00\x42", False: b"\x42\x00\x53\x24\xc0\x01\x00\x42"}
@@ -76,8 +77,12 @@ class Run:
 def _read_usual(frame: bytes) -> tuple[int, int, Said] | None:
     """(first, last, what is said of them) where it is written as nearly all are."""
     try:
-        first, position = uint(frame, 7)
-        last, position = uint(frame, position)
+        if frame[7] == 0x70 and frame[12] == 0x70:
+            first, last = _WIDE(frame, 8)
+            position = 17
+        else:
+            first, position = uint(frame, 7)
+            last, position = uint(frame, position)
         said = _SAID[frame[6], frame[position:]]
         if first is not None and frame[3] == 0xC0 and frame[4] == len(frame) - 5 and frame[5] == said[1]:
             return first, first if last is None else last, said

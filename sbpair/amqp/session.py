@@ -75,7 +75,11 @@ class Session(Endpoint):
             self.put(Disposition(receiver, first, last, settled, state))
         if settled:
             known: dict[int, Any] = self.received if receiver else self.sent
-            for delivery_id in _range(first, last, known):
+            ids = _range(first, last, known)
+            if len(ids) == len(known):
+                known.clear()
+                return
+            for delivery_id in ids:
                 del known[delivery_id]
 
     @property

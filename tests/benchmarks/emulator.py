@@ -1,6 +1,9 @@
 """What a message costs the emulator, in and out again, in its own CPU seconds; and what holding one costs.
 
-Run it by hand: python -m tests.benchmarks.emulator [--messages N] [--held N …] [--output json]
+Run it by hand: python -m tests.benchmarks.emulator [--messages N] [--held N …] [--rounds N] [--output json]
+
+A machine's speed changes within minutes. So a bare relay, which takes the same bytes in and gives them out, takes turns
+with the emulator: figures are medians over the rounds, and what can be compared with another machine's are the ratios.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -19,6 +23,7 @@ from sbpair.bus.atom import open_queues
 from sbpair.model import QueueSpec, endpoint_from_connection_string
 from sbpair.wire.client import Wire, connect
 from sbpair.wire.links import ACCEPTED, Receiver, Sender
+from tests.benchmarks.engines import relayed
 from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb
 
 SCHEMA = "sbpair/benchmark/1"
@@ -89,17 +94,38 @@ async def held(wire: Wire, pid: int, queue: str, count: int, already: int) -> di
     return {**figures, "memory_per_byte": round(grown * 1e6 / ((count - already) * len(message(0))), 3)}
 
 
-async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list[int]) -> dict[str, Any]:
+async def turn(wire: Wire, pid: int, count: int) -> dict[str, dict[str, float]]:
+    relay = await asyncio.to_thread(relayed, "streams", count)
+    return {
+        "batches": await in_and_out(wire, pid, "plain", count, singly=False),
+        "singly": await in_and_out(wire, pid, "plain", count // 4, singly=True),
+        "relay": {"cpu_s_per_1k": 1000 * relay.cpu_s / relay.messages, "msg_per_s": relay.msg_per_s},
+    }
+
+
+def medians(figures: list[dict[str, float]]) -> dict[str, float]:
+    costs = [each["cpu_s_per_1k"] for each in figures]
+    rates = [each["msg_per_s"] for each in figures]
+    return {
+        "cpu_s_per_1k": round(statistics.median(costs), 5),
+        "cpu_s_per_1k_least": round(min(costs), 5),
+        "msg_per_s": round(statistics.median(rates)),
+    }
+
+
+async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list[int], rounds: int) -> dict[str, Any]:
     endpoint = endpoint_from_connection_string(namespaces["bench"]["connection_string"])
     async with open_queues(endpoint) as control, connect(endpoint) as wire:
         for queue in ("plain", "held"):
             await control.create(QueueSpec(queue, max_size_in_megabytes=5120, default_message_time_to_live="P7D"))
         await in_and_out(wire, pid, "plain", 5_000, singly=False)
-        figures: dict[str, Any] = {
-            "batches": await in_and_out(wire, pid, "plain", count, singly=False),
-            "singly": await in_and_out(wire, pid, "plain", count // 4, singly=True),
-            "held": {},
+        turns = [await turn(wire, pid, count) for _ in range(rounds)]
+        figures: dict[str, Any] = {name: medians([each[name] for each in turns]) for name in turns[0]}
+        relay = figures["relay"]["cpu_s_per_1k"]
+        figures["ratios"] = {
+            f"{name}_to_relay": round(figures[name]["cpu_s_per_1k"] / relay, 2) for name in ("batches", "singly")
         }
+        figures["held"] = {}
         already = 0
         for level in sorted(levels):
             figures["held"][str(level)] = await held(wire, pid, "held", level, already)
@@ -124,10 +150,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--held", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     with emulator("bench") as (pid, namespaces):
-        figures = asyncio.run(measure(pid, namespaces, options.messages, options.held))
+        figures = asyncio.run(measure(pid, namespaces, options.messages, options.held, options.rounds))
     result = {"schema": SCHEMA, "messages": options.messages, "emulator": {**figures, "start": ready_seconds()}}
     if options.output == "json":
         sys.stdout.write(json.dumps(result, indent=2) + "\n")

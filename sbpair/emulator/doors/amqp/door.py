@@ -57,6 +57,7 @@ LINKS_MOST: Final = 1_000
 OUTPUT_HIGH: Final = 262_144
 OUTPUT_MOST: Final = 4_194_304
 """From the first on, queues are left alone; from the second, what the peer sends is left in its socket."""
+READ_MOST: Final = 131_072
 
 _ANY = (Claim.SEND, Claim.LISTEN, Claim.MANAGE)
 
@@ -83,6 +84,8 @@ class AmqpDoor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(OUTPUT_HIGH)
+        # asyncio's own reading is twice that, which is more than a core's cache holds beside what becomes of it.
+        self._transport.max_size = READ_MOST  # type: ignore[attr-defined]
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         sasl = SaslServer(self._claims.check_key)
