@@ -8,9 +8,9 @@ heard. AMQP 1.0, part 2.4.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbpair.amqp import frames
+from sbpair.amqp import burst, frames
 from sbpair.amqp.disposition import Run
 from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
 from sbpair.amqp.events import Closed, Event, Opened
@@ -34,6 +34,9 @@ from sbpair.amqp.performatives import (
 from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered
 from sbpair.amqp.session import Session
 from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.amqp.link import Receiver
 
 MAX_FRAME_SIZE = 65_536
 CHANNEL_MAX = 255
@@ -293,6 +296,8 @@ class Connection(Endpoint):
                         delivery = session.on_transfer(buffer, start, end)
                         if delivery is not None:
                             add(delivery)
+                            if burst.follows(buffer, start, end):
+                                self._buffer.skip_to(self._read_burst(session, delivery.link, buffer, start, end))
                         continue
                 frame = buffer[start:end]
                 self._on_performative(channel, decode_composite(frame)[0], frame)
@@ -301,6 +306,13 @@ class Connection(Endpoint):
         finally:
             dispositions.end()
         return False
+
+    def _read_burst(self, session: Session, link: Receiver, buffer: bytes, start: int, end: int) -> int:
+        """Read on behind a delivery, while what follows is written as it is; answers where that ends."""
+        deliveries, end = burst.read_on(link, buffer, start, end, self._buffer.max_frame_size)
+        session.on_burst(link, deliveries)
+        self._events += deliveries
+        return end
 
     def _on_performative(self, channel: int, body: Composite, frame: bytes = b"") -> None:
         if isinstance(body, Open):

@@ -39,7 +39,7 @@ class FrameBuffer:
         self.max_frame_size = max_frame_size
         self._data = b""
         self._late: list[bytes] = []
-        self._missing = 0
+        self._missing = self._read = 0
 
     def feed(self, data: bytes) -> bool:
         """Take in a piece of the stream; answers whether it is worth looking for more than there was before.
@@ -74,10 +74,10 @@ class FrameBuffer:
 
         The buffer may be left between any two frames: what has been given out is taken off.
         """
-        data, position = self._data, 0
+        data, self._read = self._data, 0
         length, most, unpack = len(data), self.max_frame_size, _HEAD.unpack_from
         try:
-            while length - position >= HEADER_SIZE:
+            while length - (position := self._read) >= HEADER_SIZE:
                 size, offset, found, channel = unpack(data, position)
                 start, end = position + 4 * offset, position + size
                 if size > most or offset < 2 or start > end:
@@ -93,7 +93,11 @@ class FrameBuffer:
                 if end > length:
                     self._missing = end - length
                     return
-                position = end
+                self._read = end
                 yield channel, data, start, end
         finally:
-            self._data = data[position:]
+            self._data = data[self._read :]
+
+    def skip_to(self, position: int) -> None:
+        """Whoever reads the frames has read on by itself, in the buffer that it was given, to the end of a frame."""
+        self._read = position

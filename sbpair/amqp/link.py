@@ -292,7 +292,7 @@ class Receiver(Link):
         if 0 < self.max_message_size < end - start:
             self._too_large(delivery_id, end - start)
             return None
-        self._count()
+        self.count()
         delivery = Delivery(self, delivery_id, tag or b"", message_format, settled, buffer[start:end])
         if not settled:
             self.session.received[delivery_id] = delivery
@@ -305,7 +305,7 @@ class Receiver(Link):
             if delivery_id is None:
                 raise ProtocolError("a delivery begins without an id", condition="amqp:not-allowed")
             delivery = self._partial = Delivery(self, delivery_id, tag or b"", message_format, settled)
-            self._count()
+            self.count()
         elif delivery_id is not None and delivery_id != delivery.id:
             raise ProtocolError("a delivery begins before the one before it has ended", condition="amqp:not-allowed")
         delivery.settled = delivery.settled or settled
@@ -325,12 +325,11 @@ class Receiver(Link):
             self.session.received[delivery.id] = delivery
         return delivery
 
-    def _count(self) -> None:
+    def count(self, deliveries: int = 1) -> None:
         """A delivery counts from its first frame on, whether it is completed or aborted."""
-        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        self.delivery_count = (self.delivery_count + deliveries) & SERIAL
         # A peer may overrun its credit (pyamqp does): that is no reason to lose a message.
-        if self.credit > 0:
-            self.credit -= 1
+        self.credit = max(0, self.credit - deliveries)
 
     def _too_large(self, delivery_id: int, size: int) -> None:
         text = (

@@ -230,6 +230,17 @@ class Session(Endpoint):
             )
         return link.on_transfer(fields, buffer, end) if link.state is OPEN else None
 
+    def on_burst(self, link: Receiver, deliveries: list[Delivery]) -> None:
+        """Whole deliveries on one link, as `on_transfer` takes each."""
+        count = len(deliveries)
+        self._next_incoming_id = (self._next_incoming_id + count) & SERIAL
+        self._incoming_window -= count
+        if self._incoming_window < WINDOW // 2:
+            self.put_flow()
+        link.count(count)
+        if deliveries and not deliveries[0].settled:
+            self.received.update([(delivery.id, delivery) for delivery in deliveries])
+
     def on_disposition(self, said: Disposition) -> Disposed | None:
         known: dict[int, Any] = self.sent if said.role else self.received
         first = said.first or 0

@@ -24,11 +24,15 @@ class LockClock:
     def look(self) -> None:
         """See what time it is, for the locks that are told of next."""
         self.loop_time, self._wall = self._loop.time(), self._now()
+        self._last_ms, self._last = -1, 0.0
 
     def until(self, until_ms: int) -> float:
         """When a lock runs out, by the loop's clock. More than the usual is not believed, nor is nothing at all."""
+        if until_ms == self._last_ms:  # what comes in one go is locked until the same moment
+            return self._last
         if until_ms and not self._known:
             self._known = True
             self.ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._wall))
         left = until_ms / 1000 - self._wall
-        return self.loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
+        self._last_ms, self._last = until_ms, self.loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
+        return self._last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sbpair.errors import MessageLockLost, SbpairError
@@ -47,6 +47,15 @@ class Hands:
     def first(self) -> Arrival | None:
         return next(iter(self._by_key.values()), None)
 
+    def first_among(self, some: Mapping[Key, Arrival]) -> list[Arrival]:
+        """Those that came first, up to the first one that is not among these."""
+        found: list[Arrival] = []
+        for key, arrival in self._by_key.items():
+            if some.get(key) is not arrival:
+                break
+            found.append(arrival)
+        return found
+
     def take(self, arrival: Arrival) -> Arrival | None:
         """Take a delivery over; answers the one of the same message that is in hand already: now it is an elder."""
         key, size = arrival.key, arrival.facts.size
@@ -57,8 +66,11 @@ class Hands:
         self.bytes += size
         if size > self.largest:
             self.largest = size
-        self._taken.set()
         return before
+
+    def all_taken(self) -> None:
+        """No more for now: their locks are to be kept."""
+        self._taken.set()
 
     def has(self, arrival: Arrival) -> bool:
         return self._by_key.get(arrival.key) is arrival or arrival in self._elders
@@ -73,6 +85,18 @@ class Hands:
             return False
         self.bytes -= arrival.facts.size
         return True
+
+    def let_go_all(self, arrivals: Sequence[Arrival]) -> None:
+        """Of what is in hand, and no elder for most of it."""
+        by_key, size = self._by_key, 0
+        for arrival in arrivals:
+            key = arrival.key
+            if by_key.get(key) is arrival:
+                del by_key[key]
+                size += arrival.facts.size
+            else:
+                self.let_go(arrival)
+        self.bytes -= size
 
     async def keep_locks(self, source: Source, tally: Tally) -> None:
         """Renew locks until cancelled."""

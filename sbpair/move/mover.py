@@ -31,12 +31,11 @@ from sbpair.move.flight import Flight
 from sbpair.move.hands import Hands
 from sbpair.move.receipt import Named
 from sbpair.move.road import ROUND_MOST, Road
-from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, route
+from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, router
 from sbpair.move.settling import Gathering
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Destination, Failures, Link, Source
-    from sbpair.move.route import Route
     from sbpair.move.setting import Setting
 
 log = logging.getLogger(__name__)
@@ -67,6 +66,7 @@ class Mover:
         self._primary = primary
         self._tasks = tasks
         self._setting = setting
+        self._route = router(setting.ttl, setting.now_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads: dict[str, Road] = {}
@@ -76,7 +76,7 @@ class Mover:
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
-        self._accepted_ones = Gathering(tasks, self._settle, f"settle in {source.queue}")
+        self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}")
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self.fatal: SbpairError | None = None
@@ -144,10 +144,13 @@ class Mover:
             key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
             before = hands.take(arrival)
             seen = journal.seen(key)
-            if seen or before is not None:
-                repeats += 1
+            if not seen and before is None:
+                self._direct(arrival)
+                continue
+            repeats += 1
             if before is None or self._succeeds(arrival, before):
                 self._welcome(arrival, seen=seen)
+        hands.all_taken()
         self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
         self._spent("taken", arrivals)
 
@@ -207,20 +210,15 @@ class Mover:
     # Onto a road, and along it.
 
     def _direct(self, arrival: Arrival) -> None:
-        decision = self._route(arrival)
-        if type(decision) is Send:
+        decision = self._route(arrival.facts)
+        if isinstance(decision, Send):
             road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
             road.add(Order(arrival, decision, arrival.facts.sequence_number))
             if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
-        elif isinstance(decision, (DeadLetter, Expire)):
+        else:
             self._spawn(self._dead_letter(arrival, decision), arrival)
-
-    def _route(self, arrival: Arrival) -> Route:
-        if self._setting.ttl is TimeToLive.ORIGINAL:
-            return route(arrival.facts)
-        return route(arrival.facts, ttl=self._setting.ttl, now_ms=self._setting.now_ms())
 
     def _road_to(self, destination: str) -> Road:
         # Service Bus compares paths without regard to case: one road for every spelling.
@@ -310,11 +308,10 @@ class Mover:
 
     def _directed_anew(self, order: Order) -> Order | None:
         """Where time counts, what was decided when a message came may be different by now."""
-        decision = self._route(order.arrival)
+        decision = self._route(order.arrival.facts)
         if isinstance(decision, Send):
             return order._replace(send=decision)
-        if isinstance(decision, (DeadLetter, Expire)):
-            self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
+        self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
         return None
 
     async def _pace(self, road: Road, flights: list[Flight]) -> bool:
@@ -353,7 +350,6 @@ class Mover:
         """Let them leave at once, and wait for every answer. Raises the error that says why the road must rest."""
         landed: list[Flight] = []
         worst: SbpairError | None = None
-        self._accepted_ones.flying += 1
         try:
             for flight in flights:
                 if worst is None:
@@ -370,7 +366,6 @@ class Mover:
                 else:
                     worst = self._failed(road, flight, error) or worst
         finally:
-            self._accepted_ones.flying -= 1
             for flight in flights:
                 if flight.answer is not None:
                     self._doubt(flight, "the send was cancelled")
@@ -548,8 +543,7 @@ class Mover:
             for arrival in arrivals:
                 self._end(arrival, None)
             return
-        for arrival in arrivals:
-            self._hands.let_go(arrival)
+        self._hands.let_go_all(arrivals)
         self._changed.set()
 
     def _end(self, arrival: Arrival, bucket: str | None) -> None:

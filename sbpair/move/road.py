@@ -53,6 +53,10 @@ class Road:
 
     def take(self, most: int) -> list[Order]:
         """The first ones, off the road."""
+        if most >= len(self._waiting):
+            orders = list(self._waiting)
+            self._waiting.clear()
+            return orders
         return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
     def put_back(self, orders: Iterable[Order]) -> None:
@@ -73,6 +77,8 @@ class Road:
 
     def next_round(self, most: int, groups_most: int) -> list[list[Order]]:
         """Groups of messages that may leave at the same time, each in order; taken off the road."""
+        if not (self._keyed or self._singly or self._suspects):
+            return [self.take(min(most, ROUND_MOST))] if groups_most and self._waiting else []
         groups: dict[str | int | None, list[Order]] = {}
         closed: set[str | int | None] = set()
         kept: list[Order] = []

@@ -5,6 +5,7 @@ An engine makes Facts of its own representation of a message, and applies the an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -89,14 +90,7 @@ class DeadLetter:
     description: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Not now: its destination rests."""
-
-    reason: str
-
-
-Route: TypeAlias = Send | Expire | DeadLetter | Hold
+Route: TypeAlias = Send | Expire | DeadLetter
 
 REMEMBERED = 4_096
 
@@ -107,11 +101,8 @@ EXPIRED = "TTLExpiredException"
 """The service's own word, so that whoever looks for what has expired finds these as well."""
 
 
-def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0, resting: str | None = None) -> Route:
-    """Decide. `resting` is why the message's destination takes nothing for now, where it does.
-
-    `now_ms`, in ms since 1970, is only looked at for TimeToLive.REMAINING.
-    """
+def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0) -> Route:
+    """Decide. `now_ms`, in ms since 1970, is only looked at for TimeToLive.REMAINING."""
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
     decision = _directed(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
@@ -122,7 +113,14 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
         if left_ms <= 0:
             return Expire(EXPIRED, "its time to live was over before it could be brought back")
         decision = decision._replace(ttl_ms=left_ms)
-    return decision if resting is None else Hold(resting)
+    return decision
+
+
+def router(ttl: TimeToLive, now_ms: Callable[[], int]) -> Callable[[Facts], Route]:
+    """`route`, with what is the same for all messages of a run."""
+    if ttl is TimeToLive.ORIGINAL:
+        return route
+    return lambda facts: route(facts, ttl=ttl, now_ms=now_ms())
 
 
 @lru_cache(REMEMBERED)

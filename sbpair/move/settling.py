@@ -1,49 +1,76 @@
-"""What the primary has accepted, until the backlog is told: what stands together is settled as one."""
+"""What the primary has accepted, until the backlog is told.
+
+Destinations take turns in a backlog, and deliveries that came one behind the other are settled in a single word: so
+what is accepted waits a little for those between.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Arrival
+    from collections.abc import Callable, Coroutine, Sequence
 
-SETTLE_SECONDS, SETTLE_AT = 0.01, 500
-"""How long, and up to how many, accepted messages are gathered."""
+    from sbpair.move.engine import Arrival
+    from sbpair.move.hands import Hands
+    from sbpair.move.route import Key
+
+SETTLE_SECONDS = 0.5
+"""How long an accepted message waits for those in front of it."""
+
+WHOLE_AT = 100
+"""How many that stand together are worth a settlement."""
+
+ALL_AT, MOST_OF_ALL = 400, 0.8
+"""At how many, or at which share of all in hand, nothing waits any more."""
 
 
 class Gathering:
-    """`settle` is given what has come together. `flying` rounds may still bring more: they are waited for, a little."""
+    """Accepted messages of `hands`; `settle` is given what has come together."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, settle: Callable[[list[Arrival]], Coroutine[object, object, None]], name: str
+        self,
+        hands: Hands,
+        tasks: asyncio.TaskGroup,
+        settle: Callable[[list[Arrival]], Coroutine[object, object, None]],
+        name: str,
     ) -> None:
-        self.flying = 0
+        self._hands = hands
         self._tasks = tasks
         self._settle = settle
         self._name = name
-        self._accepted: list[Arrival] = []
-        self._due = False
-        self._enough = asyncio.Event()
+        self._accepted: dict[Key, Arrival] = {}
+        self._late: asyncio.Task[None] | None = None
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
-        self._accepted += arrivals
+        self._accepted.update([(arrival.key, arrival) for arrival in arrivals])
 
     def settle_soon(self) -> None:
-        if self._accepted and not self._due:
-            self._due = True
-            self._tasks.create_task(self._gather(), name=self._name)
-        if not self.flying or len(self._accepted) >= SETTLE_AT:
-            self._enough.set()
+        """Settle what came first, as far as it is accepted and many; everything where a wait is worth nothing."""
+        if len(self._accepted) >= min(ALL_AT, MOST_OF_ALL * len(self._hands)):
+            self._settle_all()
+        elif len(self._accepted) >= WHOLE_AT:
+            whole = self._hands.first_among(self._accepted)
+            if len(whole) >= WHOLE_AT:
+                for arrival in whole:
+                    del self._accepted[arrival.key]
+                self._settle_now(whole)
+        if self._accepted and self._late is None:
+            self._late = self._tasks.create_task(self._settle_late(), name=self._name)
 
-    async def _gather(self) -> None:
-        if self.flying and len(self._accepted) < SETTLE_AT:
-            self._enough.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_SECONDS):
-                    await self._enough.wait()
-        arrivals, self._accepted = self._accepted, []
-        self._due = False
-        await self._settle(arrivals)
+    async def _settle_late(self) -> None:
+        await asyncio.sleep(SETTLE_SECONDS)
+        self._late = None
+        self._settle_all()
+
+    def _settle_all(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if self._accepted:
+            arrivals, self._accepted = list(self._accepted.values()), {}
+            self._settle_now(arrivals)
+
+    def _settle_now(self, arrivals: list[Arrival]) -> None:
+        self._tasks.create_task(self._settle(arrivals), name=self._name)

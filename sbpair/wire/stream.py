@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from sbpair.amqp import events
 from sbpair.amqp.connection import Connection
+from sbpair.amqp.events import Delivery
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
@@ -70,8 +71,10 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for event in self.connection.receive(data, self._loop.time()):
-            if type(event) is events.Delivery and event.link.context is not None:
-                event.link.context.on_delivery(event)
+            if type(event) is Delivery:
+                owner = event.link.context
+                if owner is not None:
+                    owner.on_delivery(event)
             else:
                 self._on_event(event)
         self.flush_soon()

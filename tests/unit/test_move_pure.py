@@ -15,7 +15,6 @@ from sbpair.move.route import (
     DeadLetter,
     Expire,
     Facts,
-    Hold,
     Send,
     TimeToLive,
     key_of,
@@ -96,12 +95,12 @@ def test_what_remains_of_a_time_to_live(changed, now, expected):
     assert route(facts(**{"enqueued_at": 1_000_000, **changed}), ttl=REMAINING, now_ms=now) == expected
 
 
-def test_what_is_past_its_time_expires_even_while_its_destination_rests_unless_it_could_go_nowhere():
+def test_what_is_past_its_time_expires_unless_it_could_go_nowhere():
     late = {"ttl_ticks": 600_000_000, "enqueued_at": 1_000_000}
     past = {"ttl": REMAINING, "now_ms": 1_060_000}
     expired = Expire("TTLExpiredException", "its time to live was over before it could be brought back")
     assert route(facts(**late), **past) == expired
-    assert route(facts(**late), **past, resting="it is full") == expired
+    assert route(facts(**late), **past) == expired
     assert isinstance(route(facts(**late, path=None), **past), DeadLetter)
     assert isinstance(route(facts(**late), now_ms=1_060_000), Send)
 
@@ -123,11 +122,6 @@ def test_a_path_that_no_entity_can_have_is_dead_lettered_here(path):
 
 def test_slashes_around_a_path_are_nothing():
     assert route(facts(path="/billing/invoices/")) == Send("billing/invoices", None, None, None)
-
-
-def test_a_message_for_a_destination_that_rests_is_held_unless_it_could_go_nowhere():
-    assert route(facts(), resting="it is full") == Hold("it is full")
-    assert isinstance(route(facts(path=None), resting="it is full"), DeadLetter)
 
 
 def test_a_refusal_names_the_destination_and_the_error():

@@ -1,0 +1,143 @@
+"""What is read as one run of transfers is what the same frames say when each of them comes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sbpair.amqp import transfer
+from sbpair.amqp.connection import Connection
+from sbpair.amqp.events import Closed, Delivery, LinkAttaching
+from sbpair.amqp.frames import frame
+from sbpair.amqp.performatives import Source, Target, Transfer
+from sbpair.amqp.sasl import SaslClient, SaslServer
+
+if TYPE_CHECKING:
+    import pytest
+
+    from sbpair.amqp.link import Receiver
+
+FLOW = b"\x00\x53\x13"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A transfer frame as a peer may write it."""
+
+    handle: int
+    tag: bytes
+    message_format: int
+    settled: bool
+    more: bool
+    payload: bytes
+    general: bool = False
+
+    def written(self, delivery_id: int) -> bytes:
+        if self.general:
+            body = Transfer(self.handle, delivery_id, self.tag, self.message_format, self.settled, self.more).encode()
+        else:
+            body = transfer.write(
+                self.handle, delivery_id, self.tag, self.message_format, settled=self.settled, more=self.more
+            )
+        return frame(body + self.payload)
+
+
+class Peer:
+    """The receiving side of two links, and all that it heard."""
+
+    def __init__(self, *, max_message_size: int = 300) -> None:
+        self.client = Connection(SaslClient(), container_id="c")
+        self.server = Connection(SaslServer(), container_id="s", max_frame_size=512)
+        self.links: list[Receiver] = []
+        self.heard: list[Any] = []
+        self.talk()
+        session = self.client.begin()
+        self.talk()
+        for name in ("a", "b"):
+            session.sender(name).open(source=Source("x"), target=Target("y"))
+        self.talk()
+        for link in self.links:
+            link.accept(max_message_size=max_message_size)
+            link.grant(10)
+        self.talk()
+
+    def talk(self) -> None:
+        while said := self.client.take():
+            self.hear(said)
+            self.client.receive(self.server.take(), 0.0)
+
+    def hear(self, data: bytes) -> None:
+        for event in self.server.receive(data, 0.0):
+            if isinstance(event, LinkAttaching):
+                self.links.append(event.link)
+            elif isinstance(event, Delivery):
+                told = (event.link.name, event.id, event.tag, event.format, event.settled, event.payload)
+                self.heard.append(told)
+            elif isinstance(event, Closed):
+                self.heard.append(event.error and event.error.condition)
+
+    @property
+    def state(self) -> Any:
+        [session] = self.server.sessions
+        counts = [(link.name, link.state, link.credit, link.delivery_count) for link in self.links]
+        return self.heard, counts, sorted(session.received), self.server.take()
+
+
+PAYLOADS = st.binary(max_size=40) | st.integers(250, 320).map(lambda size: b"x" * size)
+FRAMES = st.builds(
+    Sent,
+    handle=st.integers(0, 2),
+    tag=st.sampled_from([b"", b"a", b"four", b"f0ur", b"sixteen bytes ok", b"x" * 32]),
+    message_format=st.sampled_from([0, 0, 0, 0x80013700]),
+    settled=st.booleans(),
+    more=st.sampled_from([False, False, False, True]),
+    payload=PAYLOADS,
+    general=st.sampled_from([False, False, False, True]),
+)
+# Runs of what is alike, with something else between them now and then.
+STREAMS = st.lists(st.tuples(FRAMES, st.integers(1, 6)), max_size=8).map(
+    lambda runs: [each for each, times in runs for _ in range(times)]
+)
+
+
+@given(STREAMS, st.sampled_from([0, 1, 70_000, 0xFFFFFFFD]), st.integers(0, 2_000))
+@example([Sent(0, b"a", 0, False, False, b"x" * 301)] * 3, 70_000, 0)
+@example([Sent(0, b"a", 0, False, False, b"x" * 500)] * 2, 70_000, 0)
+def test_frames_that_come_together_say_what_they_say_alone(sent: list[Sent], first: int, cut: int) -> None:
+    frames = [each.written((first + number) & 0xFFFFFFFF) for number, each in enumerate(sent)]
+    together, alone = Peer(), Peer()
+    stream = b"".join(frames)
+    for piece in (stream[:cut], stream[cut:]):
+        together.hear(piece)
+    for each in frames:
+        alone.hear(each)
+    if together.server.over or alone.server.over:
+        assert together.heard == alone.heard
+    else:
+        assert together.state == alone.state
+
+
+def test_a_long_run_opens_the_window_again_and_again() -> None:
+    peer = Peer()
+    [session] = peer.server.sessions
+    link = peer.links[0]
+    for start in range(0, 20_000, 1_000):
+        stream = [Sent(0, b"tag4", 0, True, False, b"hello").written(start + number) for number in range(1_000)]
+        peer.hear(b"".join(stream))
+    assert len(peer.heard) == 20_000
+    assert link.delivery_count == 20_000
+    assert 7 <= peer.server.take().count(FLOW) <= 20
+    assert not session.received
+
+
+def test_frames_alike_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    whole = transfer.read
+    monkeypatch.setattr(transfer, "read", lambda *where: read.append(where) or whole(*where))
+    peer = Peer()
+    peer.hear(b"".join(Sent(0, b"tag4", 0, False, False, b"hello").written(70_000 + each) for each in range(50)))
+    assert len(peer.heard) == 50
+    assert len(read) == 2
