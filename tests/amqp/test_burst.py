@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,8 +17,6 @@ from sbpair.amqp.performatives import Source, Target, Transfer
 from sbpair.amqp.sasl import SaslClient, SaslServer
 
 if TYPE_CHECKING:
-    import pytest
-
     from sbpair.amqp.link import Receiver
 
 FLOW = b"\x00\x53\x13"
@@ -97,14 +96,23 @@ FRAMES = st.builds(
     payload=PAYLOADS,
     general=st.sampled_from([False, False, False, True]),
 )
-# Runs of what is alike, with something else between them now and then.
-STREAMS = st.lists(st.tuples(FRAMES, st.integers(1, 6)), max_size=8).map(
-    lambda runs: [each for each, times in runs for _ in range(times)]
-)
+FIELDS = ("handle", "tag", "message_format", "settled", "more", "payload", "general")
 
 
-@given(STREAMS, st.sampled_from([0, 1, 70_000, 0xFFFFFFFD]), st.integers(0, 2_000))
-@example([Sent(0, b"a", 0, False, False, b"x" * 301)] * 3, 70_000, 0)
+@st.composite
+def streams(draw: st.DrawFn) -> list[Sent]:
+    """Runs of what is alike; from one to the next, mostly a single thing is different."""
+    frames = [draw(FRAMES)]
+    for times in draw(st.lists(st.integers(1, 4), max_size=8)):
+        other, field = draw(FRAMES), draw(st.sampled_from(FIELDS))
+        frames += [replace(frames[-1], **{field: getattr(other, field)})] * times
+    return frames
+
+
+@given(streams(), st.sampled_from([0, 1, 70_000, 0xFFFFFFFD]), st.integers(0, 2_000))
+@example([Sent(0, b"a", 0, False, False, b"x" * size) for size in (9, 9, 301, 9)], 70_000, 0)
+@example([Sent(handle, b"a", 0, False, False, b"x") for handle in (0, 0, 1, 1, 2)], 70_000, 0)
+@example([Sent(0, tag, 0, False, False, b"x") for tag in (b"a", b"b", b"cc", b"d")], 70_000, 0)
 @example([Sent(0, b"a", 0, False, False, b"x" * 500)] * 2, 70_000, 0)
 def test_frames_that_come_together_say_what_they_say_alone(sent: list[Sent], first: int, cut: int) -> None:
     frames = [each.written((first + number) & 0xFFFFFFFF) for number, each in enumerate(sent)]
@@ -141,3 +149,15 @@ def test_frames_alike_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     peer.hear(b"".join(Sent(0, b"tag4", 0, False, False, b"hello").written(70_000 + each) for each in range(50)))
     assert len(peer.heard) == 50
     assert len(read) == 2
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 20, 30, 35, 36, 37, 38, 300, 512, 513, 0xFFFFFFFF])
+def test_a_frame_that_is_cut_short_in_a_run_is_refused_as_it_is_alone(size: int) -> None:
+    good = [Sent(0, b"tag4", 0, False, False, b"").written(70_000 + each) for each in range(4)]
+    good[2] = size.to_bytes(4) + good[2][4:]
+    together, alone = Peer(), Peer()
+    together.hear(b"".join(good))
+    for each in (good[0], good[1], good[2] + good[3]):
+        alone.hear(each)
+    assert together.heard == alone.heard
+    assert together.server.over == alone.server.over
