@@ -23,6 +23,7 @@ LEVELS: list[set[str]] = [
     {"wire", "bus", "topology", "cost"},
     {"backlog", "tiers", "partition_key"},
     {"amqp"},
+    {"entity"},
     {"model", "report"},
     {"errors"},
 ]
