@@ -68,10 +68,15 @@ class AtomDoor:
     def _refuse(self, ask: Ask, refusal: Refusal) -> web.Response:
         now = self._namespace.clock.now_ms()
         tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{ask.path}"
-        detail = f"SubCode={refusal.sub_code}. {refusal.message} {tracker}, Timestamp:{xml.instant(now)}"
-        return respond(xml.error_xml(refusal.status, detail), refusal.status)
+        sub_code = f"SubCode={refusal.sub_code}. " if refusal.sub_code else ""
+        detail = f"{sub_code}{refusal.message} {tracker}, Timestamp:{xml.instant(now)}"
+        answer = respond(xml.error_xml(refusal.status, detail), refusal.status)
+        if refusal.retry_after_seconds is not None:
+            answer.headers["Retry-After"] = str(refusal.retry_after_seconds)
+        return answer
 
     def _answer(self, ask: Ask, body: bytes) -> web.Response:
+        self._namespace.points.check_request(ask.method, ask.path)
         self._authorize(ask)
         self._charge(ask)
         if ask.api_version not in API_VERSIONS:
