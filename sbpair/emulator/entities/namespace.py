@@ -74,7 +74,7 @@ class Namespace:
     ) -> None:
         self.name = name
         self.tier = tier
-        self._partitions = partitions
+        self.partitions = partitions
         self.clock = clock
         self.agenda = agenda or Agenda()
         self.keys = tuple(keys)
@@ -130,14 +130,14 @@ class Namespace:
         if path.lower() in self._queues or path.lower() in self._topics:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         # Premium has its limit for each messaging unit.
-        most = self.tier.entities * self._partitions
+        most = self.tier.entities * self.partitions
         if len(self._queues) + len(self._topics) >= most:
             raise QuotaExceeded(f"Namespace '{self.name}' already has {most} entities.")
         return path
 
     def _admitted(self, description: Described) -> Described:
         """The description for a new entity, which may be partitioned by itself or by its namespace."""
-        description = replace(description, partitions=self._partitions)
+        description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
             self.points.check_partitions()
         if description.enable_partitioning:
