@@ -261,7 +261,7 @@ def validate(description: QueueDescription, tier: Tier = STANDARD) -> None:
     _limit(least <= d.max_message_size_in_kilobytes <= most, "MaxMessageSizeInKilobytes", allowed)
     _validate_tier(d, tier)
     _limit(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
-    _validate_rules(d.authorization_rules)
+    check_rules(d.authorization_rules)
 
 
 def _validate_tier(d: QueueDescription, tier: Tier) -> None:
@@ -273,7 +273,7 @@ def _validate_tier(d: QueueDescription, tier: Tier) -> None:
             raise ArgumentInvalid(f"The property {name} is not supported in the {tier.name} tier.")
 
 
-def _validate_rules(rules: tuple[AuthorizationRule, ...]) -> None:
+def check_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     names = {rule.key_name for rule in rules}
     _limit(len(rules) <= _RULES_LIMIT, "AuthorizationRules", f"at most {_RULES_LIMIT} rules")
     _limit(len(names) == len(rules), "AuthorizationRules", "rules with different key names")
