@@ -119,6 +119,9 @@ class Calls:
             now = asyncio.get_running_loop().time()
             self._first = now if self._first is None else self._first
             wait = self._first + due(self._number, self.at_once) - now
+            if wait < 0 and self._number >= self.at_once:
+                # What a slow service left unused is not made up for.
+                self._first -= wait
             self._number += 1
             if wait > 0:
                 await self._sleep(wait)

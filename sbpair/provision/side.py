@@ -6,7 +6,7 @@ Reads all it needs before anything is made. What could not be made is an Item of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class Side:
     backlog: Sequence[QueueSpec] = ()
     plan: application.Plan = field(default_factory=application.Plan)
     items: list[EntityItem] = field(default_factory=list)
+    taken: Collection[Key] = ()
     _made: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
 
     # Reading
@@ -66,11 +67,10 @@ class Side:
         wanted = [fitted(entity, tier) for entity in self.layout.entities]
         self._check_tier([*wanted, *self.backlog[:1]], tier)
         actual, taken = await self._read(wanted)
-        found = application.plan(
-            [each for each in wanted if key(each) not in taken], actual, await self._rules(wanted, actual)
-        )
+        found = application.plan(wanted, actual, await self._rules(wanted, actual), taken)
         await self._check_targets(wanted)
         self.items += [self._item(each, Outcome.FAILED, *taken[key(each)]) for each in wanted if key(each) in taken]
+        self.taken = taken.keys()
         self.items += [self._compared(each.entity, each.differences) for each in found.there]
         self.items += [*map(self._of_backlog, there.matches), *map(self._of_backlog, there.drifted)]
         self.plan = application.Plan((*found.creates, *(each.spec for each in there.creates)), (), found.drops)
@@ -190,7 +190,9 @@ class Side:
     def tasks(self) -> list[Coroutine[Any, Any, EntityItem | None]]:
         """Everything that is to be made, each of which waits for what it needs."""
         loop = asyncio.get_running_loop()
-        self._made = {key(entity): loop.create_future() for entity in self.plan.creates}
+        self._made = {each: loop.create_future() for each in (*map(key, self.plan.creates), *self.taken)}
+        for each in self.taken:
+            self._made[each].set_result(Outcome.FAILED)
         return [*(self._make(each) for each in self.plan.creates), *(self._drop(each) for each in self.plan.drops)]
 
     async def _make(self, entity: Described) -> EntityItem:

@@ -56,7 +56,7 @@ class Complaint:
     entity: Described
     name: str
     text: str
-    hint: ClassVar[str] = "the service would refuse it"
+    hint: ClassVar[str] = "the service would refuse it: correct it first"
 
     @property
     def told(self) -> str:
