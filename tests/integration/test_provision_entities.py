@@ -50,9 +50,11 @@ properties = { tenant = "a" }
 LAYOUT = entities_file.read(FILE, "entities.toml")
 
 
-def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard") -> None:
+def run(
+    scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", other: str = "", partitions: int = 1
+) -> None:
     async def main() -> None:
-        async with Emulator([(HERE, 0, tier), (THERE, 0, tier)]) as emulator:
+        async with Emulator([(HERE, 0, tier, partitions), (THERE, 0, other or tier, partitions)]) as emulator:
             await scenario(emulator)
 
     asyncio.run(main())
@@ -375,6 +377,16 @@ def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(wanted
         assert everything(emulator) == set()
 
     run(scenario, tier)
+
+
+@pytest.mark.parametrize(("tier", "other", "partitions"), [("basic", "standard", 1), ("premium", "premium", 4)])
+def test_what_a_tier_has_by_itself_is_no_drift(tier: str, other: str, partitions: int) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        for outcome in (Outcome.CREATED, Outcome.EXISTING):
+            report = await provisioned(emulator, layout(Queue("a")))
+            assert {item.outcome for item in report} == {outcome}
+
+    run(scenario, tier, other, partitions)
 
 
 def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None:

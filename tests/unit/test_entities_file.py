@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
@@ -9,6 +12,7 @@ from sbpair.errors import UsageError
 from sbpair.model import TIMESPAN_MAX
 from sbpair.topology import entities_file
 
+ROOT = Path(__file__).parents[2]
 WHOLE = """\
 [queues]
 failures = {}
@@ -56,6 +60,20 @@ def test_every_kind_of_entity_is_read_and_what_is_not_said_is_the_services_defau
         Rule("events", "audit", "$Default"),
     )
     assert Queue("failures").default_message_time_to_live == TIMESPAN_MAX
+
+
+def test_the_examples_of_readme_and_help_are_right() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    [example] = [block for block in blocks if "[queues." in block]
+    assert {each.kind for each in entities_file.read(example, "README.md").entities} == {
+        "queue",
+        "topic",
+        "subscription",
+        "rule",
+    }
+    shown = (ROOT / "tests/cli/golden/sbpair-provision.txt").read_text()
+    lines = shown[shown.index("  [queues.") : shown.index("A subscription that")]
+    assert len(entities_file.read(lines, "help").entities) == 4
 
 
 def test_an_empty_file_describes_nothing() -> None:
