@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog, tiers, topology
 from sbpair.entity import DEFAULT_RULE, AnyEntity, Queue, Rule, Subscription, Topic
-from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, UsageError
+from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, Throttled, Unavailable, UsageError
 from sbpair.model import Difference, Drift, Match, QueueSpec
 from sbpair.provision.calls import Calls, NotTried, first_error, together
 from sbpair.report import Item, Outcome
@@ -55,7 +55,9 @@ class Side:
     items: list[EntityItem] = field(default_factory=list)
     taken: Collection[Key] = ()
     tier: tiers.Tier = tiers.STANDARD
+    listed: int = 0
     _made: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
+    _doubtful: set[Key] = field(default_factory=set)
 
     # Reading
 
@@ -80,6 +82,7 @@ class Side:
         if not self.backlog:
             return topology.Plan()
         there = await self.calls.read("list the queues", lambda: self.control.list_under(backlog.prefix(self.primary)))
+        self.listed = len(there)
         return topology.diff(self.backlog, there)
 
     async def _tier(self) -> tiers.Tier:
@@ -238,13 +241,20 @@ class Side:
         return self._item(rule, Outcome.OK)
 
     async def _create_or_compare(self, entity: Described) -> EntityItem:
-        if await self.control.create(entity):
-            return self._item(entity, Outcome.CREATED)
         try:
-            return await self._read_again(entity)
+            if await self.control.create(entity):
+                return self._item(entity, Outcome.CREATED)
+            found = await self._read_again(entity)
+        except Unavailable as error:
+            if not isinstance(error, Throttled):
+                self._doubtful.add(key(entity))
+            raise
         except (EntityMissing, NameTaken) as error:
             reason = f"{entity.path} is taken, and not by a {entity.kind}: rename or delete what has its name"
             return self._item(entity, Outcome.FAILED, reason, error.exit_code)
+        if found.outcome is Outcome.EXISTING and key(entity) in self._doubtful:
+            return self._item(entity, Outcome.CREATED, "at the first attempt, which had no answer")
+        return found
 
     async def _read_again(self, entity: Described) -> EntityItem:
         if isinstance(entity, AnyEntity):

@@ -193,7 +193,7 @@ def test_a_conflict_is_read_again_and_compared() -> None:
     async def scenario(emulator: Emulator) -> None:
         def in_between(event: object) -> None:
             # The plan is made, and nothing of it is yet.
-            if isinstance(event, Listed) and event.namespace == HERE:
+            if isinstance(event, Listed):
                 emulator.namespaces[HERE].create_queue("a", QueueDescription(max_delivery_count=3))
 
         [drifted] = (await provisioned(emulator, layout(Queue("a")), on_event=in_between)).of(Outcome.DRIFTED)
@@ -337,6 +337,33 @@ def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pyte
         [doubtful] = report.of(Outcome.FAILED)
         assert "may be there" in doubtful.reason
         assert everything(emulator) == {f"{THERE}:{doubtful.name}"}
+
+    run(scenario)
+
+
+def test_what_was_created_without_an_answer_was_created() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        unanswered = {each.path for each in LAYOUT.entities}
+
+        @asynccontextmanager
+        async def opens(endpoint: object) -> object:
+            async with open_namespace(endpoint) as control:  # type: ignore[arg-type]
+                create = control.create
+
+                async def silent(entity: Queue) -> bool:
+                    created = await create(entity)
+                    if entity.path in unanswered:
+                        unanswered.remove(entity.path)
+                        raise errors.TimedOut("no answer")
+                    return created
+
+                control.create = silent  # type: ignore[method-assign,assignment]
+                yield control
+
+        report = await provisioned(emulator, opens=opens)
+        assert {item.outcome for item in report} == {Outcome.CREATED}
+        assert not unanswered
+        assert not any(each.endswith("audit/$Default") for each in everything(emulator))
 
     run(scenario)
 
