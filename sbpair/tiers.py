@@ -49,14 +49,13 @@ def named(name: str) -> Tier:
     )
 
 
-def check_size(size_gb: int, *tiers: Tier) -> None:
-    """Raise UsageError where none of `tiers` has entities of that size."""
+def check_size(size_gb: int, tiers: tuple[Tier, ...] = TIERS, where: str = "") -> None:
+    """Raise UsageError where none of `tiers` has entities of that size. `where` is for its message."""
     sizes = sorted({size for tier in tiers for size in tier.sizes_gb})
     if size_gb not in sizes:
         *most, last = sizes
-        whose = f" of a {tiers[0].name} namespace" if len(tiers) == 1 else ""
         raise UsageError(
-            f"a queue or topic{whose} cannot be of {size_gb} GB",
+            f"a queue or topic{where} cannot be of {size_gb} GB",
             hint=f"choose {', '.join(map(str, most))} or {last}{_multiplied(tiers)}",
         )
 

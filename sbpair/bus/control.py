@@ -85,6 +85,30 @@ class NamespaceControl(EntityControl, QueueControl, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a namespace is: its tier, and how many messaging units it has, where it has any and tells it."""
+
+    tier: str
+    units: int | None = None
+
+
+class PartitionControl(EntityControl, Protocol):
+    """Entities, and how much room they have. Every method raises only errors of `sbpair.errors`."""
+
+    async def capacity(self) -> Capacity:
+        """What the namespace says of itself."""
+        ...
+
+    async def queue_bytes(self) -> dict[str, int]:
+        """What each queue holds."""
+        ...
+
+    async def topic_bytes(self) -> dict[str, int]:
+        """What each topic holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Entity:
     """A queue or a topic that messages may be sent to.
 

@@ -1,0 +1,189 @@
+"""Partitioned queues and topics: what can be asked for, and what the service would refuse of it.
+
+Pure. Every check raises; what it takes is what was read of a namespace before anything is made in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from sbpair import tiers
+from sbpair.backlog import PATH_LIMIT, is_segment
+from sbpair.entity import DURATIONS, PROPERTY_NAMES, Queue, Topic
+from sbpair.errors import NameInvalid, NameTaken, ServiceRefused, UsageError
+from sbpair.model import TICKS_PER_SECOND, Difference, ticks
+from sbpair.tiers import MEGABYTES, Tier
+from sbpair.topology import same_duration, told
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+Divided = Queue | Topic
+AnyDivided = TypeVar("AnyDivided", bound=Queue | Topic)
+
+# What can be asked for here. An entity that differs in one of these is another one than was asked for.
+ASKED = frozenset(
+    {
+        "enable_partitioning",
+        "max_size_in_megabytes",
+        "requires_session",
+        "requires_duplicate_detection",
+        "duplicate_detection_history_time_window",
+        "forward_to",
+    }
+)
+CHOSEN_FOR_GOOD = frozenset({"EnablePartitioning", "RequiresSession", "RequiresDuplicateDetection"})
+SHORTEST_WINDOW_SECONDS = 20
+LONGEST_WINDOW_SECONDS = 7 * 86_400
+BASIC_TTL = "P14D"
+"""The longest, and what an entity of Basic has by itself."""
+
+
+def queue(
+    path: str, size_gb: int, *, sessions: bool = False, duplicates: str | None = None, forward_to: str = ""
+) -> Queue:
+    """A partitioned queue. `duplicates` is the window of their detection, as `10m`. Raises UsageError, NameInvalid."""
+    if sessions and forward_to:
+        raise UsageError(
+            "a queue that requires sessions cannot forward its messages", hint="leave --sessions or --forward-to out"
+        )
+    if forward_to:
+        check_path(forward_to)
+    if forward_to.lower() == path.lower():
+        raise UsageError(f"{path} cannot forward to itself", hint="name another queue, or a topic")
+    plain = Queue(path, requires_session=sessions, forward_to=forward_to)
+    return _partitioned(plain, size_gb, duplicates)
+
+
+def topic(path: str, size_gb: int, *, duplicates: str | None = None) -> Topic:
+    """A partitioned topic, likewise."""
+    return _partitioned(Topic(path), size_gb, duplicates)
+
+
+def fitted(entity: AnyDivided, tier: Tier, namespace: str) -> AnyDivided:
+    """`entity` as it is to be made in a namespace of that tier. Raises UsageError for what the tier has not."""
+    tiers.check_size(entity.max_size_in_megabytes // MEGABYTES, (tier,), f" in {namespace}, of the tier {tier.name},")
+    if tier.has_everything:
+        return entity
+    lacking = {
+        "topics": isinstance(entity, Topic),
+        "sessions": isinstance(entity, Queue) and entity.requires_session,
+        "duplicate detection": entity.requires_duplicate_detection,
+        "forwarding": isinstance(entity, Queue) and bool(entity.forward_to),
+    }
+    for what, wanted in lacking.items():
+        if wanted:
+            raise UsageError(
+                f"{namespace} is a {tier.name} namespace, which has no {what}", hint="Standard and Premium have"
+            )
+    return replace(entity, default_message_time_to_live=BASIC_TTL)
+
+
+def check_same(entity: Divided, existing: Divided, namespace: str) -> None:
+    """Raise ServiceRefused where what has the name already is another entity than was asked for."""
+    differences = tuple(
+        Difference(PROPERTY_NAMES[name], getattr(entity, name), getattr(existing, name))
+        for name in (each.name for each in fields(entity) if each.name in ASKED)
+        if not _same(entity, name, getattr(entity, name), getattr(existing, name))
+    )
+    if differences:
+        raise ServiceRefused(
+            f"{existing.path} is in {namespace} already, and is left as it is: {told(differences)}",
+            condition="40000",
+            hint=_way(existing, differences),
+        )
+
+
+def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespace: str) -> None:
+    """Raise what the service would refuse because of the other entities of the namespace."""
+    if any(each.path.lower() == entity.path.lower() for each in others):
+        raise NameTaken(
+            f"{entity.path} is not a {entity.kind} in {namespace}",
+            hint="something else has its name: choose another one",
+        )
+    if isinstance(entity, Queue) and entity.forward_to.lower() not in {"", *(each.path.lower() for each in others)}:
+        raise UsageError(
+            f"{entity.path} cannot forward to {entity.forward_to}: {namespace} has no queue or topic of that name",
+            hint="make that one first",
+        )
+    most = tier.partitioned_most
+    if most is not None and sum(each.enable_partitioning for each in others) >= most:
+        raise ServiceRefused(
+            f"{namespace} has {most} partitioned entities already, and a {tier.name} namespace has no more",
+            condition="40300",
+            hint="delete one that is not used: sbpair partition list shows them",
+        )
+
+
+def possible(tier: Tier, others: Collection[Divided], units: int | None, namespace: str) -> tuple[int, ...]:
+    """How many partitions a new entity would have. Raises ServiceRefused where it could not be partitioned."""
+    partitioned = True if others and all(each.enable_partitioning for each in others) else None
+    if not tier.whole_namespace:
+        partitioned = True
+    elif any(not each.enable_partitioning for each in others):
+        partitioned = False
+    found = tiers.partitions_possible(tier, partitioned=partitioned, units=units)
+    if found == (1,):
+        raise not_partitioned(namespace)
+    return found
+
+
+def not_partitioned(namespace: str) -> ServiceRefused:
+    """What is said of a Premium namespace in one piece."""
+    return ServiceRefused(
+        f"{namespace} is a Premium namespace that is not partitioned, and so is nothing in it",
+        condition="40000",
+        hint="the partitions of a Premium namespace are chosen when it is made: make a new one with 2 or 4",
+    )
+
+
+def check_path(path: str) -> None:
+    """Raise NameInvalid for a name that no queue and no topic can have."""
+    if len(path) > PATH_LIMIT:
+        raise NameInvalid(
+            f"the name {path[:40]}… has {len(path)} characters, and may have {PATH_LIMIT}", hint="choose a shorter one"
+        )
+    if not all(map(is_segment, path.split("/"))):
+        raise NameInvalid(
+            f"{path!r} cannot be the name of a queue or a topic",
+            hint="use letters, digits, '.', '-' and '_', with a '/' between segments",
+        )
+
+
+def _partitioned(entity: AnyDivided, size_gb: int, duplicates: str | None) -> AnyDivided:
+    check_path(entity.path)
+    tiers.check_size(size_gb)
+    made = replace(entity, enable_partitioning=True, max_size_in_megabytes=size_gb * MEGABYTES)
+    if duplicates is None:
+        return made
+    return replace(made, requires_duplicate_detection=True, duplicate_detection_history_time_window=_window(duplicates))
+
+
+def _window(text: str) -> str:
+    """The window as ISO 8601."""
+    seconds, rest = divmod(ticks(text), TICKS_PER_SECOND)
+    if rest or not SHORTEST_WINDOW_SECONDS <= seconds <= LONGEST_WINDOW_SECONDS:
+        raise UsageError(
+            f"duplicates cannot be detected for {text}", hint="choose whole seconds, from 20s to 7d; 10m is usual"
+        )
+    return f"PT{seconds}S"
+
+
+def _same(entity: Divided, name: str, asked: str | int | bool, actual: str | int | bool) -> bool:
+    if name == "duplicate_detection_history_time_window" and not entity.requires_duplicate_detection:
+        return True
+    if name in DURATIONS:
+        return same_duration(str(asked), str(actual))
+    return str(asked).lower() == str(actual).lower()
+
+
+def _way(existing: Divided, differences: tuple[Difference, ...]) -> str:
+    if not CHOSEN_FOR_GOOD & {each.property for each in differences}:
+        return "sbpair partition changes nothing that is there: ask for what it is, or change it where it is managed"
+    rest = (
+        f"let {existing.path} forward to it until it is empty, then move its senders and receivers"
+        if isinstance(existing, Queue) and not existing.requires_session
+        else f"move the senders to it, and delete {existing.path} once its receivers have emptied it"
+    )
+    return f"this can only be chosen at creation: make a new {existing.kind} under another name, {rest}"
