@@ -50,7 +50,7 @@ def queue(
         )
     if forward_to:
         check_path(forward_to)
-    if forward_to.lower() == path.lower():
+    if forward_to and forward_to.lower() == path.lower():
         raise UsageError(f"{path} cannot forward to itself", hint="name another queue, or a topic")
     plain = Queue(path, requires_session=sessions, forward_to=forward_to)
     return _partitioned(plain, size_gb, duplicates)
