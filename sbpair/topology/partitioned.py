@@ -9,12 +9,12 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import tiers
-from sbpair.backlog import PATH_LIMIT, is_segment
+from sbpair.backlog import check_path
 from sbpair.entity import DURATIONS, PROPERTY_NAMES, Queue, Topic
-from sbpair.errors import NameInvalid, NameTaken, ServiceRefused, UsageError
+from sbpair.errors import NameTaken, ServiceRefused, UsageError
 from sbpair.model import TICKS_PER_SECOND, Difference, ticks
 from sbpair.tiers import MEGABYTES, Tier
-from sbpair.topology import same_duration, told
+from sbpair.topology import limits, same_duration, told
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,10 +34,7 @@ ASKED = frozenset(
     }
 )
 CHOSEN_FOR_GOOD = frozenset({"EnablePartitioning", "RequiresSession", "RequiresDuplicateDetection"})
-SHORTEST_WINDOW_SECONDS = 20
-LONGEST_WINDOW_SECONDS = 7 * 86_400
-BASIC_TTL = "P14D"
-"""The longest, and what an entity of Basic has by itself."""
+SHORTEN = "choose a shorter name"
 
 
 def queue(
@@ -49,7 +46,7 @@ def queue(
             "a queue that requires sessions cannot forward its messages", hint="leave --sessions or --forward-to out"
         )
     if forward_to:
-        check_path(forward_to)
+        check_path(forward_to, shorten=SHORTEN)
     if forward_to and forward_to.lower() == path.lower():
         raise UsageError(f"{path} cannot forward to itself", hint="name another queue, or a topic")
     plain = Queue(path, requires_session=sessions, forward_to=forward_to)
@@ -64,20 +61,11 @@ def topic(path: str, size_gb: int, *, duplicates: str | None = None) -> Topic:
 def fitted(entity: AnyDivided, tier: Tier, namespace: str) -> AnyDivided:
     """`entity` as it is to be made in a namespace of that tier. Raises UsageError for what the tier has not."""
     tiers.check_size(entity.max_size_in_megabytes // MEGABYTES, (tier,), f" in {namespace}, of the tier {tier.name},")
-    if tier.has_everything:
-        return entity
-    lacking = {
-        "topics": isinstance(entity, Topic),
-        "sessions": isinstance(entity, Queue) and entity.requires_session,
-        "duplicate detection": entity.requires_duplicate_detection,
-        "forwarding": isinstance(entity, Queue) and bool(entity.forward_to),
-    }
-    for what, wanted in lacking.items():
-        if wanted:
-            raise UsageError(
-                f"{namespace} is a {tier.name} namespace, which has no {what}", hint="Standard and Premium have"
-            )
-    return replace(entity, default_message_time_to_live=BASIC_TTL)
+    entity = limits.fitted(entity, tier)
+    if not tier.has_everything:
+        for complaint in limits.complaints_of_tier(entity, tier):
+            raise UsageError(f"{namespace}: {complaint.told}", hint="Standard and Premium have it")
+    return entity
 
 
 def check_same(entity: Divided, existing: Divided, namespace: str) -> None:
@@ -118,12 +106,9 @@ def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespa
 
 def possible(tier: Tier, others: Collection[Divided], units: int | None, namespace: str) -> tuple[int, ...]:
     """How many partitions a new entity would have. Raises ServiceRefused where it could not be partitioned."""
-    partitioned = True if others and all(each.enable_partitioning for each in others) else None
-    if not tier.whole_namespace:
-        partitioned = True
-    elif any(not each.enable_partitioning for each in others):
-        partitioned = False
-    found = tiers.partitions_possible(tier, partitioned=partitioned, units=units)
+    # What others are says what a Premium namespace is; elsewhere each entity is as it is asked for.
+    partitioned = all(each.enable_partitioning for each in others) if others else None
+    found = tiers.partitions_possible(tier, partitioned=partitioned if tier.whole_namespace else True, units=units)
     if found == (1,):
         raise not_partitioned(namespace)
     return found
@@ -138,21 +123,8 @@ def not_partitioned(namespace: str) -> ServiceRefused:
     )
 
 
-def check_path(path: str) -> None:
-    """Raise NameInvalid for a name that no queue and no topic can have."""
-    if len(path) > PATH_LIMIT:
-        raise NameInvalid(
-            f"the name {path[:40]}… has {len(path)} characters, and may have {PATH_LIMIT}", hint="choose a shorter one"
-        )
-    if not all(map(is_segment, path.split("/"))):
-        raise NameInvalid(
-            f"{path!r} cannot be the name of a queue or a topic",
-            hint="use letters, digits, '.', '-' and '_', with a '/' between segments",
-        )
-
-
 def _partitioned(entity: AnyDivided, size_gb: int, duplicates: str | None) -> AnyDivided:
-    check_path(entity.path)
+    check_path(entity.path, shorten=SHORTEN)
     tiers.check_size(size_gb)
     made = replace(entity, enable_partitioning=True, max_size_in_megabytes=size_gb * MEGABYTES)
     if duplicates is None:
@@ -162,10 +134,11 @@ def _partitioned(entity: AnyDivided, size_gb: int, duplicates: str | None) -> An
 
 def _window(text: str) -> str:
     """The window as ISO 8601."""
+    least, most, allowed = limits.DURATION_LIMITS["duplicate_detection_history_time_window"]
     seconds, rest = divmod(ticks(text), TICKS_PER_SECOND)
-    if rest or not SHORTEST_WINDOW_SECONDS <= seconds <= LONGEST_WINDOW_SECONDS:
+    if rest or seconds < least or (most is not None and seconds > most):
         raise UsageError(
-            f"duplicates cannot be detected for {text}", hint="choose whole seconds, from 20s to 7d; 10m is usual"
+            f"duplicates cannot be detected for {text}", hint=f"choose whole seconds, {allowed}: 10m is usual"
         )
     return f"PT{seconds}S"
 

@@ -122,7 +122,7 @@ def test_basic_has_partitioned_queues_and_no_topics() -> None:
     async def scenario(emulator: Emulator) -> None:
         [made] = await partition.create(at(emulator, "basic"), ORDERS)
         assert made.detail == partition.Placed("basic", "Basic", "queue", (16,), 5120, 81920)
-        with pytest.raises(errors.UsageError, match="basic is a Basic namespace, which has no topics"):
+        with pytest.raises(errors.UsageError, match="basic: topic news: there are no topics in a Basic namespace"):
             await partition.create(at(emulator, "basic"), partitioned.topic("news", 1))
         assert [item.name for item in await partition.listing(at(emulator, "basic"))] == ["orders"]
 

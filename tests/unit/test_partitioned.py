@@ -40,16 +40,16 @@ def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "options", "message"),
     [
-        ("", 5, {}, "'' cannot be the name"),
-        ("/orders", 5, {}, "cannot be the name"),
-        ("orders/", 5, {}, "cannot be the name"),
-        ("or//ders", 5, {}, "cannot be the name"),
-        ("or ders", 5, {}, "cannot be the name"),
-        ("orders~0", 5, {}, "cannot be the name"),
-        ("orders$", 5, {}, "cannot be the name"),
-        ("../orders", 5, {}, "cannot be the name"),
-        ("bestellung\N{LATIN SMALL LETTER E WITH ACUTE}", 5, {}, "cannot be the name"),
-        ("a" * 261, 5, {}, "261 characters, and may have 260"),
+        ("", 5, {}, "'' cannot be the path"),
+        ("/orders", 5, {}, "cannot be the path"),
+        ("orders/", 5, {}, "cannot be the path"),
+        ("or//ders", 5, {}, "cannot be the path"),
+        ("or ders", 5, {}, "cannot be the path"),
+        ("orders~0", 5, {}, "cannot be the path"),
+        ("orders$", 5, {}, "cannot be the path"),
+        ("../orders", 5, {}, "cannot be the path"),
+        ("bestellung\N{LATIN SMALL LETTER E WITH ACUTE}", 5, {}, "cannot be the path"),
+        ("a" * 261, 5, {}, "has 261 characters"),
         ("orders", 0, {}, "cannot be of 0 GB"),
         ("orders", -5, {}, "cannot be of -5 GB"),
         ("orders", 6, {}, "cannot be of 6 GB"),
@@ -61,7 +61,7 @@ def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
         ("orders", 5, {"duplicates": "soon"}, "'soon' is not a duration"),
         ("orders", 5, {"duplicates": ""}, "'' is not a duration"),
         ("orders", 5, {"forward_to": "Orders"}, "cannot forward to itself"),
-        ("orders", 5, {"forward_to": "a b"}, "'a b' cannot be the name"),
+        ("orders", 5, {"forward_to": "a b"}, "'a b' cannot be the path"),
         ("orders", 5, {"forward_to": "next", "sessions": True}, "cannot forward its messages"),
     ],
 )
@@ -85,14 +85,14 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
 @pytest.mark.parametrize(
     ("entity", "what"),
     [
-        (partitioned.topic("news", 1), "topics"),
-        (partitioned.queue("orders", 1, sessions=True), "sessions"),
-        (partitioned.queue("orders", 1, duplicates="10m"), "duplicate detection"),
-        (partitioned.queue("orders", 1, forward_to="next"), "forwarding"),
+        (partitioned.topic("news", 1), "topic news: there are no topics"),
+        (partitioned.queue("orders", 1, sessions=True), "requires_session of queue orders: it cannot be had"),
+        (partitioned.queue("orders", 1, duplicates="10m"), "requires_duplicate_detection of queue orders"),
+        (partitioned.queue("orders", 1, forward_to="next"), "forward_to of queue orders"),
     ],
 )
 def test_basic_has_partitions_and_little_else(entity, what) -> None:
-    with pytest.raises(UsageError, match=f"contoso is a Basic namespace, which has no {what}"):
+    with pytest.raises(UsageError, match=f"contoso: {what}.* in a Basic namespace"):
         partitioned.fitted(entity, BASIC, "contoso")
     assert partitioned.fitted(entity, STANDARD, "contoso") == entity
     assert partitioned.fitted(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
