@@ -114,42 +114,32 @@ class _Place:
             return await self._compared(entity, existing)
         others = await self._entities(tier)
         check_room(entity, others, tier, self.name)
-        return self._item(entity, Outcome.WOULD_CREATE, tier, possible(tier, others, units, self.name))
+        return await self._item(entity, Outcome.WOULD_CREATE, possible(tier, others, units, self.name))
 
     async def make(self, entity: Divided, found: PlacedItem) -> list[PlacedItem]:
         """Make what was not found. Somebody else may have been faster."""
         if found.outcome is Outcome.EXISTING:
             return [found]
-        tier, units = await self._capacity()
+        tier, _units = await self._capacity()
         entity = fitted(entity, tier, self.name)
-        if not await self._create(entity, tier):
-            return [await self._compared(entity, await self._read(entity))]
-        partitions = tiers.partitions_possible(tier, partitioned=True, units=units)
-        return [self._item(entity, Outcome.CREATED, tier, partitions)]
+        if await self._create(entity, tier):
+            return [await self._item(entity, Outcome.CREATED)]
+        return [await self._compared(entity, await self._read(entity))]
 
     async def everything(self) -> list[PlacedItem]:
         """Every entity with what it holds."""
-        tier, units = await self._capacity()
+        tier, _units = await self._capacity()
         entities = await self._entities(tier)
         held = await self._held(tier)
-        return [
-            self._item(
-                each,
-                Outcome.OK,
-                tier,
-                tiers.partitions_possible(tier, partitioned=each.enable_partitioning, units=units),
-                held.get(each.path),
-            )
-            for each in sorted(entities, key=lambda each: each.path.lower())
-        ]
+        ordered = sorted(entities, key=lambda each: each.path.lower())
+        return [await self._item(each, Outcome.OK, size_bytes=held.get(each.path)) for each in ordered]
 
     async def _compared(self, entity: Divided, existing: Divided) -> PlacedItem:
-        tier, units = await self._capacity()
+        tier, _units = await self._capacity()
         if tier.whole_namespace and not existing.enable_partitioning:
             raise not_partitioned(self.name)
         check_same(entity, existing, self.name)
-        partitions = tiers.partitions_possible(tier, partitioned=True, units=units)
-        return self._item(existing, Outcome.EXISTING, tier, partitions)
+        return await self._item(existing, Outcome.EXISTING)
 
     async def _create(self, entity: Divided, tier: Tier) -> bool:
         try:
@@ -188,16 +178,17 @@ class _Place:
             held = held | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
         return held
 
-    def _item(
+    async def _item(
         self,
         entity: Divided,
         outcome: Outcome,
-        tier: Tier,
-        partitions: tuple[int, ...],
+        partitions: tuple[int, ...] = (),
         size_bytes: int | None = None,
     ) -> PlacedItem:
+        tier, units = await self._capacity()
         chosen, partitioned = entity.max_size_in_megabytes, entity.enable_partitioning
         effective = tiers.effective_megabytes(tier, chosen, partitioned=partitioned)
+        partitions = partitions or tiers.partitions_possible(tier, partitioned=partitioned, units=units)
         placed = Placed(self.name, tier.name, entity.kind, partitions, chosen, effective, size_bytes)
         return Item(entity.path, outcome, detail=placed)
 

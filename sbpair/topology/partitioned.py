@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair import tiers
 from sbpair.backlog import check_path
 from sbpair.entity import DURATIONS, PROPERTY_NAMES, Queue, Topic
-from sbpair.errors import NameTaken, ServiceRefused, UsageError
+from sbpair.errors import ServiceRefused, UsageError
 from sbpair.model import TICKS_PER_SECOND, Difference, ticks
 from sbpair.tiers import MEGABYTES, Tier
 from sbpair.topology import limits, same_duration, told
@@ -85,11 +85,6 @@ def check_same(entity: Divided, existing: Divided, namespace: str) -> None:
 
 def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespace: str) -> None:
     """Raise what the service would refuse because of the other entities of the namespace."""
-    if any(each.path.lower() == entity.path.lower() for each in others):
-        raise NameTaken(
-            f"{entity.path} is not a {entity.kind} in {namespace}",
-            hint="something else has its name: choose another one",
-        )
     if isinstance(entity, Queue) and entity.forward_to.lower() not in {"", *(each.path.lower() for each in others)}:
         raise UsageError(
             f"{entity.path} cannot forward to {entity.forward_to}: {namespace} has no queue or topic of that name",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.entity import Queue, Topic
-from sbpair.errors import NameInvalid, NameTaken, ServiceRefused, UsageError
+from sbpair.errors import NameInvalid, ServiceRefused, UsageError
 from sbpair.tiers import BASIC, PREMIUM, STANDARD
 from sbpair.topology import partitioned
 
@@ -141,11 +141,6 @@ def test_the_hundred_and_first_partitioned_entity_is_refused() -> None:
     partitioned.check_room(ORDERS, PARTITIONED, PREMIUM, "contoso")
     with pytest.raises(ServiceRefused, match="contoso has 100 partitioned entities already"):
         partitioned.check_room(ORDERS, [*PARTITIONED[1:], Topic("news", enable_partitioning=True)], STANDARD, "contoso")
-
-
-def test_a_name_is_taken_by_whatever_has_it() -> None:
-    with pytest.raises(NameTaken, match="orders is not a queue"):
-        partitioned.check_room(ORDERS, [Topic("Orders")], STANDARD, "contoso")
 
 
 def test_what_is_forwarded_to_must_be_there() -> None:
