@@ -105,15 +105,16 @@ def test_premium_in_one_piece_is_told_before_anything_is_asked_of_it() -> None:
     on_tiers(scenario)
 
 
-def test_premium_of_several_units_in_one_piece_is_told_by_the_attempt_or_by_what_is_there() -> None:
+@pytest.mark.parametrize("there", [None, "orders", "plain"])
+def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_the_attempt(there) -> None:
     async def scenario(emulator: Emulator) -> None:
-        namespace = emulator.namespaces["wide"]
-        told, namespace.partitions = namespace.partitions, 1
-        for existing in ("plain", "orders"):
-            with pytest.raises(errors.ServiceRefused, match="wide is a Premium namespace that is not partitioned"):
-                await partition.create(at(emulator, "wide"), ORDERS)
-            namespace.create_queue(existing)
-            namespace.partitions = told
+        namespace = emulator.namespaces["whole"]
+        namespace.messaging_units = 4
+        if there:
+            namespace.create_queue(there)
+            emulator.faults.refuse_requests("whole", 403, method="PUT")
+        with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
+            await partition.create(at(emulator, "whole"), ORDERS)
 
     on_tiers(scenario)
 
@@ -271,6 +272,7 @@ def test_everything_is_listed_with_what_it_holds() -> None:
         assert held
         assert (held.max_size_mb, held.effective_max_size_mb, held.size_bytes) == (5120, 81920, orders.size_bytes)
         assert held.full == orders.size_bytes / (80 * 1024**3)
+        assert [item.detail.size_bytes for item in report if item.detail] == [0, 0, orders.size_bytes, 0]
         assert partition.exit_code_of(report) == 0
 
     on_tiers(scenario)
