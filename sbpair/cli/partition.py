@@ -153,6 +153,8 @@ def list_entities(
 
     report = run(lambda _stop: partition.listing(endpoints, on_event=lambda event: progress(screen, event)))
     placed.warn(screen, report)
+    if not report.items:
+        screen.say("there is no queue, and no topic")
     screen.result(placed.listed(report), placed.listed_lines(report), placed.list_table(report))
     return partition.exit_code_of(report)
 

@@ -114,7 +114,8 @@ def not_partitioned(namespace: str) -> ServiceRefused:
     return ServiceRefused(
         f"{namespace} is a Premium namespace that is not partitioned, and so is nothing in it",
         condition="40000",
-        hint="the partitions of a Premium namespace are chosen when it is made: make a new one with 2 or 4",
+        hint="its partitions are chosen when the namespace is made: make a new one with 2 or 4; without them, too, an"
+        " entity there has up to 80 GB",
     )
 
 

@@ -196,7 +196,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_a_queue_is_made_once_and_listed(pair: dict[str, str]) -> None:
     five = [*QUEUE, "orders", "--size-gb", "5"]
-    dry, made, again, listed, other, refused, table = run_all(
+    empty, dry, made, again, listed, other, refused, table = run_all(
+        ["partition", "list"],
         [*five, "--dry-run", "-o", "json"],
         [*five, "-o", "json"],
         [*five, "-o", "json"],
@@ -206,6 +207,7 @@ def test_a_queue_is_made_once_and_listed(pair: dict[str, str]) -> None:
         ["partition", "list"],
         **pair,
     )
+    assert (empty.code, empty.out, empty.err) == (0, "", "there is no queue, and no topic\n")
     entry = {
         "name": "orders",
         "namespace": "contoso",

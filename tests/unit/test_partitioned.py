@@ -171,7 +171,7 @@ def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
 def test_a_premium_namespace_in_one_piece_has_nothing_partitioned(others, units) -> None:
     with pytest.raises(ServiceRefused, match="contoso is a Premium namespace that is not partitioned") as refused:
         partitioned.possible(PREMIUM, others, units, "contoso")
-    assert "make a new one with 2 or 4" in refused.value.hint
+    assert "make a new one with 2 or 4;" in refused.value.hint
 
 
 @given(queues)
