@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shlex
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ from sbpair.cli.options import Display, Output, options
 from sbpair.cli.output import Screen, clean
 from sbpair.cli.running import run
 from sbpair.errors import UsageError
+from sbpair.model import is_loopback
 
 if TYPE_CHECKING:
     from sbpair.emulator.server import Ready
@@ -127,18 +127,11 @@ def _is_number(text: str) -> bool:
 
 
 def _check_host(host: str, *, expose: bool) -> None:
-    if not expose and not _is_loopback(host):
+    if not expose and not is_loopback(host):
         raise UsageError(
             f"{clean(host)} can be reached from other machines, and everybody knows the emulator's key",
             hint="leave --host out, or say --expose if everybody may read, write and delete what is in it",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _show(screen: Screen, ready: "Ready") -> None:
