@@ -140,12 +140,23 @@ class Namespace:
         description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
             self.points.check_partitions()
+        most = self.tier.partitioned_entities
+        if not most:
+            return self._partitioned_as_a_whole(description)
         if description.enable_partitioning:
             partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
-            most = self.tier.partitioned_entities
             if partitioned >= most:
                 raise QuotaExceeded(f"Namespace '{self.name}' already has {most} partitioned entities.")
         return description
+
+    def _partitioned_as_a_whole(self, description: Described) -> Described:
+        """Every entity is partitioned where the namespace is, whether it asks for it or not, and none is elsewhere."""
+        if description.enable_partitioning and self.partitions == 1:
+            raise ArgumentInvalid(
+                f"EnablePartitioning is not supported in the {self.tier.name} tier: partitioning is the namespace's "
+                f"there, and '{self.name}' is not partitioned."
+            )
+        return replace(description, enable_partitioning=self.partitions > 1)
 
     def find_queue(self, path: str) -> Queue | None:
         return self._queues.get(path.strip("/").lower())
