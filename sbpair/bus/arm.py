@@ -6,15 +6,17 @@ It signs in as an identity, whatever the namespace's own credential is: Resource
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from azure.core import AzureClouds
 from azure.core.exceptions import HttpResponseError
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
+from sbpair import tiers
 from sbpair.bus.arm_json import body_of, counts_of, name_of, path_of, read, read_rule, state_of
 from sbpair.bus.credentials import token_credential
 from sbpair.bus.translate import answer_of, translated
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Anything = QueueSpec | Topic | Subscription | Rule
 Json = dict[str, Any]
+Described = TypeVar("Described", Queue, Topic, Subscription)
 
 CLOUDS: Final = {
     ".servicebus.windows.net": AzureClouds.AZURE_PUBLIC_CLOUD,
@@ -87,6 +90,8 @@ class ArmNamespace:
         self._client = client
         self._place = (group, namespace)
         self._namespace = namespace
+        self._tier = ""
+        self._asking = asyncio.Lock()
 
     # Queues as such
 
@@ -104,17 +109,21 @@ class ArmNamespace:
     # Entities of every kind
 
     async def tier(self) -> str:
-        with self._translated("read the namespace's tier"):
-            return str((await self._client.namespaces.get(*self._place))["sku"]["name"])
+        async with self._asking:
+            if not self._tier:
+                with self._translated("read the namespace's tier"):
+                    self._tier = str((await self._client.namespaces.get(*self._place))["sku"]["name"])
+        return self._tier
 
     async def queues(self) -> list[Queue]:
-        return [read(Queue(path), properties) for path, properties in await self._queues()]
+        found = await self._queues()
+        return [await self._as_chosen(read(Queue(path), properties)) for path, properties in found]
 
     async def topics(self) -> list[Topic]:
         with self._translated("list the topics"):
             # A page's link is an emulator's own, in plain HTTP; all requests take the road that leads to it.
             found = await _all(self._client.topics.list_by_namespace(*self._place, enforce_https=False))
-        return [read(Topic(path_of(name)), properties) for name, properties in found]
+        return [await self._as_chosen(read(Topic(path_of(name)), properties)) for name, properties in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         place = (*self._place, name_of(topic))
@@ -134,7 +143,9 @@ class ArmNamespace:
         except EntityMissing:
             await self._check_other_kind(like)
             raise
-        return read_rule(like, found) if isinstance(like, Rule) else read(like, found)
+        if isinstance(like, Rule):
+            return read_rule(like, found)
+        return await self._as_chosen(read(like, found))
 
     async def create(self, entity: Anything) -> bool:
         """What is there is looked for first: Resource Manager's PUT would change it, and takes no condition."""
@@ -186,6 +197,16 @@ class ArmNamespace:
                 await client.rules.create_or_update(*place, *named, body)
             case _:
                 await client.queues.create_or_update(*place, name_of(entity.path), body)
+
+    async def _as_chosen(self, entity: Described) -> Described:
+        """The size of one part; only the tier says whether what was read is several of them."""
+        if isinstance(entity, Subscription) or not entity.enable_partitioning:
+            return entity
+        tier = tiers.named(await self.tier())
+        return replace(
+            entity,
+            max_size_in_megabytes=tiers.chosen_megabytes(tier, entity.max_size_in_megabytes, partitioned=True),
+        )
 
     async def _check_other_kind(self, like: Queue | Topic | Subscription | Rule) -> None:
         if isinstance(like, (Subscription, Rule)):

@@ -19,8 +19,6 @@ Described = TypeVar("Described", QueueSpec, Queue, Topic, Subscription)
 # Premium refuses them on an entity; no is the service's own default.
 SAID_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
 NAMES: Final = frozenset({"path", "topic", "name"})
-PARTITIONS: Final = 16
-SIZES: Final = frozenset(gigabytes * 1024 * PARTITIONS for gigabytes in (1, 2, 3, 4, 5))
 CORRELATED: Final = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
 
 
@@ -67,14 +65,6 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def read(named: Described, properties: Json) -> Described:
-    """`named` with all that the service says of it, and the size that was asked for, not 16 times that."""
-    size = properties.get("maxSizeInMegabytes")
-    if properties.get("enablePartitioning") and size in SIZES:
-        properties = {**properties, "maxSizeInMegabytes": size // PARTITIONS}
-    return described(named, properties)
-
-
-def described(named: Described, properties: Json) -> Described:
     """`named` with all that the service says of it, as it says it. What it leaves out is its default."""
     values = {each.name: properties.get(camel(each.name)) for each in fields(named) if each.name not in NAMES}
     return replace(named, **{name: value for name, value in values.items() if value is not None})
@@ -95,7 +85,7 @@ def state_of(path: str, properties: Json, *, counted: bool = False) -> QueueStat
     """A queue with its size as the service gives it, and its messages counted, or not."""
     counts = counts_of(properties) if counted else None
     partitioned = bool(properties.get("enablePartitioning"))
-    return QueueState(described(QueueSpec(path), properties), partitioned, counts)
+    return QueueState(read(QueueSpec(path), properties), partitioned, counts)
 
 
 def counts_of(properties: Json) -> Counts:
