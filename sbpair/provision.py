@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from sbpair.bus.control import QueueControl
+    from sbpair.model import ResourceGroup
 
     Sleep = Callable[[float], Awaitable[object]]
     OnEvent = Callable[[ControlEvent], object]
@@ -33,11 +34,14 @@ QueueReport = Report[QueueFinding]
 async def run(
     pair: Pair,
     *,
+    group: ResourceGroup | None = None,
     dry_run: bool = False,
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
 ) -> QueueReport:
     """Provision `pair`'s secondary namespace, or with `dry_run` say what that would create.
+
+    With `group`, through Azure Resource Manager, signed in as an identity.
 
     Raises what stops everything: AccessError, a secondary that cannot be listed, a plan that the guard refuses. A
     queue that could not be made is an Item of the report, and the others are made all the same.
@@ -45,9 +49,9 @@ async def run(
     # What is wrong with the names or with their number is told before anything is asked or made.
     topology.guard(topology.diff(topology.desired(pair), ()))
     # The SDK takes half a second to load, and a bad name should not wait for it.
-    from sbpair.bus.atom import open_queues
+    from sbpair.bus.management import open_namespace
 
-    async with open_queues(pair.secondary) as queues:
+    async with open_namespace(pair.secondary, group) as queues:
         return await Provisioner(queues, pair, on_event, sleep).run(dry_run=dry_run)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.server import Ready
 
 SCHEMA = "sbpair/emulator/1"
+# It takes every subscription and resource group for its own.
+ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
 
 
@@ -147,6 +149,6 @@ def _show(screen: Screen, ready: "Ready") -> None:
     for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
         screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each.name)}")
         screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each.connection_string)}")
-    for name, value in ready.sign_in.environment.items() if ready.sign_in else ():
+    for name, value in {**ready.sign_in.environment, **ANY_GROUP}.items() if ready.sign_in else ():
         screen.write(f"export {name}={shlex.quote(value)}")
     screen.say("ready; Ctrl-C stops it")

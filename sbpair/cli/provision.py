@@ -9,6 +9,7 @@ from sbpair.cli.options import Connection, Count, Display, options
 from sbpair.cli.output import Screen
 from sbpair.cli.pairs import chosen
 from sbpair.cli.running import run
+from sbpair.cli.via import Management, group_of
 from sbpair.report import Outcome
 
 SCHEMA = "sbpair/provision/1"
@@ -22,13 +23,15 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be created, and create nothing")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 3 where a queue has drifted")] = False,
     connection: Connection,
+    management: Management,
     display: Display,
 ) -> int:
     """Create the backlog queues that the secondary namespace lacks.
 
     They are called <primary>/x-servicebus-transfer/<index>, and get the description that the original feature gave
     them. A queue that is there already is compared with it; where it differs, that is a warning, and it is never
-    changed. Needs the Manage claim on the secondary namespace.
+    changed. Needs the Manage claim on the secondary namespace; --via arm needs a role there instead, such as Azure
+    Service Bus Data Owner.
 
     JSON, each entry with at least a name; under --dry-run "created" is empty and "would_create" says what is missing:
 
@@ -38,11 +41,14 @@ def command(
     Exit codes: 0 all are there; 3 some could not be created, or have drifted under --strict.
     """
     screen = Screen(display)
+    group = group_of(management)
     pair = chosen(connection, screen, count=count)
     from sbpair import provision
 
     report = run(
-        lambda _stop: provision.run(pair, dry_run=dry_run, on_event=lambda event: queues.progress(screen, event))
+        lambda _stop: provision.run(
+            pair, group=group, dry_run=dry_run, on_event=lambda event: queues.progress(screen, event)
+        )
     )
     document = queues.document(SCHEMA, report, (*LISTS, Outcome.WOULD_CREATE)) | {"dry_run": dry_run}
     screen.result(document, queues.lines(SCHEMA, report), queues.table(report, counted=False))
