@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,7 +18,6 @@ from sbpair.emulator.testing import Emulator, Setup
 from sbpair.entity import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model import Endpoint, Identity, Pair, QueueSpec, ResourceGroup, SasKey, endpoint_from_connection_string
 from sbpair.report import Outcome
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sbpair.bus.control import NamespaceControl
