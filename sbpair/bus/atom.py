@@ -30,7 +30,7 @@ from sbpair.bus.credentials import connection_string, token_credential
 from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS, RoadTransport, road_to, session_for
 from sbpair.entity import Queue, Rule, Subscription, Topic
-from sbpair.errors import NameTaken
+from sbpair.errors import NameTaken, ServiceRefused
 from sbpair.model import Counts, Endpoint, QueueSpec, QueueState, SasKey
 
 if TYPE_CHECKING:
@@ -130,9 +130,18 @@ class AtomNamespace(AtomQueues):
         async with self._asking:
             if not self._tier:
                 with translated("read the namespace's tier", self._namespace):
-                    read = await self._client.get_namespace_properties()
-                self._tier = str(getattr(read.messaging_sku, "value", read.messaging_sku))
+                    self._tier = await self._read_tier()
         return self._tier
+
+    async def _read_tier(self) -> str:
+        try:
+            read = await self._client.get_namespace_properties()
+        except AttributeError as error:
+            # The SDK reads what describes no namespace as one that has no description.
+            raise ServiceRefused(
+                f"{self._namespace} does not say of which tier it is", hint="check the address: is it a Service Bus?"
+            ) from error
+        return str(getattr(read.messaging_sku, "value", read.messaging_sku))
 
     async def queues(self) -> list[Queue]:
         with translated("list the queues", self._namespace):

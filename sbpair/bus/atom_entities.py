@@ -21,7 +21,7 @@ from azure.servicebus.management import (
 )
 
 from sbpair.entity import EVERY_MESSAGE, NO_MESSAGE, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model import TIMESPAN_MAX, TIMESPAN_MAX_DAYS, QueueSpec
+from sbpair.model import QueueSpec, iso_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +40,8 @@ ALWAYS_SAID = (
     "dead_lettering_on_message_expiration",
     "enable_batched_operations",
 )
+_TICKS_A_MICROSECOND = 10
+_MICROSECOND = timedelta(microseconds=1)
 _NAMES = frozenset({"path", "topic", "name"})
 _FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
 _CORRELATED = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
@@ -100,19 +102,6 @@ def unread(*_answer: object) -> Element:
     return entry
 
 
-def iso_duration(value: timedelta) -> str:
-    """ISO 8601 text; anything from the days of TimeSpan.MaxValue on is that value, which the SDK has rounded."""
-    if value.days >= TIMESPAN_MAX_DAYS:
-        return TIMESPAN_MAX
-    minutes, seconds = divmod(value.seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    fraction = f".{value.microseconds:06d}".rstrip("0") if value.microseconds else ""
-    days = f"{value.days}D" if value.days else ""
-    parts = (f"{hours}H" if hours else "", f"{minutes}M" if minutes else "")
-    time = "".join(parts) + (f"{seconds}{fraction}S" if seconds or fraction else "")
-    return f"P{days}{'T' if time else ''}{time}" if days or time else "PT0S"
-
-
 def _filter_of(given: object) -> SqlFilter | CorrelationFilter:
     if isinstance(given, CorrelationRuleFilter):
         texts = {name: getattr(given, name) or "" for name in _CORRELATED}
@@ -123,7 +112,7 @@ def _filter_of(given: object) -> SqlFilter | CorrelationFilter:
 
 def _written(name: str, value: object) -> Value:
     if isinstance(value, timedelta):
-        return iso_duration(value)
+        return iso_duration(value // _MICROSECOND * _TICKS_A_MICROSECOND)
     if isinstance(value, (bool, int)):
         return value
     text = str(getattr(value, "value", value))
