@@ -29,7 +29,7 @@ CONFLICT_IN_PROGRESS = "40901"
 NAMESPACE_IS_FULL = "40300"
 THROTTLED = frozenset({"50004", "50009"})
 
-_SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
+SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
 _REACH_HINT = "check the namespace's name, the network and the firewall; a retry may help"
 
@@ -65,7 +65,7 @@ class Answer:
 
 
 @contextmanager
-def translated(what: str, namespace: str, *, sign_in: str = _SIGN_IN_HINT) -> Iterator[None]:
+def translated(what: str, namespace: str, *, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
     """Raise what goes wrong inside as an SbpairError. `what` completes "cannot …", for the message.
 
     `sign_in` is what to do where nobody is signed in.
@@ -80,7 +80,7 @@ def translated(what: str, namespace: str, *, sign_in: str = _SIGN_IN_HINT) -> It
         raise errors.Unreachable(f"cannot {what}: {namespace}: {error.strerror or error}", hint=_REACH_HINT) from error
 
 
-def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = _SIGN_IN_HINT) -> errors.SbpairError:
+def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = SIGN_IN_HINT) -> errors.SbpairError:
     """The SbpairError that stands for one of azure-core's."""
     if isinstance(error, azure.ResourceNotFoundError) and error.response is None:
         return _missing(what, namespace)

@@ -18,6 +18,7 @@ from sbpair.emulator.testing import Emulator, Setup
 from sbpair.entity import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model import Endpoint, Identity, Pair, QueueSpec, ResourceGroup, SasKey, endpoint_from_connection_string
 from sbpair.report import Outcome
+from sbpair.topology import entities_file
 
 if TYPE_CHECKING:
     from sbpair.bus.control import NamespaceControl
@@ -109,6 +110,33 @@ def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
             assert await arm.subscriptions("events/all") == await atom.subscriptions("events/all")
             assert await arm.rules("events/all", "audit") == await atom.rules("events/all", "audit")
             assert len(await arm.rules("events/all", "audit")) == 3
+
+    run(scenario, monkeypatch)
+
+
+def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_expects_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = """
+        [queues.orders]
+        forward_dead_lettered_messages_to = "billing/failures"
+        [queues."billing/failures"]
+        [topics.events.subscriptions.audit]
+        forward_to = "orders"
+        [topics.events.subscriptions.audit.rules.europe]
+        sql = "region = 'eu'"
+    """
+    layout = entities_file.read(file, "entities.toml")
+
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        report = await provision.run(pair, group=GROUP, entities=layout)
+        assert {item.outcome for item in report.items} == {Outcome.CREATED}
+        for namespace in emulator.namespaces.values():
+            assert [rule.name for rule in namespace.topic("events").subscription("audit").rules] == ["europe"]
+        for group in VIA.values():
+            again = await provision.run(pair, group=group, entities=layout)
+            assert {item.outcome for item in again.items} == {Outcome.EXISTING}
+            assert len(again.items) == len(report.items)
 
     run(scenario, monkeypatch)
 
