@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from sbpair import tiers
 from sbpair.bus.attempts import attempt
+from sbpair.bus.management import open_namespace
 from sbpair.errors import EntityMissing, SbpairError, ServiceRefused
 from sbpair.report import Item, Outcome, Report, exit_code
 from sbpair.topology.partitioned import Divided, check_room, check_same, fitted, not_partitioned, possible
@@ -20,10 +21,10 @@ from sbpair.topology.partitioned import Divided, check_room, check_same, fitted,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from sbpair.bus.control import PartitionControl
+    from sbpair.bus.control import NamespaceControl
     from sbpair.entity import Queue
-    from sbpair.model import ControlEvent, Endpoint
-    from sbpair.tiers import Tier
+    from sbpair.model import ControlEvent, Endpoint, ResourceGroup
+    from sbpair.tiers import Capacity
 
     Sleep = Callable[[float], Awaitable[object]]
     OnEvent = Callable[[ControlEvent], object]
@@ -60,16 +61,18 @@ async def create(
     endpoints: Sequence[Endpoint],
     entity: Divided,
     *,
+    group: ResourceGroup | None = None,
     dry_run: bool = False,
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
 ) -> PlacedReport:
     """Make `entity` in each of the namespaces, or with `dry_run` say where that would be done.
 
-    `entity` is made by `sbpair.topology.partitioned`. Raises what the service would refuse, before anything is made
+    `entity` is made by `sbpair.topology.partitioned`. With a `group`, Resource Manager is asked instead of the
+    namespaces, which it says the partitions of. Raises what the service would refuse, before anything is made
     anywhere. What fails later, in one of several, is an Item of the report; it is raised where it failed in all.
     """
-    async with _open(endpoints, on_event, sleep) as places:
+    async with _open(endpoints, group, on_event, sleep) as places:
         found = {place: await place.look(entity) for place in places}
         if dry_run:
             return Report(tuple(found.values()))
@@ -79,6 +82,7 @@ async def create(
 async def listing(
     endpoints: Sequence[Endpoint],
     *,
+    group: ResourceGroup | None = None,
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
 ) -> PlacedReport:
@@ -86,7 +90,7 @@ async def listing(
 
     A namespace of several that cannot be read is a failed Item of its name; it is raised where none can be.
     """
-    async with _open(endpoints, on_event, sleep) as places:
+    async with _open(endpoints, group, on_event, sleep) as places:
         return await _in_each(places, lambda place: place.everything(), lambda place: Item(place.name, Outcome.FAILED))
 
 
@@ -98,55 +102,46 @@ def exit_code_of(report: PlacedReport) -> int:
 class _Place:
     """One namespace: what is in it, and what can be made in it."""
 
-    def __init__(self, control: PartitionControl, name: str, on_event: OnEvent, sleep: Sleep) -> None:
+    def __init__(self, control: NamespaceControl, name: str, on_event: OnEvent, sleep: Sleep) -> None:
         self.name = name
         self._control = control
-        self._known: tuple[Tier, int | None] | None = None
         self._attempt = partial(attempt, sleep=sleep, on_event=on_event)
 
     async def look(self, entity: Divided) -> PlacedItem:
         """What making it would come to. Raises where the service would refuse it."""
-        tier, units = await self._capacity()
-        entity = fitted(entity, tier, self.name)
-        # A single messaging unit says it all: nothing else needs to be read.
-        possible(tier, (), units, self.name)
+        here = await self._capacity()
+        entity = fitted(entity, here.tier, self.name)
+        # The namespace alone may say it: then nothing else needs to be read.
+        possible(here, (), self.name)
         if (existing := await self._existing(entity)) is not None:
-            return await self._compared(entity, existing)
-        others = await self._entities(tier)
-        check_room(entity, others, tier, self.name)
-        return await self._item(entity, Outcome.WOULD_CREATE, possible(tier, others, units, self.name))
+            return _compared(entity, existing, here, self.name)
+        others = await self._entities(here)
+        check_room(entity, others, here.tier, self.name)
+        return _item(entity, Outcome.WOULD_CREATE, here, self.name, partitions=possible(here, others, self.name))
 
     async def make(self, entity: Divided, found: PlacedItem) -> list[PlacedItem]:
         """Make what was not found. Somebody else may have been faster."""
         if found.outcome is Outcome.EXISTING:
             return [found]
-        tier, _units = await self._capacity()
-        entity = fitted(entity, tier, self.name)
-        if await self._create(entity, tier):
-            return [await self._item(entity, Outcome.CREATED)]
-        return [await self._compared(entity, await self._read(entity))]
+        here = await self._capacity()
+        entity = fitted(entity, here.tier, self.name)
+        if await self._create(entity, here):
+            return [_item(entity, Outcome.CREATED, here, self.name)]
+        return [_compared(entity, await self._read(entity), here, self.name)]
 
     async def everything(self) -> list[PlacedItem]:
         """Every entity with what it holds."""
-        tier, _units = await self._capacity()
-        entities = await self._entities(tier)
-        held = await self._held(tier)
-        ordered = sorted(entities, key=lambda each: each.path.lower())
-        return [await self._item(each, Outcome.OK, size_bytes=held.get(each.path)) for each in ordered]
+        here = await self._capacity()
+        entities = sorted(await self._entities(here), key=lambda each: each.path.lower())
+        held = await self._held(here)
+        return [_item(each, Outcome.OK, here, self.name, size_bytes=held.get(each.path)) for each in entities]
 
-    async def _compared(self, entity: Divided, existing: Divided) -> PlacedItem:
-        tier, _units = await self._capacity()
-        if tier.whole_namespace and not existing.enable_partitioning:
-            raise not_partitioned(self.name)
-        check_same(entity, existing, self.name)
-        return await self._item(existing, Outcome.EXISTING)
-
-    async def _create(self, entity: Divided, tier: Tier) -> bool:
+    async def _create(self, entity: Divided, here: Capacity) -> bool:
         try:
             return await self._attempt(f"create {entity.path}", lambda: self._control.create(entity))
         except ServiceRefused as error:
-            # Only the attempt tells that a Premium namespace of several messaging units is in one piece.
-            if tier.whole_namespace and "partition" in error.message.lower():
+            # Sometimes only the attempt tells that a Premium namespace is in one piece.
+            if here.tier.whole_namespace and "partition" in error.message.lower():
                 raise not_partitioned(self.name) from error
             raise
 
@@ -161,45 +156,50 @@ class _Place:
         like = cast("Queue", entity)
         return await self._attempt(f"read {entity.path}", lambda: self._control.read(like))
 
-    async def _capacity(self) -> tuple[Tier, int | None]:
-        if self._known is None:
-            told = await self._attempt("read the namespace's tier", self._control.capacity)
-            self._known = tiers.named(told.tier), told.units
-        return self._known
+    async def _capacity(self) -> Capacity:
+        return await self._attempt("read the namespace's tier", self._control.capacity)
 
-    async def _entities(self, tier: Tier) -> list[Divided]:
+    async def _entities(self, here: Capacity) -> list[Divided]:
         queues = await self._attempt("list the queues", self._control.queues)
-        topics = await self._attempt("list the topics", self._control.topics) if tier.has_everything else []
+        topics = await self._attempt("list the topics", self._control.topics) if here.tier.has_everything else []
         return [*queues, *topics]
 
-    async def _held(self, tier: Tier) -> dict[str, int]:
+    async def _held(self, here: Capacity) -> dict[str, int]:
         held = await self._attempt("read the sizes of the queues", self._control.queue_bytes)
-        if tier.has_everything:
+        if here.tier.has_everything:
             held = held | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
         return held
 
-    async def _item(
-        self,
-        entity: Divided,
-        outcome: Outcome,
-        partitions: tuple[int, ...] = (),
-        size_bytes: int | None = None,
-    ) -> PlacedItem:
-        tier, units = await self._capacity()
-        chosen, partitioned = entity.max_size_in_megabytes, entity.enable_partitioning
-        effective = tiers.effective_megabytes(tier, chosen, partitioned=partitioned)
-        partitions = partitions or tiers.partitions_possible(tier, partitioned=partitioned, units=units)
-        placed = Placed(self.name, tier.name, entity.kind, partitions, chosen, effective, size_bytes)
-        return Item(entity.path, outcome, detail=placed)
+
+def _compared(entity: Divided, existing: Divided, here: Capacity, namespace: str) -> PlacedItem:
+    if here.tier.whole_namespace and not existing.enable_partitioning:
+        raise not_partitioned(namespace)
+    check_same(entity, existing, namespace)
+    return _item(existing, Outcome.EXISTING, here, namespace)
+
+
+def _item(
+    entity: Divided,
+    outcome: Outcome,
+    here: Capacity,
+    namespace: str,
+    *,
+    partitions: tuple[int, ...] = (),
+    size_bytes: int | None = None,
+) -> PlacedItem:
+    chosen, partitioned = entity.max_size_in_megabytes, entity.enable_partitioning
+    effective = tiers.effective_megabytes(here.tier, chosen, partitioned=partitioned)
+    partitions = partitions or tiers.partitions_possible(here, partitioned=partitioned)
+    placed = Placed(namespace, here.tier.name, entity.kind, partitions, chosen, effective, size_bytes)
+    return Item(entity.path, outcome, detail=placed)
 
 
 @asynccontextmanager
-async def _open(endpoints: Sequence[Endpoint], on_event: OnEvent, sleep: Sleep) -> AsyncIterator[list[_Place]]:
-    # The SDK takes half a second to load, and a bad name should not wait for it.
-    from sbpair.bus.partitions import open_partitions
-
+async def _open(
+    endpoints: Sequence[Endpoint], group: ResourceGroup | None, on_event: OnEvent, sleep: Sleep
+) -> AsyncIterator[list[_Place]]:
     async with AsyncExitStack() as stack:
-        controls = [await stack.enter_async_context(open_partitions(each)) for each in endpoints]
+        controls = [await stack.enter_async_context(open_namespace(each, group)) for each in endpoints]
         yield [_Place(each, at.name, on_event, sleep) for each, at in zip(controls, endpoints, strict=True)]
 
 

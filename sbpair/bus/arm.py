@@ -24,6 +24,7 @@ from sbpair.bus.transport import CALL_SECONDS, Road, RoadTransport, is_local, ro
 from sbpair.entity import Queue, Rule, Subscription, Topic
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import Counts, Endpoint, Identity, QueueSpec, QueueState, ResourceGroup
+from sbpair.tiers import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
@@ -90,7 +91,7 @@ class ArmNamespace:
         self._client = client
         self._place = (group, namespace)
         self._namespace = namespace
-        self._tier = ""
+        self._capacity: Capacity | None = None
         self._asking = asyncio.Lock()
 
     # Queues as such
@@ -109,21 +110,30 @@ class ArmNamespace:
     # Entities of every kind
 
     async def tier(self) -> str:
+        return (await self.capacity()).tier.name
+
+    async def capacity(self) -> Capacity:
         async with self._asking:
-            if not self._tier:
+            if self._capacity is None:
                 with self._translated("read the namespace's tier"):
-                    self._tier = str((await self._client.namespaces.get(*self._place))["sku"]["name"])
-        return self._tier
+                    found = await self._client.namespaces.get(*self._place)
+                sku, partitions = found["sku"], _properties(found).get("premiumMessagingPartitions")
+                self._capacity = Capacity(tiers.named(str(sku["name"])), sku.get("capacity"), partitions or None)
+        return self._capacity
+
+    async def queue_bytes(self) -> dict[str, int]:
+        return {path: properties.get("sizeInBytes") or 0 for path, properties in await self._queues()}
+
+    async def topic_bytes(self) -> dict[str, int]:
+        return {path: properties.get("sizeInBytes") or 0 for path, properties in await self._topics()}
 
     async def queues(self) -> list[Queue]:
         found = await self._queues()
         return [await self._as_chosen(read(Queue(path), properties)) for path, properties in found]
 
     async def topics(self) -> list[Topic]:
-        with self._translated("list the topics"):
-            # A page's link is an emulator's own, in plain HTTP; all requests take the road that leads to it.
-            found = await _all(self._client.topics.list_by_namespace(*self._place, enforce_https=False))
-        return [await self._as_chosen(read(Topic(path_of(name)), properties)) for name, properties in found]
+        found = await self._topics()
+        return [await self._as_chosen(read(Topic(path), properties)) for path, properties in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         place = (*self._place, name_of(topic))
@@ -170,6 +180,12 @@ class ArmNamespace:
             found = await _all(self._client.queues.list_by_namespace(*self._place, enforce_https=False))
         return [(path_of(name), properties) for name, properties in found]
 
+    async def _topics(self) -> list[tuple[str, Json]]:
+        with self._translated("list the topics"):
+            # A page's link is an emulator's own, in plain HTTP; all requests take the road that leads to it.
+            found = await _all(self._client.topics.list_by_namespace(*self._place, enforce_https=False))
+        return [(path_of(name), properties) for name, properties in found]
+
     async def _read(self, entity: Anything) -> Json:
         with self._translated(f"read {_called(entity)}"):
             return _properties(await self._get(entity))
@@ -202,7 +218,7 @@ class ArmNamespace:
         """The size of one part; only the tier says whether what was read is several of them."""
         if isinstance(entity, Subscription) or not entity.enable_partitioning:
             return entity
-        tier = tiers.named(await self.tier())
+        tier = (await self.capacity()).tier
         return replace(
             entity,
             max_size_in_megabytes=tiers.chosen_megabytes(tier, entity.max_size_in_megabytes, partitioned=True),

@@ -12,6 +12,7 @@ from sbpair.entity import Queue, Rule, Subscription, Topic
 
 if TYPE_CHECKING:
     from sbpair.model import Counts, QueueSpec, QueueState
+    from sbpair.tiers import Capacity
 
 
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
@@ -51,6 +52,18 @@ class EntityControl(Protocol):
         """`Basic`, `Standard` or `Premium`."""
         ...
 
+    async def capacity(self) -> Capacity:
+        """The same, and what a Premium namespace is made of."""
+        ...
+
+    async def queue_bytes(self) -> dict[str, int]:
+        """What each queue holds, by path."""
+        ...
+
+    async def topic_bytes(self) -> dict[str, int]:
+        """What each topic holds, by path."""
+        ...
+
     async def queues(self) -> list[Queue]:
         """Every queue."""
         ...
@@ -82,30 +95,6 @@ class EntityControl(Protocol):
 
 class NamespaceControl(EntityControl, QueueControl, Protocol):
     """All of one namespace's management side, whichever client speaks to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What a namespace is: its tier, and how many messaging units it has, where it has any and tells it."""
-
-    tier: str
-    units: int | None = None
-
-
-class PartitionControl(EntityControl, Protocol):
-    """Entities, and how much room they have. Every method raises only errors of `sbpair.errors`."""
-
-    async def capacity(self) -> Capacity:
-        """What the namespace says of itself."""
-        ...
-
-    async def queue_bytes(self) -> dict[str, int]:
-        """What each queue holds."""
-        ...
-
-    async def topic_bytes(self) -> dict[str, int]:
-        """What each topic holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from sbpair.cli.output import Screen
 from sbpair.cli.pairs import chosen
 from sbpair.cli.queues import progress
 from sbpair.cli.running import run
+from sbpair.cli.via import Management, group_of
 from sbpair.errors import UsageError
 from sbpair.partition_key import Entity
 
@@ -75,6 +76,7 @@ def queue(
     side: OneSide = None,
     both: Both = False,
     dry_run: DryRun = False,
+    management: Management,
     connection: Connection,
     display: Display,
 ) -> int:
@@ -85,7 +87,7 @@ def queue(
     refuse is told before anything is made, with --both in either namespace. Needs the Manage claim.
 
     JSON; "partitions" is null where it is one of "partitions_possible", for a Premium namespace does not always tell
-    it here. "namespaces" has an entry of the same form for each:
+    it, but with --via arm. "namespaces" has an entry of the same form for each:
 
       {"schema": "sbpair/partition/1", "name": "", "partitions": 16, "max_size_mb": 5120,
        "effective_max_size_mb": 81920, "created": true, "outcome": "created", "namespace": "",
@@ -97,7 +99,7 @@ def queue(
     from sbpair.topology import partitioned
 
     wanted = partitioned.queue(name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to)
-    return _create(wanted, _Where(connection, side, both), display, dry_run=dry_run)
+    return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
 
 
 @app.command("topic", cls=Command)
@@ -110,6 +112,7 @@ def topic(
     side: OneSide = None,
     both: Both = False,
     dry_run: DryRun = False,
+    management: Management,
     connection: Connection,
     display: Display,
 ) -> int:
@@ -120,7 +123,7 @@ def topic(
     from sbpair.topology import partitioned
 
     wanted = partitioned.topic(name, size_gb, duplicates=duplicate_detection)
-    return _create(wanted, _Where(connection, side, both), display, dry_run=dry_run)
+    return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
 
 
 @app.command("list", cls=Command)
@@ -131,6 +134,7 @@ def list_entities(
         Side | None,
         typer.Option("--side", metavar="primary|secondary", help="Only this namespace of the pair (both)"),
     ] = None,
+    management: Management,
     connection: Connection,
     display: Display,
 ) -> int:
@@ -148,10 +152,13 @@ def list_entities(
     Exit codes: 0 listed; 3 only one of two namespaces could be read.
     """
     screen = Screen(display)
+    group = group_of(management)
     endpoints = _endpoints(_Where(connection, side, both=side is None), screen)
     from sbpair import partition
 
-    report = run(lambda _stop: partition.listing(endpoints, on_event=lambda event: progress(screen, event)))
+    report = run(
+        lambda _stop: partition.listing(endpoints, group=group, on_event=lambda event: progress(screen, event))
+    )
     placed.warn(screen, report)
     if not report.items:
         screen.say("there is no queue, and no topic")
@@ -213,14 +220,15 @@ class _Where:
     both: bool
 
 
-def _create(wanted: "Divided", where: _Where, display: Display, *, dry_run: bool) -> int:
+def _create(wanted: "Divided", where: _Where, management: Management, display: Display, *, dry_run: bool) -> int:
     screen = Screen(display)
+    group = group_of(management)
     endpoints = _endpoints(where, screen)
     from sbpair import partition
 
     report = run(
         lambda _stop: partition.create(
-            endpoints, wanted, dry_run=dry_run, on_event=lambda event: progress(screen, event)
+            endpoints, wanted, group=group, dry_run=dry_run, on_event=lambda event: progress(screen, event)
         )
     )
     placed.warn(screen, report)

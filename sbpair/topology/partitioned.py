@@ -13,7 +13,7 @@ from sbpair.backlog import check_path
 from sbpair.entity import DURATIONS, PROPERTY_NAMES, Queue, Topic
 from sbpair.errors import ServiceRefused, UsageError
 from sbpair.model import TICKS_PER_SECOND, Difference, ticks
-from sbpair.tiers import MEGABYTES, Tier
+from sbpair.tiers import MEGABYTES, Capacity, Tier
 from sbpair.topology import limits, same_duration, told
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespa
         )
 
 
-def possible(tier: Tier, others: Collection[Divided], units: int | None, namespace: str) -> tuple[int, ...]:
+def possible(here: Capacity, others: Collection[Divided], namespace: str) -> tuple[int, ...]:
     """How many partitions a new entity would have. Raises ServiceRefused where it could not be partitioned."""
     # What others are says what a Premium namespace is; elsewhere each entity is as it is asked for.
     partitioned = all(each.enable_partitioning for each in others) if others else None
-    found = tiers.partitions_possible(tier, partitioned=partitioned if tier.whole_namespace else True, units=units)
+    found = tiers.partitions_possible(here, partitioned=partitioned if here.tier.whole_namespace else True)
     if found == (1,):
         raise not_partitioned(namespace)
     return found

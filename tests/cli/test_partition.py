@@ -79,6 +79,8 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     ([*QUEUE, "orders", "--size-gb", "5", "--side", "primary", "--both"], "--side and --both exclude each other"),
     ([*QUEUE, "orders", "--size-gb", "5", "--side", "third"], "Invalid value for '--side'"),
+    ([*QUEUE, "orders", "--size-gb", "5", "--via", "arm"], "--via arm needs --subscription"),
+    (["partition", "list", "--resource-group", "g"], "--resource-group is for Azure Resource Manager"),
     (["partition", "topic", "news", "--size-gb", "5", "--sessions"], "No such option: --sessions"),
     (["partition", "topic", "news", "--size-gb", "5", "--forward-to", "a"], "No such option: --forward-to"),
     (["partition", "list", "--both"], "No such option: --both"),

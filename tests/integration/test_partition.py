@@ -13,19 +13,21 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.message import Message
-from sbpair.emulator.testing import Emulator
-from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
+from sbpair.emulator.setup import PLAIN
+from sbpair.emulator.testing import Emulator, Setup
+from sbpair.model import Endpoint, ResourceGroup, SasKey, endpoint_from_connection_string
 from sbpair.report import Outcome
 from sbpair.topology import partitioned
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
 ORDERS = partitioned.queue("orders", 5)
+GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 PARTITIONED = QueueDescription(enable_partitioning=True)
 
 
-def on_tiers(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
+def on_tiers(scenario: Callable[[Emulator], Awaitable[None]], setup: Setup = PLAIN) -> None:
     async def main() -> None:
-        async with Emulator(TIERS) as emulator:  # type: ignore[arg-type]
+        async with Emulator(TIERS, setup=setup) as emulator:  # type: ignore[arg-type]
             await scenario(emulator)
 
     asyncio.run(main())
@@ -294,3 +296,50 @@ def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
         assert outcomes(await partition.listing(at(emulator, "contoso", "wide"))) == [Outcome.OK]
 
     on_tiers(scenario)
+
+
+@pytest.fixture
+def by_resource_manager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Emulator], Awaitable[None]]], None]:
+    """Runs a scenario on an emulator that is signed in to."""
+
+    def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
+        async def signed_in(emulator: Emulator) -> None:
+            assert emulator.ready.sign_in
+            for name, value in emulator.ready.sign_in.environment.items():
+                monkeypatch.setenv(name, value)
+            await scenario(emulator)
+
+        on_tiers(signed_in, Setup(identity=True))
+
+    return run
+
+
+def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(by_resource_manager) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        everywhere = at(emulator, "contoso", "wide", "basic")
+        made = await partition.create(everywhere, ORDERS, group=GROUP)
+        assert outcomes(made) == [Outcome.CREATED] * 3
+        over_atom = await partition.create(everywhere, ORDERS)
+        assert outcomes(over_atom) == [Outcome.EXISTING] * 3
+        assert [item.detail for item in made] == [item.detail for item in over_atom]
+        assert outcomes(await partition.create(everywhere, ORDERS, group=GROUP)) == [Outcome.EXISTING] * 3
+        emulator.namespaces["contoso"].queue("orders").send([Message(Sections(), 100_000)])
+        emulator.namespaces["wide"].create_topic("news")
+        listed = await partition.listing(everywhere, group=GROUP)
+        assert listed == await partition.listing(everywhere)
+        assert any(item.detail.size_bytes for item in listed if item.detail)
+        with pytest.raises(errors.ServiceRefused, match="RequiresSession is False and should be True"):
+            await partition.create(at(emulator, "wide"), partitioned.queue("orders", 5, sessions=True), group=GROUP)
+
+    by_resource_manager(scenario)
+
+
+def test_resource_manager_knows_how_many_partitions_a_premium_namespace_has(by_resource_manager) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        [looked] = await partition.create(at(emulator, "wide"), ORDERS, dry_run=True, group=GROUP)
+        assert looked.detail
+        assert looked.detail.partitions == (2,)
+        with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
+            await partition.create(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)
+
+    by_resource_manager(scenario)

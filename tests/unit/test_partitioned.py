@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbpair.entity import Queue, Topic
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
-from sbpair.tiers import BASIC, PREMIUM, STANDARD
+from sbpair.tiers import BASIC, PREMIUM, STANDARD, Capacity
 from sbpair.topology import partitioned
 
 ORDERS = partitioned.queue("orders", 5)
@@ -162,7 +162,7 @@ def test_what_is_forwarded_to_must_be_there() -> None:
     ],
 )
 def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
-    assert partitioned.possible(tier, others, units, "contoso") == found
+    assert partitioned.possible(Capacity(tier, units), others, "contoso") == found
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
 )
 def test_a_premium_namespace_in_one_piece_has_nothing_partitioned(others, units) -> None:
     with pytest.raises(ServiceRefused, match="contoso is a Premium namespace that is not partitioned") as refused:
-        partitioned.possible(PREMIUM, others, units, "contoso")
+        partitioned.possible(Capacity(PREMIUM, units), others, "contoso")
     assert "make a new one with 2 or 4;" in refused.value.hint
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbpair import tiers
 from sbpair.errors import ServiceRefused, UsageError
-from sbpair.tiers import BASIC, PREMIUM, STANDARD, TIERS
+from sbpair.tiers import BASIC, PREMIUM, STANDARD, TIERS, Capacity
 
 every_tier = st.sampled_from(TIERS)
 
@@ -62,17 +62,24 @@ def test_what_was_read_is_never_taken_for_what_was_chosen(tier, data, partitione
     ],
 )
 def test_a_premium_namespace_divides_its_messaging_units(partitioned, units, possible) -> None:
-    assert tiers.partitions_possible(PREMIUM, partitioned=partitioned, units=units) == possible
+    assert tiers.partitions_possible(Capacity(PREMIUM, units), partitioned=partitioned) == possible
 
 
 @given(st.sampled_from([BASIC, STANDARD]), st.booleans(), st.none() | st.integers(1, 16))
 def test_elsewhere_an_entity_has_sixteen_or_one(tier, partitioned, units) -> None:
-    assert tiers.partitions_possible(tier, partitioned=partitioned, units=units) == ((16,) if partitioned else (1,))
+    capacity = Capacity(tier, units, units)
+    assert tiers.partitions_possible(capacity, partitioned=partitioned) == ((16,) if partitioned else (1,))
+
+
+@pytest.mark.parametrize("partitioned", [None, True, False])
+@pytest.mark.parametrize("told", [1, 2, 4])
+def test_what_the_namespace_tells_is_not_reckoned(partitioned, told) -> None:
+    assert tiers.partitions_possible(Capacity(PREMIUM, 4, told), partitioned=partitioned) == (told,)
 
 
 @given(st.none() | st.booleans(), st.none() | st.integers(1, 64))
 def test_some_number_of_partitions_is_always_possible(partitioned, units) -> None:
-    possible = tiers.partitions_possible(PREMIUM, partitioned=partitioned, units=units)
+    possible = tiers.partitions_possible(Capacity(PREMIUM, units), partitioned=partitioned)
     assert possible
     assert set(possible) <= {1, 2, 4}
 
