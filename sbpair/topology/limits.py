@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from sbpair import backlog, tiers
 from sbpair.entity import (
@@ -48,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _NOT_OF_BASIC = ("requires_session", "requires_duplicate_detection", "forward_to", "forward_dead_lettered_messages_to")
 
 Described = AnyEntity | QueueSpec
+Fitted = TypeVar("Fitted", bound=AnyEntity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def complaints_of_tier(entity: Described, tier: Tier) -> Iterator[Complaint]:
         yield Complaint(entity, name, f"{text} in a {tier.name} namespace")
 
 
-def fitted(entity: AnyEntity, tier: Tier) -> AnyEntity:
+def fitted(entity: Fitted, tier: Tier) -> Fitted:
     """The entity with the tier's own default where it asks for none: Basic keeps no message longer than 14 days."""
     if tier.has_everything or isinstance(entity, Rule) or entity.default_message_time_to_live != TIMESPAN_MAX:
         return entity
