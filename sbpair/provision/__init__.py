@@ -96,8 +96,8 @@ def check(pair: Pair, entities: Layout) -> None:
 async def _provision(sides: list[Side], halt: Halt, on_event: OnEvent, *, dry_run: bool) -> EntityReport:
     if not await _unless_stopped(halt, together(side.look() for side in sides)):
         return Report(tuple(item for side in sides for item in side.not_tried()))
+    on_event(Listed(sides[-1].namespace, sides[-1].listed))
     for side in sides:
-        on_event(Listed(side.namespace, sum(item.detail.index is not None for item in side.items if item.detail)))
         if len(side.plan.creates) > topology.MOST_CREATES:
             raise Unsafe(
                 f"{len(side.plan.creates)} entities would be created in {side.namespace}, and {topology.MOST_CREATES}"
