@@ -249,4 +249,4 @@ def _properties(resource: Any) -> Json:
 
 
 def _called(entity: Anything) -> str:
-    return f"the {getattr(entity, 'kind', Queue.kind)} {entity.path}"
+    return f"the {entity.kind} {entity.path}"

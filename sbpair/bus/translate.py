@@ -31,6 +31,7 @@ THROTTLED = frozenset({"50004", "50009"})
 
 SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
+_ROLE_HINT = "give whoever is signed in a role on the namespace: Azure Service Bus Data Owner, or Contributor"
 _REACH_HINT = "check the namespace's name, the network and the firewall; a retry may help"
 
 
@@ -55,6 +56,11 @@ class Answer:
         if self.status == 429:
             return "already exists" in self.detail
         return self.status == 409 and self.sub_code != CONFLICT_IN_PROGRESS
+
+    @property
+    def of_resource_manager(self) -> bool:
+        """Its answers begin with a code, as the SDK shows them."""
+        return self.detail.startswith("(")
 
     @property
     def is_about_the_place(self) -> bool:
@@ -138,7 +144,8 @@ def _meant(answer: Answer, what: str, namespace: str) -> errors.SbpairError:
     if answer.status == 401:
         return _unauthorized(answer, what, namespace)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:
-        return errors.NotAuthorized(f"cannot {what}: {namespace} refuses it (403)", hint=_CLAIM_HINT)
+        hint = _ROLE_HINT if answer.of_resource_manager else _CLAIM_HINT
+        return errors.NotAuthorized(f"cannot {what}: {namespace} refuses it (403)", hint=hint)
     if answer.status in (404, 410):
         return _nowhere(what, namespace) if answer.is_about_the_place else _missing(what, namespace)
     if answer.sub_code == CONFLICT_IN_PROGRESS:

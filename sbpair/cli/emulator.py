@@ -59,7 +59,10 @@ def command(
     ] = None,
     identity: Annotated[
         bool,
-        typer.Option("--identity", help="Be a managed identity too: print what lets azure-identity sign in here"),
+        typer.Option(
+            "--identity",
+            help="Be a managed identity too: print what lets azure-identity sign in here, and --via arm come here",
+        ),
     ] = False,
     accept_any_token: Annotated[
         bool, typer.Option("--accept-any-token", help="Let in whoever has a bearer token that has not run out")
@@ -77,8 +80,9 @@ def command(
 ) -> int:
     """Run namespaces on this machine, for trying things out and for tests.
 
-    Each namespace has one port, for AMQP and for HTTP management. Nothing is kept when it stops, which it does on
-    SIGINT and SIGTERM. What it prints can be pasted into a shell, so that the other commands use it.
+    Each namespace has one port, for AMQP and for management, by Atom and as Azure Resource Manager. Nothing is kept
+    when it stops, which it does on SIGINT and SIGTERM. What it prints can be pasted into a shell, so that the
+    other commands use it.
 
     JSON, on one line, once every port accepts; the ready file holds it without the schema:
 
