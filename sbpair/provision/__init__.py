@@ -113,6 +113,8 @@ async def _provision(sides: list[Side], halt: Halt, on_event: OnEvent, *, dry_ru
 
 async def _make(sides: list[Side], halt: Halt, on_event: OnEvent) -> None:
     work = [(side, each) for side in sides for each in side.tasks()]
+    for side in sides:
+        side.calls.expect(len(side.plan.creates))
     done = 0
 
     async def one(side: Side, task: Coroutine[Any, Any, EntityItem | None]) -> None:

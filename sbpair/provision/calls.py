@@ -26,7 +26,7 @@ CONCURRENCY = 16
 # A call costs 10 of the 1 000 credits that a Standard namespace has in a second.
 SECOND_OF_CALLS = 100
 CALLS_A_SECOND = 50
-"""After the first second: half of the namespace is left to those who work there."""
+"""Half of the namespace is left to those who work there, once a run takes longer than its first second."""
 
 GRACE_SECONDS = 5.0
 """How long what is on its way may still take, once a run is to end."""
@@ -93,6 +93,11 @@ class Calls:
         self._limits: set[asyncio.Timeout] = set()
         self._number = 0
         self._first: float | None = None
+
+    def expect(self, calls: int) -> None:
+        """Tell how many calls are to come: what does not fit into the first second need not begin with a rush."""
+        if calls > self._at_once:
+            self._at_once = CALLS_A_SECOND
 
     async def read(self, what: str, action: Callable[[], Awaitable[Result]]) -> Result:
         """`action()`, repeated where that may help."""
