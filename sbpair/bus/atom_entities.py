@@ -20,7 +20,17 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
-from sbpair.entity import EVERY_MESSAGE, NO_MESSAGE, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.entity import (
+    EVERY_MESSAGE,
+    NAMES,
+    NO_MESSAGE,
+    CorrelationFilter,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+)
 from sbpair.model import QueueSpec, iso_duration
 
 if TYPE_CHECKING:
@@ -42,7 +52,6 @@ ALWAYS_SAID = (
 )
 _TICKS_A_MICROSECOND = 10
 _MICROSECOND = timedelta(microseconds=1)
-_NAMES = frozenset({"path", "topic", "name"})
 _FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
 _CORRELATED = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
 _ATOM = "http://www.w3.org/2005/Atom"
@@ -51,7 +60,7 @@ _SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/conn
 
 def description(entity: QueueSpec | Topic | Subscription) -> dict[str, Value]:
     """The keyword arguments of a creation: what is always said, and whatever else is not the service's default."""
-    said = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in _NAMES}
+    said = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in NAMES}
     defaults = {each.name: each.default for each in fields(entity)}
     always = ALWAYS_SAID if isinstance(entity, QueueSpec) else ()
     return {name: value for name, value in said.items() if name in always or value != defaults[name]}
@@ -77,7 +86,7 @@ def rule_of(topic: str, subscription: str, properties: RuleProperties) -> Rule:
 
 def said(properties: object, kind: type[QueueSpec | Topic | Subscription]) -> dict[str, Any]:
     """The fields of `kind` that the service gave, as they are written there."""
-    read = {each.name: getattr(properties, each.name) for each in fields(kind) if each.name not in _NAMES}
+    read = {each.name: getattr(properties, each.name) for each in fields(kind) if each.name not in NAMES}
     return {name: _written(name, value) for name, value in read.items() if value is not None}
 
 

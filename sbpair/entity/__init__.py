@@ -130,6 +130,10 @@ class Rule:
 
 
 AnyEntity = Queue | Topic | Subscription | Rule
+Described = AnyEntity | QueueSpec
+
+NAMES = frozenset({"path", "topic", "subscription", "name"})
+"""The fields that say which entity is meant; all others are its properties."""
 
 PROPERTY_NAMES = {
     "lock_duration": "LockDuration",

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog, tiers, topology
-from sbpair.entity import DEFAULT_RULE, AnyEntity, Queue, Rule, Subscription, Topic
+from sbpair.entity import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
 from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, Throttled, Unavailable, UsageError
 from sbpair.model import Difference, Drift, Match, QueueSpec
 from sbpair.provision.calls import Calls, NotTried, first_error, together
 from sbpair.report import Item, Outcome
 from sbpair.topology import application
-from sbpair.topology.application import Described, Key, key
+from sbpair.topology.application import Key, key
 from sbpair.topology.limits import chosen, complaints_of_tier, fitted
 
 if TYPE_CHECKING:

@@ -9,18 +9,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from graphlib import CycleError, TopologicalSorter
 
-from sbpair.entity import DEFAULT_RULE, DURATIONS, PROPERTY_NAMES, AnyEntity, Rule, Subscription, Topic
+from sbpair.entity import DEFAULT_RULE, DURATIONS, NAMES, PROPERTY_NAMES, Described, Rule, Subscription, Topic
 from sbpair.errors import UsageError
-from sbpair.model import Difference, QueueSpec
+from sbpair.model import Difference
 from sbpair.topology import same_duration
 
-Described = AnyEntity | QueueSpec
 Key = tuple[str, str]
 """The kind of names that an entity shares, and its path: the service compares without regard to case."""
 
 FORWARDS = ("forward_to", "forward_dead_lettered_messages_to")
 RULES = "Rules"
-_NAMES = frozenset({"path", "topic", "subscription", "name"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def differences(wanted: Described, actual: Described) -> tuple[Difference, ...]:
     """Every property that is not as it is wanted."""
     return tuple(
         Difference(PROPERTY_NAMES[name], _shown(getattr(wanted, name)), _shown(getattr(actual, name)))
-        for name in (each.name for each in fields(wanted) if each.name not in _NAMES)
+        for name in (each.name for each in fields(wanted) if each.name not in NAMES)
         if not _same(name, wanted, actual)
     )
 

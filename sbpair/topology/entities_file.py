@@ -12,17 +12,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
-from sbpair.entity import DURATIONS, AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.entity import (
+    DURATIONS,
+    NAMES,
+    AnyEntity,
+    CorrelationFilter,
+    Described,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+)
 from sbpair.errors import UsageError
 from sbpair.model import iso_duration, looks_like_connection_string, ticks
-from sbpair.topology.application import Described, Key, key
+from sbpair.topology.application import Key, key, ordered
 from sbpair.topology.limits import complaints
 from sbpair.topology.positions import Path, Position, positions
 
 SECTIONS = ("queues", "topics")
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
 
-_NAMES = frozenset({"path", "topic", "subscription", "name"})
 _RULE_KEYS = ("sql", "correlation", "action")
 _CORRELATED = tuple(each.name for each in fields(CorrelationFilter))
 _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
@@ -63,6 +73,10 @@ def read(text: str, source: str) -> Layout:
     # What the service would refuse may only follow from what could not be read.
     if faults := reader.faults or list(_refused(layout)):
         raise _told(faults, source)
+    try:
+        ordered(layout.entities)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error.message}", hint=error.hint) from None
     return layout
 
 
@@ -138,7 +152,7 @@ class _Reader:
                 yield (*above, entity), entity, found
 
     def _properties(self, path: Path, table: dict[str, Any], kind: type[AnyEntity], *below: str) -> dict[str, Any]:
-        defaults = {each.name: each.default for each in fields(kind) if each.name not in _NAMES}
+        defaults = {each.name: each.default for each in fields(kind) if each.name not in NAMES}
         known = self._known(path, table, (*defaults, *below), f"a {kind.kind}")
         found: dict[str, Any] = {}
         for name in known.keys() & defaults.keys():

@@ -17,6 +17,7 @@ from sbpair.entity import (
     EVERY_MESSAGE,
     AnyEntity,
     CorrelationFilter,
+    Described,
     Queue,
     Rule,
     SqlFilter,
@@ -47,7 +48,6 @@ DURATION_LIMITS: dict[str, tuple[float, float | None, str]] = {
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _NOT_OF_BASIC = ("requires_session", "requires_duplicate_detection", "forward_to", "forward_dead_lettered_messages_to")
 
-Described = AnyEntity | QueueSpec
 Fitted = TypeVar("Fitted", bound=AnyEntity)
 
 
