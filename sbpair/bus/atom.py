@@ -16,6 +16,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from sbpair import tiers
 from sbpair.bus.atom_entities import (
+    Answered,
     description,
     queue_of,
     rule_of,
@@ -102,6 +103,8 @@ class AtomQueues:
         with translated(what, self._namespace):
             try:
                 await asked
+            except Answered:
+                return True
             except HttpResponseError as error:
                 if answer_of(error).name_is_taken:
                     return False
