@@ -6,7 +6,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.output import Screen, clean, columns, spoken
+from sbpair.cli.output import Screen, clean, columns, size, spoken
 from sbpair.cli.progress import tell
 from sbpair.model import Retrying
 from sbpair.move.events import QueuesFound
@@ -171,15 +171,6 @@ def _amount(amount: Decimal) -> str:
     return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
 
 
-def size(number: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TB"
-
-
 class Looking:
     """How many messages have been looked at, on a terminal while it is entered; elsewhere nothing."""
 
@@ -209,6 +200,6 @@ class Looking:
                 if self._status is not None:
                     self._status.update(f"looked at {sum(self._messages.values())} messages")
             case Retrying(_what, attempt, wait_seconds, reason):
-                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:g} s")
+                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
             case QueuesFound():
                 tell(self._screen, event)

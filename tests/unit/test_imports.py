@@ -18,11 +18,12 @@ ROOT = Path(sbpair.__file__).parent
 LEVELS: list[set[str]] = [
     {"cli"},
     {"drill", "doctor", "export"},
-    {"provision", "audit", "syphon", "sender", "replay", "emulator"},
+    {"provision", "audit", "partition", "syphon", "sender", "replay", "emulator"},
     {"move"},
     {"wire", "bus", "topology", "cost"},
-    {"backlog"},
+    {"backlog", "tiers", "partition_key"},
     {"amqp"},
+    {"entity"},
     {"model", "report"},
     {"errors"},
 ]
