@@ -97,6 +97,10 @@ def command(
     screen.result(document(report) | {"dry_run": dry_run}, lines(report), table(report))
     for item in report.of(Outcome.DRIFTED):
         screen.warn(f"{_called(item)} has drifted: {item.reason}")
+    for item in report.of(Outcome.FAILED):
+        screen.warn(f"{_called(item)} could not be created: {item.reason}")
+    if left := len(report.of(Outcome.NOT_TRIED)):
+        screen.warn(f"{left} not tried: run it again, and it goes on where this run ended")
     if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
         raise KeyboardInterrupt
     return provision.exit_code_of(report, strict=strict)

@@ -81,11 +81,12 @@ class Halt:
 
 
 class Calls:
-    """`at_once` calls may go in the first second, without waiting; None is no limit, as on Premium."""
+    """`at_once` calls may go in the first second, without waiting, once `counted` says that they cost credits."""
 
-    def __init__(self, halt: Halt, at_once: int | None, on_event: OnEvent, sleep: Sleep) -> None:
+    def __init__(self, halt: Halt, at_once: int, on_event: OnEvent, sleep: Sleep) -> None:
         self.halt = halt
-        self.at_once = at_once
+        self.counted = False
+        self._at_once = at_once
         self._on_event = on_event
         self._sleep = sleep
         self._places = asyncio.Semaphore(CONCURRENCY)
@@ -115,10 +116,13 @@ class Calls:
             limit.reschedule(soon)
 
     async def _paced(self, action: Callable[[], Awaitable[Result]]) -> Result:
-        if self.at_once is not None:
+        if self.counted:
             now = asyncio.get_running_loop().time()
             self._first = now if self._first is None else self._first
-            wait = self._first + due(self._number, self.at_once) - now
+            wait = self._first + due(self._number, self._at_once) - now
+            if wait < 0 and self._number >= self._at_once:
+                # What a slow service left unused is not made up for.
+                self._first -= wait
             self._number += 1
             if wait > 0:
                 await self._sleep(wait)

@@ -6,7 +6,7 @@ Reads all it needs before anything is made. What could not be made is an Item of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from sbpair.provision.calls import Calls, NotTried, first_error, together
 from sbpair.report import Item, Outcome
 from sbpair.topology import application
 from sbpair.topology.application import Described, Key, key
-from sbpair.topology.limits import complaints_of_tier, fitted
+from sbpair.topology.limits import chosen, complaints_of_tier, fitted
 
 if TYPE_CHECKING:
     from sbpair.bus.control import NamespaceControl
@@ -53,6 +53,8 @@ class Side:
     backlog: Sequence[QueueSpec] = ()
     plan: application.Plan = field(default_factory=application.Plan)
     items: list[EntityItem] = field(default_factory=list)
+    taken: Collection[Key] = ()
+    tier: tiers.Tier = tiers.STANDARD
     _made: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
 
     # Reading
@@ -62,15 +64,14 @@ class Side:
         with first_error():
             async with asyncio.TaskGroup() as group:
                 listed, asked = group.create_task(self._list()), group.create_task(self._tier())
-        there, tier = listed.result(), asked.result()
-        wanted = [fitted(entity, tier) for entity in self.layout.entities]
-        self._check_tier([*wanted, *self.backlog[:1]], tier)
+        there, self.tier = listed.result(), asked.result()
+        wanted = [fitted(entity, self.tier) for entity in self.layout.entities]
+        self._check_tier([*wanted, *self.backlog[:1]], self.tier)
         actual, taken = await self._read(wanted)
-        found = application.plan(
-            [each for each in wanted if key(each) not in taken], actual, await self._rules(wanted, actual)
-        )
+        found = application.plan(wanted, actual, await self._rules(wanted, actual), taken)
         await self._check_targets(wanted)
         self.items += [self._item(each, Outcome.FAILED, *taken[key(each)]) for each in wanted if key(each) in taken]
+        self.taken = taken.keys()
         self.items += [self._compared(each.entity, each.differences) for each in found.there]
         self.items += [*map(self._of_backlog, there.matches), *map(self._of_backlog, there.drifted)]
         self.plan = application.Plan((*found.creates, *(each.spec for each in there.creates)), (), found.drops)
@@ -83,8 +84,7 @@ class Side:
 
     async def _tier(self) -> tiers.Tier:
         tier = tiers.named(await self.calls.read("read the namespace's tier", self.control.tier))
-        if tier is tiers.PREMIUM:
-            self.calls.at_once = None
+        self.calls.counted = tier is not tiers.PREMIUM
         return tier
 
     def _check_tier(self, wanted: Sequence[Described], tier: tiers.Tier) -> None:
@@ -123,9 +123,9 @@ class Side:
         # An arm for each kind, since what is read is of the kind that was asked for.
         match entity:
             case Queue():
-                return await self.control.read(entity)
+                return chosen(await self.control.read(entity), self.tier)
             case Topic():
-                return await self.control.read(entity)
+                return chosen(await self.control.read(entity), self.tier)
             case Subscription():
                 return await self.control.read(entity)
             case Rule():
@@ -190,7 +190,9 @@ class Side:
     def tasks(self) -> list[Coroutine[Any, Any, EntityItem | None]]:
         """Everything that is to be made, each of which waits for what it needs."""
         loop = asyncio.get_running_loop()
-        self._made = {key(entity): loop.create_future() for entity in self.plan.creates}
+        self._made = {each: loop.create_future() for each in (*map(key, self.plan.creates), *self.taken)}
+        for each in self.taken:
+            self._made[each].set_result(Outcome.FAILED)
         return [*(self._make(each) for each in self.plan.creates), *(self._drop(each) for each in self.plan.drops)]
 
     async def _make(self, entity: Described) -> EntityItem:
@@ -227,7 +229,7 @@ class Side:
             return self._item(entity, Outcome.FAILED, DOUBT, 6)
         except AccessError as error:
             self.calls.halt.refused(error)
-            return self._item(entity, Outcome.FAILED, error.message, error.exit_code)
+            return self._item(entity, Outcome.FAILED, f"{error.message}: {error.hint}", error.exit_code)
         except SbpairError as error:
             return self._item(entity, Outcome.FAILED, error.message, error.exit_code)
 

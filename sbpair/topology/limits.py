@@ -17,6 +17,7 @@ from sbpair.entity import (
     EVERY_MESSAGE,
     AnyEntity,
     CorrelationFilter,
+    Queue,
     Rule,
     SqlFilter,
     Subscription,
@@ -57,7 +58,7 @@ class Complaint:
     entity: Described
     name: str
     text: str
-    hint: ClassVar[str] = "the service would refuse it"
+    hint: ClassVar[str] = "the service would refuse it: correct it first"
 
     @property
     def told(self) -> str:
@@ -85,6 +86,11 @@ def fitted(entity: Fitted, tier: Tier) -> Fitted:
     if tier.has_everything or isinstance(entity, Rule) or entity.default_message_time_to_live != TIMESPAN_MAX:
         return entity
     return replace(entity, default_message_time_to_live=BASIC_TIME_TO_LIVE)
+
+
+def chosen(entity: Queue | Topic, tier: Tier) -> Queue | Topic:
+    """What was asked for, of an entity that was read: it did not ask for what its whole namespace has."""
+    return replace(entity, enable_partitioning=False) if tier.whole_namespace else entity
 
 
 def seconds(duration: str) -> float:
