@@ -139,21 +139,49 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages of a queue. `total` includes what has no figure of its own here, such as deferred ones."""
+    """Messages of a queue. `total` includes what has no figure of its own here, such as deferred ones.
+
+    `transfer` are on their way to where the queue forwards to, `transfer_dead_letter` never got there.
+    """
 
     active: int = 0
     dead_letter: int = 0
     scheduled: int = 0
     total: int = 0
+    transfer: int = 0
+    transfer_dead_letter: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no message of any kind."""
+        return not any((self.active, self.dead_letter, self.scheduled, self.total, self.transfer)) and not (
+            self.transfer_dead_letter
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a queue holds, in bytes, and when it was last touched, in seconds since 1970; None where nobody said."""
+
+    size_bytes: int | None = None
+    created_at: float | None = None
+    updated_at: float | None = None
+    accessed_at: float | None = None
+
+    @property
+    def used_at(self) -> float | None:
+        """When it was made, changed, sent to or received from for the last time."""
+        return max((at for at in (self.created_at, self.updated_at, self.accessed_at) if at is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as the service gave it back. `counts` is None where they were not asked for."""
+    """A queue as the service gave it back. `counts` and `usage` are None where they were not asked for."""
 
     spec: QueueSpec
     partitioned: bool = False
     counts: Counts | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

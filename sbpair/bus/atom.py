@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from azure.core.exceptions import HttpResponseError
@@ -18,7 +18,7 @@ from sbpair.bus.credentials import connection_string, token_credential
 from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS, RoadTransport, road_to, session_for
 from sbpair.errors import ServiceRefused
-from sbpair.model import TIMESPAN_MAX, TIMESPAN_MAX_DAYS, Counts, Endpoint, QueueSpec, QueueState, SasKey
+from sbpair.model import TIMESPAN_MAX, TIMESPAN_MAX_DAYS, Counts, Endpoint, QueueSpec, QueueState, SasKey, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -67,7 +67,7 @@ class AtomQueues:
         with translated("list the queues", self._namespace):
             found = [each async for each in self._client.list_queues() if _under(prefix, each.name)]
             counted = await self._counts_under(prefix) if counts and found else {}
-        return [state_of(each.name, each, counted.get(each.name.lower())) for each in found]
+        return [state_of(each.name, each, *counted.get(each.name.lower(), ())) for each in found]
 
     async def get(self, path: str) -> QueueState:
         with translated(f"read the queue {path}", self._namespace):
@@ -94,9 +94,11 @@ class AtomQueues:
                 raise
         return True
 
-    async def _counts_under(self, prefix: str) -> dict[str, Counts]:
+    async def _counts_under(self, prefix: str) -> dict[str, tuple[Counts, Usage]]:
         listed = self._client.list_queues_runtime_properties()
-        return {each.name.lower(): counts_of(each) async for each in listed if _under(prefix, each.name)}
+        return {
+            each.name.lower(): (counts_of(each), usage_of(each)) async for each in listed if _under(prefix, each.name)
+        }
 
 
 def description(spec: QueueSpec) -> dict[str, Value]:
@@ -106,7 +108,9 @@ def description(spec: QueueSpec) -> dict[str, Value]:
     return {name: value for name, value in values if name in ALWAYS_SAID or value != getattr(defaults, name)}
 
 
-def state_of(path: str, properties: QueueProperties, counts: Counts | None = None) -> QueueState:
+def state_of(
+    path: str, properties: QueueProperties, counts: Counts | None = None, usage: Usage | None = None
+) -> QueueState:
     """A queue as the SDK gives it. What the service left out is its default."""
     read = {each.name: getattr(properties, each.name) for each in fields(QueueSpec) if each.name != "path"}
     said = {name: _plain(value) for name, value in read.items() if value is not None}
@@ -114,6 +118,7 @@ def state_of(path: str, properties: QueueProperties, counts: Counts | None = Non
         QueueSpec(path, **said),  # type: ignore[arg-type]  # the names are the fields' own
         partitioned=bool(properties.enable_partitioning),
         counts=counts,
+        usage=usage,
     )
 
 
@@ -123,7 +128,19 @@ def counts_of(runtime: QueueRuntimeProperties) -> Counts:
         dead_letter=runtime.dead_letter_message_count or 0,
         scheduled=runtime.scheduled_message_count or 0,
         total=runtime.total_message_count or 0,
+        transfer=runtime.transfer_message_count or 0,
+        transfer_dead_letter=runtime.transfer_dead_letter_message_count or 0,
     )
+
+
+def usage_of(runtime: QueueRuntimeProperties) -> Usage:
+    times = (runtime.created_at_utc, runtime.updated_at_utc, runtime.accessed_at_utc)
+    return Usage(runtime.size_in_bytes, *(_seconds(each) for each in times))
+
+
+def _seconds(at: datetime | None) -> float | None:
+    """Since 1970; the service's year 1 is a time that never was."""
+    return None if at is None or at.year == 1 else at.timestamp()
 
 
 def iso_duration(value: timedelta) -> str:

@@ -35,12 +35,39 @@ class QueueControl(Protocol):
         ...
 
 
+class QueueRemoval(Protocol):
+    """What it takes to do away with queues. Every method raises only errors of `sbpair.errors`."""
+
+    async def get(self, path: str) -> QueueState:
+        """One queue. Raises EntityMissing where there is none of that name."""
+        ...
+
+    async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
+        """As QueueControl has it."""
+        ...
+
+    async def exact_counts(self, path: str) -> Counts:
+        """As `QueueControl.counts`; but raises ServiceRefused where the service leaves a figure out."""
+        ...
+
+    async def update(self, spec: QueueSpec) -> None:
+        """Give a queue that is there this description; what the description does not say stays. Raises EntityMissing.
+
+        The size is that of one partition: a size that was read has to be normalised.
+        """
+        ...
+
+    async def delete(self, path: str) -> None:
+        """Delete a queue with whatever it holds. Raises EntityMissing."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Entity:
     """A queue or a topic that messages may be sent to.
 
     `filters` are those of all of a topic's subscriptions: each looks at every message. `message_bytes` is the most that
-    a message may have. None is what nobody said.
+    a message may have. `detects_duplicates` is how a message that comes twice is taken once. None is what nobody said.
     """
 
     path: str
@@ -48,6 +75,7 @@ class Entity:
     requires_session: bool = False
     filters: int | None = 0
     message_bytes: int | None = None
+    detects_duplicates: bool | None = None
 
 
 class DestinationControl(Protocol):
