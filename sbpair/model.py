@@ -246,13 +246,44 @@ Change = Create | Match | Drift | Extra
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """How full a queue is, how old and how busy. None is what nobody measured, or said.
+
+    `max_bytes` is what fits into all of its partitions together. `idle` is whether `idle_seconds` is more than was
+    allowed. `looked_at` is how many of its messages were looked at, `saw_all` whether that was all of them, and
+    `oldest_seconds` the age of the oldest among these. `full_in_seconds` is None for a queue that does not grow.
+    """
+
+    max_bytes: int
+    size_bytes: int | None = None
+    idle_seconds: float | None = None
+    idle: bool = False
+    looked_at: int | None = None
+    saw_all: bool = False
+    oldest_seconds: float | None = None
+    bytes_per_second: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """From 0, empty, to 1, full."""
+        return None if self.size_bytes is None or not self.max_bytes else self.size_bytes / self.max_bytes
+
+    @property
+    def full_in_seconds(self) -> float | None:
+        if self.size_bytes is None or self.bytes_per_second is None or self.bytes_per_second <= 0:
+            return None
+        return max(0, self.max_bytes - self.size_bytes) / self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFinding:
-    """What is known of one queue of a report. `counts` is None where the queue is not there."""
+    """What is known of one queue of a report. `counts` is None where the queue is not there, or was not counted."""
 
     index: int | None
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
     partitioned: bool = False
+    fill: Fill | None = None
 
 
 @dataclass(frozen=True, slots=True)

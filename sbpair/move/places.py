@@ -1,6 +1,7 @@
 """The destinations of a backlog in the primary: whether they are there, and what they take. Reads only.
 
-Each is asked for once: by management where that may be done, else by opening a link to it over which nothing goes.
+Each is asked for once: by management where that may be done, else by opening a link to it over which nothing goes. Once
+nobody answers, nobody is asked again.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Places:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._opening = asyncio.Lock()
         self._wire: Wire | None = None
-        self._managed = self._answers = True
-        self.notes: list[str] = []
+        self._managed = True
+        self.unanswered = ""
 
     async def tier(self) -> str | None:
         try:
@@ -87,7 +88,7 @@ class Places:
 
     async def _ask(self, path: str) -> Entity | DeadLetter | None:
         try:
-            return await self._read(path) if self._answers else None
+            return None if self.unanswered else await self._read(path)
         except EntityMissing as error:
             return missing(path, error.message)
         except ServiceRefused as error:
@@ -119,6 +120,4 @@ class Places:
         return Entity(path, is_topic=None, filters=None, message_bytes=sender.max_message_size or None)
 
     def _give_up(self, error: SbpairError) -> None:
-        if self._answers:
-            self._answers = False
-            self.notes.append(f"destinations were not checked: {error.message}")
+        self.unanswered = self.unanswered or error.message

@@ -97,8 +97,12 @@ def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tier
         tiers=tiers,
         ttl=terms.ttl,
         now_ms=sums.now_ms,
-        notes=(*look.notes, *look.places.notes, *_assumed(pair, tiers)),
+        notes=(*look.notes, *_unchecked(look.places), *_assumed(pair, tiers)),
     )
+
+
+def _unchecked(places: Places) -> list[str]:
+    return [f"destinations were not checked: {places.unanswered}"] if places.unanswered else []
 
 
 def _assumed(pair: Pair, tiers: Tiers) -> list[str]:

@@ -280,7 +280,9 @@ async def test_time_and_cost_by_tier_and_filters() -> None:
         w.strand(*range(10), to="events")
         w.strand(*range(10, 20))
         said = await w.look()
-        assert said.entities["events"] == Entity("events", is_topic=True, filters=3, message_bytes=256 * 1024)
+        assert said.entities["events"] == Entity(
+            "events", is_topic=True, filters=3, message_bytes=256 * 1024, detects_duplicates=False
+        )
         assert said.limits == Limits(None, 500, 500)
         assert said.seconds == (10 * 4 + 10) / 500
         assert said.tiers == Tiers("Standard", "Standard")
