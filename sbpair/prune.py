@@ -275,7 +275,7 @@ async def _shielded(action: Coroutine[None, None, Done]) -> Done:
 
 def _planned(candidate: Candidate) -> QueueItem:
     if candidate.keep:
-        return _item(candidate, Outcome.KEPT, f"{candidate.keep}: {candidate.why}")
+        return _item(candidate, Outcome.KEPT, f"{candidate.keep}; {candidate.why}")
     return _item(candidate, Outcome.WOULD_REMOVE, candidate.why)
 
 

@@ -128,10 +128,14 @@ class BacklogLook:
     def _destination(self, name: str, messages: int) -> Destination:
         found = self._found.get(name)
         if isinstance(found, Entity):
-            return Destination(name, messages, True, found.is_topic, found.detects_duplicates)
+            return Destination(
+                name, messages, found=True, topic=found.is_topic, detects_duplicates=found.detects_duplicates
+            )
         if isinstance(found, DeadLetter):
-            there = None if found.reason != MISSING else False
-            return Destination(name, messages, there, reason=found.description)
+            if found.reason != MISSING:
+                return Destination(name, messages, reason=found.description)
+            missing = f"there is no such queue or topic in {self.pair.primary.name}"
+            return Destination(name, messages, found=False, reason=missing)
         return Destination(name, messages)
 
 

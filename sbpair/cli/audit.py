@@ -108,14 +108,21 @@ def _kinds(text: str) -> frozenset[Finding]:
 
 
 def _idle(text: str | None) -> float | None:
-    seconds = None if text is None else ticks(text) / TICKS_PER_SECOND
+    seconds = None if text is None else _seconds("--idle", text)
     if seconds == 0:
         raise UsageError("--idle is no time at all", hint="write how long a queue may go unused, as in 30d")
     return seconds
 
 
 def _sample(text: str) -> float:
-    seconds = ticks(text) / TICKS_PER_SECOND
+    seconds = _seconds("--sample", text)
     if seconds > SAMPLE_LONGEST_SECONDS:
         raise UsageError(f"--sample {text} is more than an hour", hint="a minute or two are enough")
     return seconds
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return ticks(text) / TICKS_PER_SECOND
+    except UsageError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
