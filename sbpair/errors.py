@@ -20,6 +20,7 @@
     │   ├── QuotaExceeded           6  the entity is full: room may come back
     │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
     ├── ServiceRefused              3  the service said no for good, with a condition
+    │   ├── NameTaken               3  an entity of another kind has the name
     │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
     │   └── EngineLacks             3  not the service: the engine that was asked for cannot, and another one can
     ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
@@ -92,8 +93,11 @@ class NotAuthorized(AccessError):
 
 
 class Unavailable(SbpairError):
+    """`retry_after_seconds` is how long the service wants to be left alone, where it said so."""
+
     exit_code = 6
     retriable = True
+    retry_after_seconds: float | None = None
 
 
 class Unreachable(Unavailable):
@@ -131,6 +135,10 @@ class ServiceRefused(SbpairError):
     def __init__(self, message: str, *, condition: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.condition = condition
+
+
+class NameTaken(ServiceRefused):
+    """Something of another kind has the name, such as a topic that of a queue."""
 
 
 class MessageLockLost(ServiceRefused):

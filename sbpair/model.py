@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 from ipaddress import ip_address
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
@@ -121,6 +122,8 @@ class QueueSpec:
 
     Text and not timedelta, because TIMESPAN_MAX does not fit a timedelta.
     """
+
+    kind: ClassVar[str] = "queue"
 
     path: str
     lock_duration: str = "PT1M"
@@ -383,6 +386,19 @@ def ticks(duration: str) -> int:
     if not parts:
         raise UsageError(f"{duration!r} is not a duration", hint="write 90s, 1m, 1h30m or PT1M")
     return int(sum(Decimal(value) * _UNIT_SECONDS[unit] for unit, value in parts.items()) * TICKS_PER_SECOND)
+
+
+def iso_duration(count: int) -> str:
+    """Ticks as ISO 8601 text; anything from the days of TimeSpan.MaxValue on is that value."""
+    days, rest = divmod(count, 86_400 * TICKS_PER_SECOND)
+    if days >= TIMESPAN_MAX_DAYS:
+        return TIMESPAN_MAX
+    minutes, rest = divmod(rest, 60 * TICKS_PER_SECOND)
+    hours, minutes = divmod(minutes, 60)
+    whole, fraction = divmod(rest, TICKS_PER_SECOND)
+    seconds = f"{whole}.{fraction:07d}".rstrip("0").rstrip(".") if fraction else f"{whole or ''}"
+    time = "".join(f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M"), (seconds, "S")) if value)
+    return f"P{f'{days}D' if days else ''}{f'T{time}' if time else ''}" if days or time else "PT0S"
 
 
 _PAIR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -216,9 +216,8 @@ class Pruner:
         return (await self._attempt(f"read {path}", lambda: self._queues.get(path))).spec.status
 
     async def _set_status(self, path: str, status: str) -> None:
-        state = await self._queues.get(path)
-        if state.spec.status != status:
-            await self._queues.update(replace(topology.normalised(state), status=status))
+        if (await self._queues.get(path)).spec.status != status:
+            await self._queues.set_status(path, status)
 
     async def _still_held(self, path: str) -> str:
         """What keeps a queue that takes nothing more; the status last, since whoever changed it may have sent."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sbpair import topology
+from sbpair.entity import PROPERTY_NAMES
 from sbpair.model import Change, Difference, Extra, Fill, QueueFinding, QueueState, Usage
 from sbpair.report import DONE, PARTIAL_OR_FINDINGS, Item, Outcome, Report
 
@@ -145,7 +146,7 @@ def _extra(extra: Extra, count: int) -> QueueItem:
     status = extra.state.spec.status
     if status == ACTIVE or item.detail is None:
         return item
-    differences = (Difference(topology.PROPERTY_NAMES["status"], ACTIVE, status),)
+    differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, status),)
     reason = f"{item.reason}; {topology.told(differences)}: a prune may have been cut short"
     return replace(item, reason=reason, detail=replace(item.detail, differences=differences))
 

@@ -6,11 +6,10 @@ Thin, like `atom`. A change sends the whole description: what is not meant to ch
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import fields
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sbpair.bus.atom import AtomQueues, counts_of, iso_duration, open_client
+from sbpair.bus.atom import AtomNamespace, counts_of, open_client
+from sbpair.bus.atom_entities import queue_of
 from sbpair.bus.translate import translated
 from sbpair.bus.transport import CALL_SECONDS
 from sbpair.errors import ServiceRefused
@@ -21,7 +20,16 @@ if TYPE_CHECKING:
     from azure.servicebus.management import QueueRuntimeProperties
 
     from sbpair.bus.control import QueueRemoval
-    from sbpair.model import Counts, Endpoint, QueueSpec
+    from sbpair.model import Counts, Endpoint
+
+SAID_ANEW = (
+    "max_size_in_megabytes",
+    "lock_duration",
+    "default_message_time_to_live",
+    "auto_delete_on_idle",
+    "duplicate_detection_history_time_window",
+)
+"""What the SDK reads as something else than has to be written: 16 sizes for one, and TimeSpan.MaxValue too long."""
 
 
 @asynccontextmanager
@@ -31,7 +39,7 @@ async def open_removal(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS
         yield AtomRemoval(client, endpoint.name)
 
 
-class AtomRemoval(AtomQueues):
+class AtomRemoval(AtomNamespace):
     """`QueueRemoval` of one namespace. To be had from `open_removal`."""
 
     async def exact_counts(self, path: str) -> Counts:
@@ -44,16 +52,12 @@ class AtomRemoval(AtomQueues):
             )
         return counts_of(runtime)
 
-    async def update(self, spec: QueueSpec) -> None:
-        with translated(f"change the queue {spec.path}", self._namespace):
-            there = await self._client.get_queue(spec.path)
-            said = {each.name: getattr(spec, each.name) for each in fields(spec) if each.name != "path"}
-            # A forward that there is none of is absent, and not empty.
-            said = {name: value for name, value in said.items() if value != ""}
-            window = there.duplicate_detection_history_time_window
-            if isinstance(window, timedelta):
-                said["duplicate_detection_history_time_window"] = iso_duration(window)
-            await self._client.update_queue(there, **said)
+    async def set_status(self, path: str, status: str) -> None:
+        with translated(f"set the status of the queue {path}", self._namespace):
+            there = await self._client.get_queue(path)
+            chosen = await self._as_chosen(queue_of(there))
+            said = {name: getattr(chosen, name) for name in SAID_ANEW}
+            await self._client.update_queue(there, **said, status=status)
 
     async def delete(self, path: str) -> None:
         with translated(f"delete the queue {path}", self._namespace):

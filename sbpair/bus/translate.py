@@ -22,6 +22,7 @@ _SUB_CODE = re.compile(r"SubCode=(\d{3,6})")
 _DETAIL = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 _TRACKING = re.compile(r"\s*(?:TrackingId:|To know more visit).*", re.DOTALL)
 LONGEST_DETAIL = 200
+LONGEST_SECONDS = 8
 
 CONFLICT_IN_PROGRESS = "40901"
 NAMESPACE_IS_FULL = "40300"
@@ -33,11 +34,15 @@ _REACH_HINT = "check the namespace's name, the network and the firewall; a retry
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service said: an HTTP status, its SubCode ("" without one) and a line for people."""
+    """What the service said: an HTTP status, its SubCode ("" without one) and a line for people.
+
+    `retry_after_seconds` is how long it wants to be left alone; None where it did not say.
+    """
 
     status: int
     sub_code: str
     detail: str
+    retry_after_seconds: float | None = None
 
     @property
     def name_is_taken(self) -> bool:
@@ -90,12 +95,29 @@ def answer_of(error: azure.HttpResponseError) -> Answer:
     detail = _TRACKING.sub("", found.group(1) if found else text.partition("\n")[0]).strip()
     sub_code = _SUB_CODE.search(text)
     return Answer(
-        error.status_code or 0, sub_code.group(1) if sub_code else "", " ".join(detail.split())[:LONGEST_DETAIL]
+        error.status_code or 0,
+        sub_code.group(1) if sub_code else "",
+        " ".join(detail.split())[:LONGEST_DETAIL],
+        _retry_after(error),
     )
 
 
 def of_answer(answer: Answer, what: str, namespace: str) -> errors.SbpairError:
     """The SbpairError that an HTTP answer of the service means."""
+    error = _meant(answer, what, namespace)
+    if isinstance(error, errors.Unavailable):
+        error.retry_after_seconds = answer.retry_after_seconds
+    return error
+
+
+def _retry_after(error: azure.HttpResponseError) -> float | None:
+    headers = getattr(error.response, "headers", None) or {}
+    text = str(headers.get("Retry-After", ""))
+    # The service gives seconds. A date, which HTTP allows too, would be of a clock that may not be this one.
+    return float(text) if text.isascii() and text.isdigit() and len(text) < LONGEST_SECONDS else None
+
+
+def _meant(answer: Answer, what: str, namespace: str) -> errors.SbpairError:
     if answer.status == 401:
         return _unauthorized(answer, what, namespace)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbpair import errors, prune, topology
+from sbpair import errors, prune
 from sbpair.amqp.message import Sections, data_body
 from sbpair.bus.removal import open_removal
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SECOND_TICKS = 10_000_000
 BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
-STEPS = ("get", "update", "look", "exact_counts", "delete")
+STEPS = ("get", "set_status", "look", "exact_counts", "delete")
 
 
 def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -242,7 +242,7 @@ async def test_two_at_once_remove_each_queue_once() -> None:
 @pytest.mark.parametrize(
     ("moment", "status"),
     [
-        *((moment, status) for status in ("Active", "ReceiveDisabled") for moment in ("get", "update", "look")),
+        *((moment, status) for status in ("Active", "ReceiveDisabled") for moment in ("get", "set_status", "look")),
         *((moment, "SendDisabled") for moment in ("get", "look")),
     ],
 )
@@ -332,7 +332,7 @@ def test_after_a_failure_the_queue_is_as_it_was(step: str, error: type[errors.Sb
             if step == "delete" and (happened or error is errors.TimedOut):
                 assert w.names() == ["0"] or queue.description.status == "SendDisabled"  # see the next test
                 return
-            if step == "update" and happened and error.retriable:
+            if step == "set_status" and happened and error.retriable:
                 assert outcomes(report) == {"7": "removed"}  # the second attempt finds it done
                 return
             assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, error.exit_code)
@@ -364,7 +364,7 @@ async def test_a_status_that_cannot_be_put_back_is_told() -> None:
         queue = w.queue("7")
 
         def fail(step: str, number: int) -> None:
-            if step == "look" or (step == "update" and number > 1):
+            if step == "look" or (step == "set_status" and number > 1):
                 raise errors.NotAuthorized("on purpose")
 
         w.before = fail
@@ -505,7 +505,7 @@ async def test_what_is_written_is_the_size_of_a_partition_and_the_longest_time_t
         async with open_removal(w.pair.secondary) as queues:
             state = await queues.get(queue.path)
             assert (state.spec.max_size_in_megabytes, state.partitioned) == (81920, True)
-            await queues.update(topology.normalised(state))
+            await queues.set_status(queue.path, "Active")
         assert queue.description.max_size_in_megabytes == 5120
         assert queue.description.default_message_time_to_live == queue.description.auto_delete_on_idle == forever
 

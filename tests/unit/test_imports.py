@@ -21,8 +21,9 @@ LEVELS: list[set[str]] = [
     {"provision", "audit", "prune", "syphon", "sender", "replay", "emulator"},
     {"move"},
     {"wire", "bus", "topology", "cost"},
-    {"backlog"},
+    {"backlog", "tiers", "partition_key"},
     {"amqp"},
+    {"entity"},
     {"model", "report"},
     {"errors"},
 ]
