@@ -89,7 +89,7 @@ class Screen:
         self._tell("warning", text)
 
     def asks(self, question: str) -> bool:
-        """Whether somebody at the terminal says yes. No answer is no."""
+        """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
         sys.stderr.write(f"{clean(question)} [y/N] ")
         sys.stderr.flush()
         return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")

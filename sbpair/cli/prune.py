@@ -79,6 +79,8 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
             screen.warn(f"{each.path}: {each.outcome}, before this was interrupted")
         raise
     _show(screen, report, dry_run=False)
+    if report.of(Outcome.KEPT):
+        screen.say("what is kept holds messages: sbpair syphon --once brings them back, all but dead letters")
     return prune.exit_code_of(report)
 
 

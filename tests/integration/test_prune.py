@@ -373,13 +373,31 @@ async def test_a_status_that_cannot_be_put_back_is_told() -> None:
         assert item.reason == f"{queue.path} is left SendDisabled: on purpose; run sbpair prune again"
 
 
-@sync
-async def test_a_busy_service_is_waited_for() -> None:
-    async with world("7") as w:
-        for count in (1, 2):
-            throttled = w.emulator.faults.throttle("contoso-dr", count=count)
-            assert outcomes(await w.prune()) in ({"7": "removed"}, {})
-            w.emulator.faults.end(throttled)
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize(("status", "code"), [(401, 5), (403, 5), (409, 6), (429, 6), (500, 6), (503, 6)])
+def test_a_service_that_refuses_leaves_the_queue_as_it_was(status: int, code: int, method: str) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world() as w:
+            queue = w.queue("7")
+            before = queue.description
+            w.emulator.faults.refuse_requests("contoso-dr", status, queue.path, method=method)
+            report = await w.prune()
+            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, code)
+            assert (queue.description, w.names()) == (before, ["0", "7"])
+
+    scenario()
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_service_that_is_busy_for_a_while_is_waited_for(method: str) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world("7") as w:
+            w.emulator.faults.refuse_requests("contoso-dr", 429, method=method, count=2)
+            assert outcomes(await w.prune()) == {"7": "removed"}
+
+    scenario()
 
 
 @sync
