@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sbpair.model import Fill, Pair, QueueState
     from sbpair.move.look import Looked
 
-__all__ = ["FAIL_ON", "Audit", "Destination", "Finding", "Unseen", "exit_code_of", "run"]
+__all__ = ["FAIL_ON", "PEEK_MOST", "Audit", "Destination", "Finding", "Unseen", "exit_code_of", "run"]
 
 Sleep = Callable[[float], Awaitable[object]]
 OnEvent = Callable[["ControlEvent | Looked"], object]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.audit.findings import Destination, Unseen
 from sbpair.bus.control import Entity
-from sbpair.errors import AccessError, EntityMissing, SbpairError
+from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.move.look import Looker, Position
 from sbpair.move.pace import Pace
 from sbpair.move.places import Places
@@ -93,10 +93,8 @@ class BacklogLook:
             position, oldest = Position(path), _Oldest()
             try:
                 await self.looker.look(position, partial(self._take, oldest))
-            except EntityMissing as error:
-                self._unseen[path] = error.message
             except SbpairError as error:
-                self._unseen[self.pair.secondary.name] = f"what lies in the queues: {_why(error)}"
+                self._could_not(path, error)
             if position.blind:
                 self._unseen[path] = "what lies behind an unreadable message"
         return replace(
@@ -105,6 +103,14 @@ class BacklogLook:
             saw_all=position.ended,
             oldest_seconds=None if oldest.ms is None else max(0.0, now - oldest.ms / 1000),
         )
+
+    def _could_not(self, path: str, error: SbpairError) -> None:
+        # Whoever may not look, or cannot connect, need not try with every queue.
+        everywhere = isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages)
+        if everywhere:
+            self._unseen[self.pair.secondary.name] = f"what lies in the queues: {_why(error)}"
+        else:
+            self._unseen[path] = error.message
 
     async def _take(self, oldest: _Oldest, seen: Seen) -> None:
         oldest.take(seen.facts.enqueued_at)

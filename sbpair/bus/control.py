@@ -40,16 +40,8 @@ class QueueControl(Protocol):
         ...
 
 
-class QueueRemoval(Protocol):
-    """What it takes to do away with queues. Every method raises only errors of `sbpair.errors`."""
-
-    async def get(self, path: str) -> QueueState:
-        """One queue. Raises EntityMissing where there is none of that name."""
-        ...
-
-    async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
-        """As QueueControl has it."""
-        ...
+class QueueRemoval(QueueControl, Protocol):
+    """What it takes to do away with queues."""
 
     async def exact_counts(self, path: str) -> Counts:
         """As `QueueControl.counts`; but raises ServiceRefused where the service leaves a figure out."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sbpair.audit.findings import FAIL_ON, Finding
+from sbpair.audit import FAIL_ON, PEEK_MOST, Finding
 from sbpair.cli.options import Connection, Count, Display, options
 from sbpair.cli.output import Screen
 from sbpair.cli.pairs import chosen
@@ -15,7 +15,7 @@ from sbpair.model import TICKS_PER_SECOND, ticks
 DEFAULT = ",".join(kind for kind in Finding if kind in FAIL_ON)
 ALL, NONE = "all", "none"
 CHOICES = ", ".join((*Finding, ALL, NONE))
-PEEK_MOST, PEEK_LIMIT = 1_000, 1_000_000
+PEEK_LIMIT = 1_000_000
 SAMPLE_LONGEST_SECONDS = 3_600
 
 
@@ -67,13 +67,20 @@ def command(
     is the difference of two samples of the service's own figure, which may lag: give --sample 1m for more than a hint.
     A queue is full from 80 % on, or if it will be within a day.
 
-    JSON, each entry with at least a name; a queue's "fill" has null for what was not measured, and
-    "full_in_seconds" is null for a queue that does not grow:
+    JSON, each entry with at least a name; null is what was not measured, and "full_in_seconds" is null for a queue that
+    does not grow:
 
-      {"schema": "sbpair/audit/1", "missing": [], "extra": [], "drifted": [], "ok": [], "foreign": [],
+      {"schema": "sbpair/audit/1", "missing": [], "extra": [], "drifted": [],
+       "ok": [{"name": "contoso/x-servicebus-transfer/0", "index": 0,
+               "counts": {"active": 3, "dead_letter": 0, "scheduled": 0, "total": 3, "transfer": 0,
+                          "transfer_dead_letter": 0},
+               "fill": {"size_bytes": 900, "effective_max_size_mb": 5120, "share": 0.0, "idle_seconds": 61.5,
+                        "idle": false, "looked_at": 3, "saw_all": true, "oldest_seconds": 3600.2,
+                        "bytes_per_second": 0.0, "full_in_seconds": null}}],
+       "foreign": [],
        "destinations": [{"name": "orders", "messages": 3, "found": true, "topic": false,
                          "detects_duplicates": false, "reason": ""}],
-       "not_looked_at": [{"name": "contoso", "reason": ""}], "findings": ["messages", "duplicates"]}
+       "not_looked_at": [], "findings": ["duplicates", "messages"]}
 
     Exit codes: 0 nothing was found that --fail-on names; 3 something was.
     """

@@ -418,3 +418,22 @@ async def test_unseen_is_said_once_for_a_namespace() -> None:
         made = await w.audit(sample_seconds=0)
         assert [type(each) for each in made.unseen] == [Unseen]
         assert {item.outcome for item in made} == {Outcome.OK}
+
+
+@sync
+async def test_a_queue_that_is_away_hides_no_other() -> None:
+    async with world(2, "orders") as w:
+        for index in range(2):
+            w.strand(index, index=index)
+        w.queue("7", status="Disabled")
+        slip_in(w.secondary.queue("contoso/x-servicebus-transfer/7"))
+        w.emulator.faults.entity_down("contoso-dr", queue_path("contoso", 1))
+        made = await w.audit(sample_seconds=0)
+        assert fill_of(made, 0).looked_at == 1
+        assert not fill_of(made, 1).saw_all
+        assert len(made.unseen) == 1 + (not fill_of(made, 7).saw_all)
+
+
+def slip_in(queue: Queue) -> None:
+    """A message that was sent before the queue was disabled."""
+    queue.messages.enqueue([Message(Sections(body=data_body(b"")), 10)])
