@@ -22,13 +22,7 @@ if TYPE_CHECKING:
     from sbpair.bus.control import QueueRemoval
     from sbpair.model import Counts, Endpoint
 
-SAID_ANEW = (
-    "max_size_in_megabytes",
-    "lock_duration",
-    "default_message_time_to_live",
-    "auto_delete_on_idle",
-    "duplicate_detection_history_time_window",
-)
+SAID_ANEW = ("max_size_in_megabytes", "default_message_time_to_live", "auto_delete_on_idle")
 """What the SDK reads as something else than has to be written: 16 sizes for one, and TimeSpan.MaxValue too long."""
 
 

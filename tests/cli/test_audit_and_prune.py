@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sbpair import audit, prune
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.cli.app import invoke
@@ -22,6 +23,8 @@ from sbpair.emulator.entities import envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from sbpair.errors import UsageError
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.report import Outcome
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import Queue
@@ -37,8 +40,14 @@ class World:
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
-        self.primary, self.secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
+        self.sides = [emulator.namespaces[name] for name in ("contoso", "contoso-dr")]
+        self.primary, self.secondary = self.sides
         self.first, self.extra = (self.secondary.create_queue(queue_path("contoso", each), BACKLOG) for each in (0, 7))
+
+    @property
+    def pair(self) -> Pair:
+        ends = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.sides)
+        return Pair("p", *ends, backlog_queues=1)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -210,7 +219,7 @@ def test_where_all_of_them_hold_messages_it_refuses() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"n\n", 0, 2), (b"\n", 0, 2), (b"\x03", 130, 2)])
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 0, 2), (b"\x03", 130, 2)])
 def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
     async def scenario(w: World) -> None:
         ours, theirs = pty.openpty()
@@ -250,23 +259,21 @@ def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: str) -> 
         await process.communicate()
         w.emulator.faults.end(w.stall)
         assert w.extra.description.status == "SendDisabled"
-        _, out, _ = await w.sbpair("audit")
-        assert "Status is SendDisabled and should be Active: a prune may have been cut short" in out
-        code, out, _ = await w.sbpair("prune", "--yes", "--output", "json")
-        [removed] = json.loads(out)["removed"]
-        assert (code, removed["name"]) == (0, EXTRA)
-        assert "found SendDisabled" in removed["reason"]
+        [*_, extra] = await audit.run(w.pair)
+        assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
+        [item] = await prune.run(w.pair, dry_run=False)
+        assert (item.name, item.outcome) == (EXTRA, Outcome.REMOVED)
+        assert "found SendDisabled" in item.reason
 
     run(scenario)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_interrupts_it_finds_the_queue_as_it_was(number: signal.Signals) -> None:
+def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:
     async def scenario(w: World) -> None:
         reached = w.stalled_at("update")
         process = await w.start("prune", "--yes")
         await reached.wait()
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         await process.communicate()
         assert process.returncode == 130
         assert w.extra.description == BACKLOG

@@ -296,6 +296,32 @@ async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
 
 
 @sync
+async def test_a_status_that_somebody_else_sets_meanwhile_stays() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+
+        def disable(step: str, _number: int) -> None:
+            if step == "look":
+                queue.update(replace(queue.description, status="Disabled"))
+                slip_in(queue)
+
+        w.after = disable
+        assert outcomes(await w.prune_watched()) == {"7": "kept"}
+        assert queue.description.status == "Disabled"
+
+
+@sync
+async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
+    async with world() as w:
+        for fill, found in ((None, False), (dead, True), (put, True)):
+            queue = w.queue("7")
+            if fill is not None:
+                fill(queue)
+            assert await prune.looked_into(w.pair.secondary, None, w.sleep, queue.path) is found
+            w.secondary.delete_queue(queue.path)
+
+
+@sync
 async def test_a_queue_that_somebody_deletes_meanwhile_is_gone() -> None:
     for moment in STEPS:
         async with world("7") as w:
@@ -434,6 +460,23 @@ def test_one_who_is_interrupted_puts_back_what_is_not_deleted(step: str, when: s
     scenario()
 
 
+@sync
+async def test_one_who_is_interrupted_while_a_deletion_is_refused_puts_back_too() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+        before, pruning = queue.description, asyncio.create_task(w.prune_watched())
+
+        def refuse(step: str, _number: int) -> None:
+            if step == "delete":
+                pruning.cancel()
+                raise errors.NotAuthorized("on purpose")
+
+        w.before = refuse
+        with pytest.raises(asyncio.CancelledError):
+            await pruning
+        assert queue.description == before
+
+
 # What is written back
 
 
@@ -449,6 +492,7 @@ DURATIONS = st.sampled_from([2**63 - 1, 600 * SECOND_TICKS, 86_400 * SECOND_TICK
     count=st.integers(1, 2**31 - 1),
     flags=st.tuples(*[st.booleans()] * 4),
     metadata=st.one_of(st.none(), st.sampled_from(["owner: <ops> & co", "é", "a b"])),
+    window=st.sampled_from([20, 600, 604_800]).map(lambda seconds: seconds * SECOND_TICKS),
     forward=st.booleans(),
     ruled=st.booleans(),
     status=st.sampled_from(["Active", "Disabled", "ReceiveDisabled"]),
@@ -463,6 +507,7 @@ def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
     count: int,
     flags: tuple[bool, bool, bool, bool],
     metadata: str | None,
+    window: int,
     forward: bool,
     ruled: bool,
     status: str,
@@ -479,6 +524,7 @@ def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
         enable_batched_operations=flags[1],
         requires_session=flags[2],
         requires_duplicate_detection=flags[3],
+        duplicate_detection_history_time_window=window,
         user_metadata=metadata,
         authorization_rules=rules,
         status=status,
