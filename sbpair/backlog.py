@@ -66,17 +66,17 @@ def is_segment(text: str) -> bool:
     return bool(_SEGMENT.fullmatch(text)) and text not in (".", "..")
 
 
-def check_path(path: str) -> None:
-    """Raise NameInvalid for a path that Service Bus would refuse."""
+def check_path(path: str, *, shorten: str = "the namespace's name must be shorter") -> None:
+    """Raise NameInvalid for a path that Service Bus would refuse. `shorten` is the advice where it is too long."""
     if len(path) > PATH_LIMIT:
         raise NameInvalid(
             f"the path {path[:40]}… has {len(path)} characters, and Service Bus allows {PATH_LIMIT}",
-            hint="the namespace's name must be shorter",
+            hint=shorten,
         )
     for segment in path.split("/"):
         if not is_segment(segment):
             raise NameInvalid(
-                f"{path!r} cannot be the path of a queue",
+                f"{path!r} cannot be the path of a queue or a topic",
                 hint="segments are letters, digits, '.', '-' and '_', with one '/' between them",
             )
 

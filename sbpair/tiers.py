@@ -38,6 +38,18 @@ PREMIUM = Tier("Premium", (*_SMALL, 10, 20, 40, 80), whole_namespace=True)
 TIERS = (BASIC, STANDARD, PREMIUM)
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a namespace is. None is what it does not tell, or has not.
+
+    Only Premium has messaging `units` and `partitions`, and Resource Manager alone tells the number of partitions.
+    """
+
+    tier: Tier
+    units: int | None = None
+    partitions: int | None = None
+
+
 def named(name: str) -> Tier:
     """The tier that a namespace says it is of. Raises ServiceRefused for one that is not known here."""
     for tier in TIERS:
@@ -49,14 +61,13 @@ def named(name: str) -> Tier:
     )
 
 
-def check_size(size_gb: int, *tiers: Tier) -> None:
-    """Raise UsageError where none of `tiers` has entities of that size."""
+def check_size(size_gb: int, tiers: tuple[Tier, ...] = TIERS, where: str = "") -> None:
+    """Raise UsageError where none of `tiers` has entities of that size. `where` is for its message."""
     sizes = sorted({size for tier in tiers for size in tier.sizes_gb})
     if size_gb not in sizes:
         *most, last = sizes
-        whose = f" of a {tiers[0].name} namespace" if len(tiers) == 1 else ""
         raise UsageError(
-            f"a queue or topic{whose} cannot be of {size_gb} GB",
+            f"a queue or topic{where} cannot be of {size_gb} GB",
             hint=f"choose {', '.join(map(str, most))} or {last}{_multiplied(tiers)}",
         )
 
@@ -72,19 +83,20 @@ def chosen_megabytes(tier: Tier, effective: int, *, partitioned: bool) -> int:
     return effective if rest else size
 
 
-def partitions_possible(tier: Tier, *, partitioned: bool | None, units: int | None = None) -> tuple[int, ...]:
+def partitions_possible(namespace: Capacity, *, partitioned: bool | None) -> tuple[int, ...]:
     """How many partitions an entity may have; one number where it is known.
 
     `partitioned` is what the service says of the entity, or of the others of its namespace; None where there is none.
-    In Premium the number is the namespace's: it divides its messaging units, and the management API of entities does
-    not tell it.
+    In Premium the number is the namespace's, and divides its messaging units.
     """
-    if not tier.whole_namespace:
+    if not namespace.tier.whole_namespace:
         return (PARTITIONS,) if partitioned else (1,)
+    if namespace.partitions is not None:
+        return (namespace.partitions,)
     # What came from Standard in a migration stays partitioned also in a namespace that is not.
-    if partitioned is False or units == 1:
+    if partitioned is False or namespace.units == 1:
         return (1,)
-    fitting = [count for count in PREMIUM_PARTITIONS if not (units and units % count)]
+    fitting = [count for count in PREMIUM_PARTITIONS if not (namespace.units and namespace.units % count)]
     return tuple(count for count in fitting if count > 1 or not partitioned) or (1,)
 
 

@@ -32,6 +32,7 @@ from sbpair.bus.transport import CALL_SECONDS, RoadTransport, road_to, session_f
 from sbpair.entity import Queue, Rule, Subscription, Topic
 from sbpair.errors import NameTaken, ServiceRefused
 from sbpair.model import Counts, Endpoint, QueueSpec, QueueState, SasKey, Usage
+from sbpair.tiers import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -126,17 +127,20 @@ class AtomNamespace(AtomQueues):
 
     def __init__(self, client: ServiceBusAdministrationClient, namespace: str) -> None:
         super().__init__(client, namespace)
-        self._tier = ""
+        self._capacity: Capacity | None = None
         self._asking = asyncio.Lock()
 
     async def tier(self) -> str:
-        async with self._asking:
-            if not self._tier:
-                with translated("read the namespace's tier", self._namespace):
-                    self._tier = await self._read_tier()
-        return self._tier
+        return (await self.capacity()).tier.name
 
-    async def _read_tier(self) -> str:
+    async def capacity(self) -> Capacity:
+        async with self._asking:
+            if self._capacity is None:
+                with translated("read the namespace's tier", self._namespace):
+                    self._capacity = await self._read_capacity()
+        return self._capacity
+
+    async def _read_capacity(self) -> Capacity:
         try:
             read = await self._client.get_namespace_properties()
         except AttributeError as error:
@@ -144,7 +148,18 @@ class AtomNamespace(AtomQueues):
             raise ServiceRefused(
                 f"{self._namespace} does not say of which tier it is", hint="check the address: is it a Service Bus?"
             ) from error
-        return str(getattr(read.messaging_sku, "value", read.messaging_sku))
+        name = str(getattr(read.messaging_sku, "value", read.messaging_sku))
+        return Capacity(tiers.named(name), read.messaging_units)
+
+    async def queue_bytes(self) -> dict[str, int]:
+        with translated("read the sizes of the queues", self._namespace):
+            listed = self._client.list_queues_runtime_properties()
+            return {each.name: each.size_in_bytes or 0 async for each in listed}
+
+    async def topic_bytes(self) -> dict[str, int]:
+        with translated("read the sizes of the topics", self._namespace):
+            listed = self._client.list_topics_runtime_properties()
+            return {each.name: each.size_in_bytes or 0 async for each in listed}
 
     async def queues(self) -> list[Queue]:
         with translated("list the queues", self._namespace):
@@ -207,7 +222,7 @@ class AtomNamespace(AtomQueues):
         if not entity.enable_partitioning:
             return entity
         chosen = tiers.chosen_megabytes(
-            tiers.named(await self.tier()), entity.max_size_in_megabytes, partitioned=entity.enable_partitioning
+            (await self.capacity()).tier, entity.max_size_in_megabytes, partitioned=entity.enable_partitioning
         )
         return replace(entity, max_size_in_megabytes=chosen)
 

@@ -12,6 +12,7 @@ from sbpair.entity import Queue, Rule, Subscription, Topic
 
 if TYPE_CHECKING:
     from sbpair.model import Counts, QueueSpec, QueueState
+    from sbpair.tiers import Capacity
 
 
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
@@ -65,6 +66,18 @@ class EntityControl(Protocol):
 
     async def tier(self) -> str:
         """`Basic`, `Standard` or `Premium`."""
+        ...
+
+    async def capacity(self) -> Capacity:
+        """The same, and what a Premium namespace is made of."""
+        ...
+
+    async def queue_bytes(self) -> dict[str, int]:
+        """What each queue holds, by path."""
+        ...
+
+    async def topic_bytes(self) -> dict[str, int]:
+        """What each topic holds, by path."""
         ...
 
     async def queues(self) -> list[Queue]:

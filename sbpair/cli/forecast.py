@@ -6,7 +6,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.output import Screen, clean, columns, spoken
+from sbpair.cli.output import Screen, clean, columns, size, spoken
 from sbpair.cli.progress import tell
 from sbpair.model import Retrying
 from sbpair.move.events import QueuesFound
@@ -170,15 +170,6 @@ def _money(span: "Span", currency: str) -> str:
 def _amount(amount: Decimal) -> str:
     """To the cent; what is less than one is not nothing."""
     return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
-
-
-def size(number: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TB"
 
 
 class Looking:

@@ -27,7 +27,6 @@ _OTHERS = ("viapartitionkey", "transactionpartitionkey")
 """Properties of their own, which look like others."""
 _ALIKE = 0.88
 _HINT = 'each message is an object such as {"session_id": "a", "partition_key": "a", "message_id": "1"}'
-_KINDS: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,14 @@ class _Object:
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
         self.pairs = pairs
+
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    float: "a number",
+    list: "a list",
+    _Object: "an object",
+}
 
 
 class _Reader:

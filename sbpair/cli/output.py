@@ -141,5 +141,14 @@ def spoken(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def size(number: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TB"
+
+
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

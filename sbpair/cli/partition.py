@@ -1,30 +1,174 @@
 """`sbpair partition`: options into calls of `sbpair.partition`, and what they answer into output."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbpair.cli import message_file, partition_keys
+from sbpair.cli import message_file, partition_keys, placed
 from sbpair.cli.help import Command, Group
-from sbpair.cli.options import Display, options
+from sbpair.cli.options import Connection, Display, options
 from sbpair.cli.output import Screen
+from sbpair.cli.pairs import chosen
+from sbpair.cli.queues import progress
+from sbpair.cli.running import run
+from sbpair.cli.via import Management, group_of
+from sbpair.errors import UsageError
 from sbpair.partition_key import Entity
 
+if TYPE_CHECKING:
+    from sbpair.model import Endpoint
+    from sbpair.topology.partitioned import Divided
+
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+
+
+class Side(StrEnum):
+    PRIMARY = "primary"
+    SECONDARY = "secondary"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called")]
+SizeGb = Annotated[
+    int,
+    typer.Option(
+        "--size-gb",
+        metavar="N",
+        help="Its size in GB: 1 to 5, and that 16 times over; on Premium also 10, 20, 40 or 80, and that once",
+    ),
+]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--duplicate-detection", metavar="WINDOW", help="Detect duplicates for so long: from 20s to 7d, as 10m or PT10M"
+    ),
+]
+OneSide = Annotated[
+    Side | None,
+    typer.Option("--side", metavar="primary|secondary", help="In which namespace of the pair (primary)"),
+]
+Both = Annotated[bool, typer.Option("--both", help="In both namespaces of the pair")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be created, and create nothing")]
 
 
 @app.callback()
 def partition() -> None:
     """Create partitioned queues and topics, list them, and explain partition keys.
 
-    A partitioned entity goes on while a part of it is away, and holds more: 16 partitions of the chosen size in a
-    Standard namespace. In Premium it is the namespace that is in partitions, and an entity has the chosen size in all.
+    A partitioned entity goes on while a part of it is away. In a Standard namespace it has 16 partitions of the chosen
+    size each, so that 5 GB make 80. In Premium it is the namespace that is partitioned, with all that is in it, and an
+    entity has the chosen size as a whole.
     """
+
+
+@app.command("queue", cls=Command)
+@options
+def queue(
+    *,
+    name: Name,
+    size_gb: SizeGb,
+    sessions: Annotated[bool, typer.Option("--sessions", help="Require sessions")] = False,
+    duplicate_detection: Window = None,
+    forward_to: Annotated[
+        str, typer.Option("--forward-to", metavar="NAME", help="Forward all messages to this queue or topic")
+    ] = "",
+    side: OneSide = None,
+    both: Both = False,
+    dry_run: DryRun = False,
+    management: Management,
+    connection: Connection,
+    display: Display,
+) -> int:
+    """Create a partitioned queue.
+
+    Partitioning can only be chosen at creation, so a queue that is there already is never changed: where it is just
+    what is asked for, nothing is done and "created" is false; where it is not, that is refused. What the service would
+    refuse is told before anything is made, with --both in either namespace. Needs the Manage claim.
+
+    JSON; "partitions" is null where it is one of "partitions_possible", for a Premium namespace does not always tell
+    it, but with --via arm. "namespaces" has an entry of the same form for each:
+
+      {"schema": "sbpair/partition/1", "name": "", "partitions": 16, "max_size_mb": 5120,
+       "effective_max_size_mb": 81920, "created": true, "outcome": "created", "namespace": "",
+       "kind": "queue", "tier": "Standard", "dry_run": false, "namespaces": []}
+
+    Exit codes: 0 it is there as asked; 2 no such size, name, window or feature; 3 it is there and differs, there is no
+    more room for one in the namespace, or one of two namespaces failed.
+    """
+    from sbpair.topology import partitioned
+
+    wanted = partitioned.queue(name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to)
+    return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
+
+
+@app.command("topic", cls=Command)
+@options
+def topic(
+    *,
+    name: Name,
+    size_gb: SizeGb,
+    duplicate_detection: Window = None,
+    side: OneSide = None,
+    both: Both = False,
+    dry_run: DryRun = False,
+    management: Management,
+    connection: Connection,
+    display: Display,
+) -> int:
+    """Create a partitioned topic.
+
+    As sbpair partition queue does it, with the same JSON and exit codes. Its subscriptions are as partitioned as it is.
+    """
+    from sbpair.topology import partitioned
+
+    wanted = partitioned.topic(name, size_gb, duplicates=duplicate_detection)
+    return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
+
+
+@app.command("list", cls=Command)
+@options
+def list_entities(
+    *,
+    side: Annotated[
+        Side | None,
+        typer.Option("--side", metavar="primary|secondary", help="Only this namespace of the pair (both)"),
+    ] = None,
+    management: Management,
+    connection: Connection,
+    display: Display,
+) -> int:
+    """List queues and topics with their partitions, their sizes, and how full they are.
+
+    "max_size_mb" is the size that was chosen, "effective_max_size_mb" what the partitions have together, and "full" the
+    part of it that is taken, from 0 to 1. Needs the Manage claim.
+
+    JSON; "failed" names the namespaces that could not be read:
+
+      {"schema": "sbpair/partition-list/1", "entities": [{"name": "", "namespace": "", "kind": "queue",
+       "tier": "Standard", "partitions": 16, "max_size_mb": 5120, "effective_max_size_mb": 81920,
+       "size_bytes": 0, "full": 0.0}], "failed": []}
+
+    Exit codes: 0 listed; 3 only one of two namespaces could be read.
+    """
+    screen = Screen(display)
+    group = group_of(management)
+    endpoints = _endpoints(_Where(connection, side, both=side is None), screen)
+    from sbpair import partition
+
+    report = run(
+        lambda _stop: partition.listing(endpoints, group=group, on_event=lambda event: progress(screen, event))
+    )
+    placed.warn(screen, report)
+    if not report.items:
+        screen.say("there is no queue, and no topic")
+    screen.result(placed.listed(report), placed.listed_lines(report), placed.list_table(report))
+    return partition.exit_code_of(report)
 
 
 @app.command("key", cls=Command)
 @options
-def key(
+def explain_keys(
     *,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Messages in JSON or JSON lines; - is stdin")],
     sessions: Annotated[bool, typer.Option("--sessions", help="The entity requires sessions")] = False,
@@ -65,3 +209,38 @@ def key(
     found = partition_keys.look(read, Entity(sessions, duplicate_detection), together=not no_transaction)
     screen.result(partition_keys.document(found), partition_keys.lines(found), partition_keys.table(found))
     return partition_keys.exit_code(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Which namespaces of which pair."""
+
+    connection: Connection
+    side: Side | None
+    both: bool
+
+
+def _create(wanted: "Divided", where: _Where, management: Management, display: Display, *, dry_run: bool) -> int:
+    screen = Screen(display)
+    group = group_of(management)
+    endpoints = _endpoints(where, screen)
+    from sbpair import partition
+
+    report = run(
+        lambda _stop: partition.create(
+            endpoints, wanted, group=group, dry_run=dry_run, on_event=lambda event: progress(screen, event)
+        )
+    )
+    placed.warn(screen, report)
+    placed.tell_doubts(screen, report)
+    screen.result(placed.created(report, dry_run=dry_run), placed.created_lines(report), placed.table(report))
+    return partition.exit_code_of(report)
+
+
+def _endpoints(where: _Where, screen: Screen) -> "list[Endpoint]":
+    if where.both and where.side is not None:
+        raise UsageError("--side and --both exclude each other", hint="--both is the primary and the secondary")
+    pair = chosen(where.connection, screen)
+    if where.both:
+        return [pair.primary, pair.secondary]
+    return [pair.secondary if where.side is Side.SECONDARY else pair.primary]

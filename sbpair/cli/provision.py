@@ -12,6 +12,7 @@ from sbpair.cli.options import Connection, Count, Display, options
 from sbpair.cli.output import Document, Screen, columns
 from sbpair.cli.pairs import chosen
 from sbpair.cli.running import run_gracefully
+from sbpair.cli.via import Management, group_of
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.report import Outcome
 
@@ -44,13 +45,15 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be created, and create nothing")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 3 where an entity has drifted")] = False,
     connection: Connection,
+    management: Management,
     display: Display,
 ) -> int:
     """Create the backlog queues that the secondary namespace lacks.
 
     They are called <primary>/x-servicebus-transfer/<index>, and get the description that the original feature gave
     them. What is there already is compared; where it differs, that is a warning, and it is never changed. Needs the
-    Manage claim on the secondary namespace, and with --entities on both.
+    Manage claim on the secondary namespace, and with --entities on both; with --via arm, a role such as Azure Service
+    Bus Data Owner.
 
     --entities describes the application's own entities, with the names that azure-servicebus gives their properties:
 
@@ -73,6 +76,7 @@ def command(
     it in, now or half way; 130 broken off by Ctrl-C, which ends what is on its way and says what was created.
     """
     screen = Screen(display)
+    group = group_of(management)
     pair = chosen(connection, screen, count=count)
     from sbpair import provision
 
@@ -81,6 +85,7 @@ def command(
     async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provision.EntityReport, bool]:
         report = await provision.run(
             pair,
+            group=group,
             entities=layout,
             dry_run=dry_run,
             stop=stop,
@@ -92,6 +97,10 @@ def command(
     screen.result(document(report) | {"dry_run": dry_run}, lines(report), table(report))
     for item in report.of(Outcome.DRIFTED):
         screen.warn(f"{_called(item)} has drifted: {item.reason}")
+    for item in report.of(Outcome.FAILED):
+        screen.warn(f"{_called(item)} could not be created: {item.reason}")
+    if left := len(report.of(Outcome.NOT_TRIED)):
+        screen.warn(f"{left} not tried: run it again, and it goes on where this run ended")
     if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
         raise KeyboardInterrupt
     return provision.exit_code_of(report, strict=strict)

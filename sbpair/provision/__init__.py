@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 from sbpair import backlog, topology
 from sbpair.bus.control import NamespaceControl
 from sbpair.errors import NameInvalid, Unsafe, UsageError
-from sbpair.model import Endpoint, Listed, Pair, QueueDone, QueueSpec
+from sbpair.model import Endpoint, Listed, Pair, QueueDone, QueueSpec, ResourceGroup
 from sbpair.provision.calls import CALLS_A_SECOND, SECOND_OF_CALLS, Calls, Halt, OnEvent, Sleep, first_error, together
 from sbpair.provision.side import EntityItem, Finding, Side
 from sbpair.report import Outcome, Report, exit_code
@@ -33,6 +34,7 @@ ACCESS = 5
 async def run(
     pair: Pair,
     *,
+    group: ResourceGroup | None = None,
     entities: Layout = NO_ENTITIES,
     dry_run: bool = False,
     stop: asyncio.Event | None = None,
@@ -44,8 +46,8 @@ async def run(
 
     Raises what keeps it from beginning: UsageError, AccessError, a namespace that cannot be read, a plan that the guard
     refuses. Once something may have been made, everything is an Item of the report: what could not be made, and what
-    was not tried any more, since `stop` was set or the service does not let it in. `opens` reaches a namespace: over
-    Atom by default.
+    was not tried any more, since `stop` was set or the service does not let it in. With `group`, which both namespaces
+    are in, they are reached through Azure Resource Manager; `opens` reaches them otherwise.
     """
     # What is wrong with the names or with their number is told before anything is asked or made.
     queues = topology.desired(pair)
@@ -53,9 +55,9 @@ async def run(
     check(pair, entities)
     # The SDK takes half a second to load, and a bad name should not wait for it.
     if opens is None:
-        from sbpair.bus.atom import open_namespace
+        from sbpair.bus.management import open_namespace
 
-        opens = open_namespace
+        opens = partial(open_namespace, group=group)
     reach = opens
     halt = Halt(stop or asyncio.Event())
     async with AsyncExitStack() as stack:
@@ -94,8 +96,8 @@ def check(pair: Pair, entities: Layout) -> None:
 async def _provision(sides: list[Side], halt: Halt, on_event: OnEvent, *, dry_run: bool) -> EntityReport:
     if not await _unless_stopped(halt, together(side.look() for side in sides)):
         return Report(tuple(item for side in sides for item in side.not_tried()))
+    on_event(Listed(sides[-1].namespace, sides[-1].listed))
     for side in sides:
-        on_event(Listed(side.namespace, sum(item.detail.index is not None for item in side.items if item.detail)))
         if len(side.plan.creates) > topology.MOST_CREATES:
             raise Unsafe(
                 f"{len(side.plan.creates)} entities would be created in {side.namespace}, and {topology.MOST_CREATES}"
@@ -111,6 +113,8 @@ async def _provision(sides: list[Side], halt: Halt, on_event: OnEvent, *, dry_ru
 
 async def _make(sides: list[Side], halt: Halt, on_event: OnEvent) -> None:
     work = [(side, each) for side in sides for each in side.tasks()]
+    for side in sides:
+        side.calls.expect(len(side.plan.creates))
     done = 0
 
     async def one(side: Side, task: Coroutine[Any, Any, EntityItem | None]) -> None:

@@ -26,7 +26,7 @@ CONCURRENCY = 16
 # A call costs 10 of the 1 000 credits that a Standard namespace has in a second.
 SECOND_OF_CALLS = 100
 CALLS_A_SECOND = 50
-"""After the first second: half of the namespace is left to those who work there."""
+"""Half of the namespace is left to those who work there, once a run takes longer than its first second."""
 
 GRACE_SECONDS = 5.0
 """How long what is on its way may still take, once a run is to end."""
@@ -81,17 +81,23 @@ class Halt:
 
 
 class Calls:
-    """`at_once` calls may go in the first second, without waiting; None is no limit, as on Premium."""
+    """`at_once` calls may go in the first second, without waiting, once `counted` says that they cost credits."""
 
-    def __init__(self, halt: Halt, at_once: int | None, on_event: OnEvent, sleep: Sleep) -> None:
+    def __init__(self, halt: Halt, at_once: int, on_event: OnEvent, sleep: Sleep) -> None:
         self.halt = halt
-        self.at_once = at_once
+        self.counted = False
+        self._at_once = at_once
         self._on_event = on_event
         self._sleep = sleep
         self._places = asyncio.Semaphore(CONCURRENCY)
         self._limits: set[asyncio.Timeout] = set()
         self._number = 0
         self._first: float | None = None
+
+    def expect(self, calls: int) -> None:
+        """Tell how many calls are to come: what does not fit into the first second need not begin with a rush."""
+        if calls > self._at_once:
+            self._at_once = CALLS_A_SECOND
 
     async def read(self, what: str, action: Callable[[], Awaitable[Result]]) -> Result:
         """`action()`, repeated where that may help."""
@@ -115,10 +121,13 @@ class Calls:
             limit.reschedule(soon)
 
     async def _paced(self, action: Callable[[], Awaitable[Result]]) -> Result:
-        if self.at_once is not None:
+        if self.counted:
             now = asyncio.get_running_loop().time()
             self._first = now if self._first is None else self._first
-            wait = self._first + due(self._number, self.at_once) - now
+            wait = self._first + due(self._number, self._at_once) - now
+            if wait < 0 and self._number >= self._at_once:
+                # What a slow service left unused is not made up for.
+                self._first -= wait
             self._number += 1
             if wait > 0:
                 await self._sleep(wait)

@@ -6,19 +6,19 @@ Reads all it needs before anything is made. What could not be made is an Item of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog, tiers, topology
 from sbpair.entity import DEFAULT_RULE, AnyEntity, Queue, Rule, Subscription, Topic
-from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, UsageError
+from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, Throttled, Unavailable, UsageError
 from sbpair.model import Difference, Drift, Match, QueueSpec
 from sbpair.provision.calls import Calls, NotTried, first_error, together
 from sbpair.report import Item, Outcome
 from sbpair.topology import application
 from sbpair.topology.application import Described, Key, key
-from sbpair.topology.limits import complaints_of_tier, fitted
+from sbpair.topology.limits import chosen, complaints_of_tier, fitted
 
 if TYPE_CHECKING:
     from sbpair.bus.control import NamespaceControl
@@ -53,7 +53,11 @@ class Side:
     backlog: Sequence[QueueSpec] = ()
     plan: application.Plan = field(default_factory=application.Plan)
     items: list[EntityItem] = field(default_factory=list)
+    taken: Collection[Key] = ()
+    tier: tiers.Tier = tiers.STANDARD
+    listed: int = 0
     _made: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
+    _doubtful: set[Key] = field(default_factory=set)
 
     # Reading
 
@@ -62,15 +66,14 @@ class Side:
         with first_error():
             async with asyncio.TaskGroup() as group:
                 listed, asked = group.create_task(self._list()), group.create_task(self._tier())
-        there, tier = listed.result(), asked.result()
-        wanted = [fitted(entity, tier) for entity in self.layout.entities]
-        self._check_tier([*wanted, *self.backlog[:1]], tier)
+        there, self.tier = listed.result(), asked.result()
+        wanted = [fitted(entity, self.tier) for entity in self.layout.entities]
+        self._check_tier([*wanted, *self.backlog[:1]], self.tier)
         actual, taken = await self._read(wanted)
-        found = application.plan(
-            [each for each in wanted if key(each) not in taken], actual, await self._rules(wanted, actual)
-        )
+        found = application.plan(wanted, actual, await self._rules(wanted, actual), taken)
         await self._check_targets(wanted)
         self.items += [self._item(each, Outcome.FAILED, *taken[key(each)]) for each in wanted if key(each) in taken]
+        self.taken = taken.keys()
         self.items += [self._compared(each.entity, each.differences) for each in found.there]
         self.items += [*map(self._of_backlog, there.matches), *map(self._of_backlog, there.drifted)]
         self.plan = application.Plan((*found.creates, *(each.spec for each in there.creates)), (), found.drops)
@@ -79,12 +82,12 @@ class Side:
         if not self.backlog:
             return topology.Plan()
         there = await self.calls.read("list the queues", lambda: self.control.list_under(backlog.prefix(self.primary)))
+        self.listed = len(there)
         return topology.diff(self.backlog, there)
 
     async def _tier(self) -> tiers.Tier:
         tier = tiers.named(await self.calls.read("read the namespace's tier", self.control.tier))
-        if tier is tiers.PREMIUM:
-            self.calls.at_once = None
+        self.calls.counted = tier is not tiers.PREMIUM
         return tier
 
     def _check_tier(self, wanted: Sequence[Described], tier: tiers.Tier) -> None:
@@ -123,9 +126,9 @@ class Side:
         # An arm for each kind, since what is read is of the kind that was asked for.
         match entity:
             case Queue():
-                return await self.control.read(entity)
+                return chosen(await self.control.read(entity), self.tier)
             case Topic():
-                return await self.control.read(entity)
+                return chosen(await self.control.read(entity), self.tier)
             case Subscription():
                 return await self.control.read(entity)
             case Rule():
@@ -190,7 +193,9 @@ class Side:
     def tasks(self) -> list[Coroutine[Any, Any, EntityItem | None]]:
         """Everything that is to be made, each of which waits for what it needs."""
         loop = asyncio.get_running_loop()
-        self._made = {key(entity): loop.create_future() for entity in self.plan.creates}
+        self._made = {each: loop.create_future() for each in (*map(key, self.plan.creates), *self.taken)}
+        for each in self.taken:
+            self._made[each].set_result(Outcome.FAILED)
         return [*(self._make(each) for each in self.plan.creates), *(self._drop(each) for each in self.plan.drops)]
 
     async def _make(self, entity: Described) -> EntityItem:
@@ -227,7 +232,7 @@ class Side:
             return self._item(entity, Outcome.FAILED, DOUBT, 6)
         except AccessError as error:
             self.calls.halt.refused(error)
-            return self._item(entity, Outcome.FAILED, error.message, error.exit_code)
+            return self._item(entity, Outcome.FAILED, f"{error.message}: {error.hint}", error.exit_code)
         except SbpairError as error:
             return self._item(entity, Outcome.FAILED, error.message, error.exit_code)
 
@@ -236,13 +241,20 @@ class Side:
         return self._item(rule, Outcome.OK)
 
     async def _create_or_compare(self, entity: Described) -> EntityItem:
-        if await self.control.create(entity):
-            return self._item(entity, Outcome.CREATED)
         try:
-            return await self._read_again(entity)
+            if await self.control.create(entity):
+                return self._item(entity, Outcome.CREATED)
+            found = await self._read_again(entity)
+        except Unavailable as error:
+            if not isinstance(error, Throttled):
+                self._doubtful.add(key(entity))
+            raise
         except (EntityMissing, NameTaken) as error:
             reason = f"{entity.path} is taken, and not by a {entity.kind}: rename or delete what has its name"
             return self._item(entity, Outcome.FAILED, reason, error.exit_code)
+        if found.outcome is Outcome.EXISTING and key(entity) in self._doubtful:
+            return self._item(entity, Outcome.CREATED, "at the first attempt, which had no answer")
+        return found
 
     async def _read_again(self, entity: Described) -> EntityItem:
         if isinstance(entity, AnyEntity):

@@ -5,7 +5,7 @@ Pure: a plan is data, made from what is wanted and what is there. What is there 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from graphlib import CycleError, TopologicalSorter
 
@@ -56,14 +56,19 @@ def path_key(path: str) -> Key:
     return "path", path.lower()
 
 
-def plan(wanted: Sequence[Described], actual: Mapping[Key, Described], rules: Mapping[Key, Sequence[Rule]]) -> Plan:
-    """Compare what is `wanted` with what is there. `rules` are those of each subscription that is there.
+def plan(
+    wanted: Sequence[Described],
+    actual: Mapping[Key, Described],
+    rules: Mapping[Key, Sequence[Rule]],
+    taken: Collection[Key] = (),
+) -> Plan:
+    """Compare what is `wanted` with what is there; leave out what has a name that is `taken` by another kind.
 
-    Raises UsageError where entities forward to each other in a circle, or one is wanted twice.
+    `rules` are those of each subscription that is there. Raises UsageError as `ordered` does.
     """
     creates, there, drops = [], [], []
     declared = _rules_by_subscription(wanted)
-    for entity in ordered(wanted):
+    for entity in (each for each in ordered(wanted) if key(each) not in taken):
         names = declared.get(key(entity), {})
         if found := actual.get(key(entity)):
             more = _extra_rules(names, rules.get(key(entity), ()))
@@ -86,14 +91,22 @@ def differences(wanted: Described, actual: Described) -> tuple[Difference, ...]:
 
 def needs(entity: Described) -> set[Key]:
     """The keys of what has to be there before `entity` can be made."""
-    if isinstance(entity, Rule):
-        return {key(Subscription(entity.topic, entity.subscription))}
     found = {path_key(target) for name in FORWARDS if (target := getattr(entity, name, ""))}
-    return found | {path_key(entity.topic)} if isinstance(entity, Subscription) else found
+    return found | {_parent(entity)} if isinstance(entity, (Subscription, Rule)) else found
+
+
+def _parent(entity: Subscription | Rule) -> Key:
+    """The topic of a subscription, or the subscription of a rule."""
+    if isinstance(entity, Rule):
+        return key(Subscription(entity.topic, entity.subscription))
+    return path_key(entity.topic)
 
 
 def ordered(wanted: Sequence[Described]) -> list[Described]:
-    """`wanted`, each after what it needs. Raises UsageError where that is a circle, or one is there twice."""
+    """`wanted`, each after what it needs.
+
+    Raises UsageError where that is a circle, where one is there twice, or where what it belongs to is not there.
+    """
     by_key: dict[Key, Described] = {}
     for entity in wanted:
         other = by_key.setdefault(key(entity), entity)
@@ -101,6 +114,13 @@ def ordered(wanted: Sequence[Described]) -> list[Described]:
             raise UsageError(
                 f"{entity.kind} {entity.path} and {other.kind} {other.path} are one and the same name",
                 hint="the service compares names without regard to case, and a queue's with a topic's",
+            )
+    for entity in wanted:
+        if isinstance(entity, (Subscription, Rule)) and _parent(entity) not in by_key:
+            of = f"subscription {entity.subscription} of" if isinstance(entity, Rule) else "topic"
+            raise UsageError(
+                f"{entity.kind} {entity.path} needs the {of} {entity.topic}, which is not described",
+                hint="describe it too: where it is there already, it is only compared",
             )
     sorter = TopologicalSorter({each: sorted(needs(entity) & by_key.keys()) for each, entity in by_key.items()})
     try:

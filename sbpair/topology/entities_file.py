@@ -60,8 +60,8 @@ def read(text: str, source: str) -> Layout:
         raise _malformed(error, source) from None
     except RecursionError:
         raise UsageError(f"{source} is nested too deeply", hint="entities need few levels") from None
-    faults = [*reader.faults, *_refused(layout)]
-    if faults:
+    # What the service would refuse may only follow from what could not be read.
+    if faults := reader.faults or list(_refused(layout)):
         raise _told(faults, source)
     return layout
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from sbpair import backlog, tiers
 from sbpair.entity import (
@@ -17,6 +17,7 @@ from sbpair.entity import (
     EVERY_MESSAGE,
     AnyEntity,
     CorrelationFilter,
+    Queue,
     Rule,
     SqlFilter,
     Subscription,
@@ -47,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _NOT_OF_BASIC = ("requires_session", "requires_duplicate_detection", "forward_to", "forward_dead_lettered_messages_to")
 
 Described = AnyEntity | QueueSpec
+Fitted = TypeVar("Fitted", bound=AnyEntity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Complaint:
     entity: Described
     name: str
     text: str
-    hint: ClassVar[str] = "the service would refuse it"
+    hint: ClassVar[str] = "the service would refuse it: correct it first"
 
     @property
     def told(self) -> str:
@@ -79,11 +81,16 @@ def complaints_of_tier(entity: Described, tier: Tier) -> Iterator[Complaint]:
         yield Complaint(entity, name, f"{text} in a {tier.name} namespace")
 
 
-def fitted(entity: AnyEntity, tier: Tier) -> AnyEntity:
+def fitted(entity: Fitted, tier: Tier) -> Fitted:
     """The entity with the tier's own default where it asks for none: Basic keeps no message longer than 14 days."""
     if tier.has_everything or isinstance(entity, Rule) or entity.default_message_time_to_live != TIMESPAN_MAX:
         return entity
     return replace(entity, default_message_time_to_live=BASIC_TIME_TO_LIVE)
+
+
+def chosen(entity: Queue | Topic, tier: Tier) -> Queue | Topic:
+    """What was asked for, of an entity that was read: it did not ask for what its whole namespace has."""
+    return replace(entity, enable_partitioning=False) if tier.whole_namespace else entity
 
 
 def seconds(duration: str) -> float:

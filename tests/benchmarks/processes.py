@@ -32,10 +32,10 @@ def resident_mb(pid: int) -> float:
 
 
 @contextmanager
-def emulator(*namespaces: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def emulator(*namespaces: str, options: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """An emulator in a process of its own, as (pid, {name: what its ready document says of it})."""
     wanted = [word for name in namespaces for word in ("--namespace", f"{name}=0")]
-    command = [sys.executable, "-m", "sbpair", "emulator", "--quiet", "--output", "json", *wanted]
+    command = [sys.executable, "-m", "sbpair", "emulator", "--quiet", "--output", "json", *options, *wanted]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

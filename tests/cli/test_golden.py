@@ -16,7 +16,7 @@ from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-GROUPS = {"runs": ["list", "show"]}
+GROUPS = {"partition": ["queue", "topic", "list", "key"], "runs": ["list", "show"]}
 HELPS = {
     "sbpair": [],
     **{f"sbpair-{name}": [name] for name in COMMANDS},

@@ -23,7 +23,7 @@ from sbpair.bus.credentials import token_getter
 from sbpair.emulator.access.bearer import AUDIENCE, Issuer
 from sbpair.emulator.testing import Emulator, Setup
 from sbpair.errors import InDoubt, NotAuthenticated
-from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
+from sbpair.model import Endpoint, Identity, Pair, ResourceGroup, endpoint_from_connection_string
 from sbpair.report import Outcome
 from sbpair.wire.client import connect
 
@@ -178,6 +178,9 @@ def test_sbpair_signs_in_itself(signing: Any) -> None:
     async def main() -> None:
         assert {item.outcome for item in (await provision.run(pair)).items} == {Outcome.CREATED}
         assert {item.outcome for item in (await audit.run(pair)).items} == {Outcome.OK}
+        # Resource Manager is behind the same door, and the same certificate.
+        group = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
+        assert {item.outcome for item in (await provision.run(pair, group=group)).items} == {Outcome.EXISTING}
         path = (await audit.run(pair)).items[0].name
         async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
             await (await wire.sender(path)).send(MESSAGE)

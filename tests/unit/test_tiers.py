@@ -8,28 +8,28 @@ from hypothesis import strategies as st
 
 from sbpair import tiers
 from sbpair.errors import ServiceRefused, UsageError
-from sbpair.tiers import BASIC, PREMIUM, STANDARD, TIERS
+from sbpair.tiers import BASIC, PREMIUM, STANDARD, TIERS, Capacity
 
 every_tier = st.sampled_from(TIERS)
 
 
 @pytest.mark.parametrize(("size", "tier"), [(1, STANDARD), (5, STANDARD), (5, BASIC), (1, PREMIUM), (80, PREMIUM)])
 def test_a_size_that_a_tier_has(size, tier) -> None:
-    tiers.check_size(size, tier)
-    tiers.check_size(size, *TIERS)
+    tiers.check_size(size, (tier,))
+    tiers.check_size(size)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 6, 10, 20, 40, 80, 81920, 2**70])
 def test_standard_says_what_its_sizes_come_to(size) -> None:
-    with pytest.raises(UsageError, match=f"of a Standard namespace cannot be of {size} GB") as refused:
-        tiers.check_size(size, STANDARD)
+    with pytest.raises(UsageError, match=f"in contoso cannot be of {size} GB") as refused:
+        tiers.check_size(size, (STANDARD,), " in contoso")
     assert refused.value.hint == "choose 1, 2, 3, 4 or 5: it has 16 partitions of that size, and 5 makes 80 GB"
 
 
 @pytest.mark.parametrize("size", [-80, 0, 6, 7, 8, 9, 11, 16, 30, 79, 81, 160, 1024])
 def test_no_tier_has_such_a_size(size) -> None:
     with pytest.raises(UsageError, match=f"a queue or topic cannot be of {size} GB") as refused:
-        tiers.check_size(size, *TIERS)
+        tiers.check_size(size)
     assert refused.value.hint == "choose 1, 2, 3, 4, 5, 10, 20, 40 or 80"
 
 
@@ -62,17 +62,24 @@ def test_what_was_read_is_never_taken_for_what_was_chosen(tier, data, partitione
     ],
 )
 def test_a_premium_namespace_divides_its_messaging_units(partitioned, units, possible) -> None:
-    assert tiers.partitions_possible(PREMIUM, partitioned=partitioned, units=units) == possible
+    assert tiers.partitions_possible(Capacity(PREMIUM, units), partitioned=partitioned) == possible
 
 
 @given(st.sampled_from([BASIC, STANDARD]), st.booleans(), st.none() | st.integers(1, 16))
 def test_elsewhere_an_entity_has_sixteen_or_one(tier, partitioned, units) -> None:
-    assert tiers.partitions_possible(tier, partitioned=partitioned, units=units) == ((16,) if partitioned else (1,))
+    capacity = Capacity(tier, units, units)
+    assert tiers.partitions_possible(capacity, partitioned=partitioned) == ((16,) if partitioned else (1,))
+
+
+@pytest.mark.parametrize("partitioned", [None, True, False])
+@pytest.mark.parametrize("told", [1, 2, 4])
+def test_what_the_namespace_tells_is_not_reckoned(partitioned, told) -> None:
+    assert tiers.partitions_possible(Capacity(PREMIUM, 4, told), partitioned=partitioned) == (told,)
 
 
 @given(st.none() | st.booleans(), st.none() | st.integers(1, 64))
 def test_some_number_of_partitions_is_always_possible(partitioned, units) -> None:
-    possible = tiers.partitions_possible(PREMIUM, partitioned=partitioned, units=units)
+    possible = tiers.partitions_possible(Capacity(PREMIUM, units), partitioned=partitioned)
     assert possible
     assert set(possible) <= {1, 2, 4}
 

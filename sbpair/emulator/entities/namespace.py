@@ -75,6 +75,7 @@ class Namespace:
         self.name = name
         self.tier = tier
         self.partitions = partitions
+        self.messaging_units = partitions
         self.clock = clock
         self.agenda = agenda or Agenda()
         self.keys = tuple(keys)

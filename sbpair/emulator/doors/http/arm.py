@@ -106,8 +106,7 @@ class ArmDoor:
         if ask.namespace is None:
             return self._list(ask)
         if namespace is None:
-            text = f"The Resource '{PROVIDER}/namespaces/{ask.namespace[:100]}' was not found."
-            raise ArmRefusal("ResourceNotFound", text, 404)
+            raise no_namespace(ask, ask.namespace[:100])
         if namespace.down:
             raise Unavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
         charge_management(namespace.points, request_path(ask.parts))
@@ -239,6 +238,14 @@ def request_path(parts: tuple[str, ...]) -> str:
 def _types(parts: tuple[str, ...]) -> list[str]:
     written = {_AUTHORIZATION: "authorizationRules"}
     return [written.get(part, part) if number % 2 == 0 else part for number, part in enumerate(parts)]
+
+
+def no_namespace(ask: ArmAsk, name: str) -> ArmRefusal:
+    if ask.parts:
+        text = f"Failed to perform this, because the parent resource '{ask.namespaces_id}/{name}' is missing."
+        return ArmRefusal("ParentResourceNotFound", text, 404)
+    text = f"The Resource '{PROVIDER}/namespaces/{name}' under resource group '{ask.group}' was not found."
+    return ArmRefusal("ResourceNotFound", text, 404)
 
 
 def no_other(ask: ArmAsk) -> web.Response:

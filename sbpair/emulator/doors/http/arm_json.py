@@ -35,12 +35,12 @@ def camel(name: str) -> str:
     return name[0].lower() + name[1:]
 
 
-def read_values(properties: Json, settable: Settable, also: frozenset[str] = frozenset()) -> dict[str, str]:
+def read_values(properties: Json, settable: Settable) -> dict[str, str]:
     """The text of each element that is given, as the descriptions want it. Raises ArmRefusal."""
     known = {camel(name): name for name in settable}
     values = {}
     for name, value in properties.items():
-        if name in REPORTED or name in also or value is None:
+        if name in REPORTED or value is None:
             continue
         if name not in known:
             raise ArmRefusal("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")

@@ -137,18 +137,22 @@ def read_object(body: bytes) -> Json:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ArmRefusal("InvalidRequestContent", "The request content was invalid and could not be read.") from error
-    return as_object(document, "request content")
+    if not isinstance(document, dict):
+        raise ArmRefusal("InvalidRequestContent", "The request content is no JSON object.")
+    return document
 
 
 def read_properties(body: bytes) -> Json:
     """The `properties` of a request's body, none where it leaves them out."""
-    return as_object(read_object(body).get("properties") or {}, "value of 'properties'")
+    return object_in(read_object(body), "properties")
 
 
-def as_object(found: object, what: str) -> Json:
-    if not isinstance(found, dict):
-        raise ArmRefusal("InvalidRequestContent", f"The {what} is no JSON object.")
-    return found
+def object_in(within: Json, name: str) -> Json:
+    """What is called so, which may be left out."""
+    found = within.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise ArmRefusal("InvalidRequestContent", f"The value of '{name[:100]}' is no JSON object.")
+    return found or {}
 
 
 def page_of(ask: ArmAsk, items: Sequence[T], shown: Callable[[T], Json]) -> web.Response:

@@ -5,7 +5,7 @@ They ask the namespace and its entities, and know no HTTP. `put` makes a resourc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sbpair.emulator.doors.http.arm_json import (
     FORWARDS,
@@ -29,10 +29,13 @@ from sbpair.emulator.errors import ArgumentInvalid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sbpair.emulator.access.sas import AuthorizationRule
+    from sbpair.emulator.entities.description import Settable
     from sbpair.emulator.entities.namespace import Namespace
 
 T = TypeVar("T")
-_OF_SUBSCRIPTIONS_TOO: Final = frozenset({"isClientAffine", "clientAffineProperties"})
+Q = TypeVar("Q", bound=Queue)
+OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
 
 
 class Resources(Generic[T]):
@@ -69,86 +72,93 @@ class Resources(Generic[T]):
         }
 
 
-class Queues(Resources[Queue]):
-    kind = "queues"
+class Entities(Resources[Q]):
+    """Those that have a description: `settable` is what a client sets of it."""
+
+    settable: Settable
 
     def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
+
+    def put(self, name: str, properties: Json) -> Q:
+        existing = self.find(name)
+        values = _addressed(read_values(properties, self.settable), self.namespace)
+        wanted = self.described(values, existing.description if existing else None)
+        if existing is None:
+            return self.create(name, wanted)
+        existing.check_whole()
+        existing.update(wanted)
+        return existing
+
+    def described(self, values: dict[str, str], before: Any) -> Any:
+        """The description that is asked for, of one that there was."""
+        raise NotImplementedError
+
+    def create(self, name: str, description: Any) -> Q:
+        raise NotImplementedError
+
+    def remove(self, item: Q) -> None:
+        self.namespace.delete(item)
+
+    def name(self, item: Q) -> str:
+        return name_of(item.path)
+
+    def properties(self, item: Q) -> Json:
+        item.check_whole()
+        return {**show_values(item, self.settable), **show_reported(item), **self.figures(item)}
+
+    def figures(self, item: Q) -> Json:
+        """What only the service sets, of this kind."""
+        raise NotImplementedError
+
+
+class Queues(Entities[Queue]):
+    kind = "queues"
+    settable = OF_QUEUES
 
     def all(self) -> Sequence[Queue]:
-        return self._namespace.queues()
+        return self.namespace.queues()
 
     def find(self, name: str) -> Queue | None:
-        return self._namespace.find_queue(path_of(name))
+        return self.namespace.find_queue(path_of(name))
 
-    def put(self, name: str, properties: Json) -> Queue:
-        path, existing = path_of(name), self.find(name)
-        queues.check_path(path)
-        values = _addressed(read_values(properties, OF_QUEUES), self._namespace)
-        before = existing.description if existing else None
-        rules = before.authorization_rules if before else ()
-        wanted = queues.from_elements(values, rules, before, self._namespace.tier)
-        if existing is None:
-            return self._namespace.create_queue(path, wanted)
-        existing.check_whole()
-        existing.update(wanted)
-        return existing
+    def described(self, values: dict[str, str], before: queues.QueueDescription | None) -> queues.QueueDescription:
+        return queues.from_elements(values, _rules_of(before), before, self.namespace.tier)
 
-    def remove(self, item: Queue) -> None:
-        self._namespace.delete_queue(item.path)
+    def create(self, name: str, description: queues.QueueDescription) -> Queue:
+        return self.namespace.create_queue(path_of(name), description)
 
-    def name(self, item: Queue) -> str:
-        return name_of(item.path)
-
-    def properties(self, item: Queue) -> Json:
-        item.check_whole()
-        counts = {"messageCount": item.counts().total, "sizeInBytes": item.size_bytes}
-        return {**show_values(item, OF_QUEUES), **show_reported(item), **counts}
+    def figures(self, item: Queue) -> Json:
+        return {"messageCount": item.counts().total, "sizeInBytes": item.size_bytes}
 
 
-class Topics(Resources[Topic]):
+class Topics(Entities[Topic]):
     kind = "topics"
-
-    def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
+    settable = OF_TOPICS
 
     def all(self) -> Sequence[Topic]:
-        return self._namespace.topics()
+        return self.namespace.topics()
 
     def find(self, name: str) -> Topic | None:
-        return self._namespace.find_topic(path_of(name))
+        return self.namespace.find_topic(path_of(name))
 
-    def put(self, name: str, properties: Json) -> Topic:
-        path, existing = path_of(name), self.find(name)
-        queues.check_path(path)
-        values, before = read_values(properties, OF_TOPICS), existing.description if existing else None
-        rules = before.authorization_rules if before else ()
-        wanted = topics.from_elements(
-            topics.TOPIC, topics.TopicDescription(), values, before, rules, self._namespace.tier
-        )
-        if existing is None:
-            return self._namespace.create_topic(path, wanted)
-        existing.check_whole()
-        existing.update(wanted)
-        return existing
+    def described(self, values: dict[str, str], before: topics.TopicDescription | None) -> topics.TopicDescription:
+        default, rules = topics.TopicDescription(), _rules_of(before)
+        return topics.from_elements(topics.TOPIC, default, values, before, rules, self.namespace.tier)
 
-    def remove(self, item: Topic) -> None:
-        self._namespace.delete_topic(item.path)
+    def create(self, name: str, description: topics.TopicDescription) -> Topic:
+        return self.namespace.create_topic(path_of(name), description)
 
-    def name(self, item: Topic) -> str:
-        return name_of(item.path)
-
-    def properties(self, item: Topic) -> Json:
-        item.check_whole()
-        counts = {"subscriptionCount": len(item.subscriptions), "sizeInBytes": item.size_bytes}
-        return {**show_values(item, OF_TOPICS), **show_reported(item), **counts}
+    def figures(self, item: Topic) -> Json:
+        return {"subscriptionCount": len(item.subscriptions), "sizeInBytes": item.size_bytes}
 
 
-class Subscriptions(Resources[Subscription]):
+class Subscriptions(Entities[Subscription]):
     kind = "topics/subscriptions"
+    settable = OF_SUBSCRIPTIONS
 
     def __init__(self, namespace: Namespace, topic: Topic) -> None:
-        self._namespace = namespace
+        super().__init__(namespace)
         self._topic = topic
 
     def all(self) -> Sequence[Subscription]:
@@ -158,29 +168,24 @@ class Subscriptions(Resources[Subscription]):
         return self._topic.find_subscription(name)
 
     def put(self, name: str, properties: Json) -> Subscription:
-        existing = self.find(name)
         if properties.get("isClientAffine"):
             raise ArgumentInvalid("Client affine subscriptions are of JMS, which this emulator does not speak.")
-        values = _addressed(read_values(properties, OF_SUBSCRIPTIONS, _OF_SUBSCRIPTIONS_TOO), self._namespace)
-        before = existing.description if existing else None
-        default = topics.SubscriptionDescription()
-        wanted = topics.from_elements(topics.SUBSCRIPTION, default, values, before, tier=self._namespace.tier)
-        if existing is None:
-            return self._topic.create_subscription(name, wanted)
-        existing.check_whole()
-        existing.update(wanted)
-        return existing
+        return super().put(name, {key: properties[key] for key in properties.keys() - OF_JMS})
 
-    def remove(self, item: Subscription) -> None:
-        self._topic.delete_subscription(item.name)
+    def described(
+        self, values: dict[str, str], before: topics.SubscriptionDescription | None
+    ) -> topics.SubscriptionDescription:
+        default = topics.SubscriptionDescription()
+        return topics.from_elements(topics.SUBSCRIPTION, default, values, before, tier=self.namespace.tier)
+
+    def create(self, name: str, description: topics.SubscriptionDescription) -> Subscription:
+        return self._topic.create_subscription(name, description)
 
     def name(self, item: Subscription) -> str:
         return item.name
 
-    def properties(self, item: Subscription) -> Json:
-        item.check_whole()
-        counts = {"messageCount": item.counts().total, "isClientAffine": False}
-        return {**show_values(item, OF_SUBSCRIPTIONS), **show_reported(item), **counts}
+    def figures(self, item: Subscription) -> Json:
+        return {"messageCount": item.counts().total, "isClientAffine": False}
 
 
 class Rules(Resources[Rule]):
@@ -208,6 +213,11 @@ class Rules(Resources[Rule]):
 
     def properties(self, item: Rule) -> Json:
         return show_rule(item)
+
+
+def _rules_of(before: queues.QueueDescription | None) -> tuple[AuthorizationRule, ...]:
+    """They are resources of their own, and stay as they are."""
+    return before.authorization_rules if before else ()
 
 
 def _addressed(values: dict[str, str], namespace: Namespace) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbpair.emulator.doors.http.arm_request import ArmRefusal, Json, as_object
+from sbpair.emulator.doors.http.arm_request import ArmRefusal, Json, object_in
 from sbpair.emulator.entities.rules.rule import CORRELATED, CorrelationFilter, Filter, Rule, SqlAction, SqlFilter
 from sbpair.emulator.entities.rules.typed import read_typed
 
@@ -64,7 +64,7 @@ def _sql(expression: str) -> Json:
 
 
 def _object(within: Json, name: str, known: tuple[str, ...] | None = None) -> Json:
-    found = as_object(within.get(name) or {}, f"value of '{name}'")
+    found = object_in(within, name)
     if known is not None:
         _only(found, known)
     return found

@@ -228,7 +228,7 @@ def namespace_xml(namespace: Namespace) -> str:
         f'<NamespaceInfo xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">'
         + element("CreatedTime", instant(namespace.created_at_ms))
         + element("MessagingSKU", namespace.tier.name)
-        + (element("MessagingUnits", str(namespace.partitions)) if namespace.tier is PREMIUM else "")
+        + (element("MessagingUnits", str(namespace.messaging_units)) if namespace.tier is PREMIUM else "")
         + element("ModifiedTime", instant(namespace.created_at_ms))
         + element("Name", namespace.name)
         + element("NamespaceType", "Messaging")

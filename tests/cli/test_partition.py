@@ -1,0 +1,262 @@
+"""`sbpair partition` as a user has it: what it prints, its exit codes, and what it says of wrong input.
+
+Many command lines are run by one process, one after the other: it takes longer to start than to run them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+RUN_ALL = """
+import contextlib, io, json, sys
+from sbpair.__main__ import run
+answers = []
+for arguments, text in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(arguments)
+    answers.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(answers))
+"""
+KEY = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
+NOBODY = {
+    f"SBPAIR_{side}_CONNECTION_STRING": f"Endpoint=sb://{name}.invalid;{KEY}"
+    for side, name in (("PRIMARY", "contoso"), ("SECONDARY", "contoso-dr"))
+}
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+def run_all(*lines: list[str], text: str = "", **environ: str) -> list[Answer]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SBPAIR_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN_ALL],
+        env={**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ},
+        input=json.dumps([(line, text) for line in lines]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [Answer(*each) for each in json.loads(done.stdout)]
+
+
+QUEUE = ["partition", "queue"]
+WRONG: list[tuple[list[str], str]] = [
+    (["partition"], "Missing command"),
+    (["partition", "lst"], "No such command 'lst'. Did you mean 'list'?"),
+    (QUEUE, "Missing argument 'NAME'"),
+    ([*QUEUE, "orders"], "Missing option '--size-gb'"),
+    ([*QUEUE, "orders", "--size-gb", "5GB"], "Invalid value for '--size-gb': it is not a whole number"),
+    ([*QUEUE, "orders", "--size-gb", "2.5"], "Invalid value for '--size-gb': it is not a whole number"),
+    ([*QUEUE, "orders", "--size-gb", "0"], "a queue or topic cannot be of 0 GB"),
+    ([*QUEUE, "orders", "--size-gb", "81920"], "a queue or topic cannot be of 81920 GB"),
+    ([*QUEUE, "a b", "--size-gb", "5"], "'a b' cannot be the path of a queue or a topic"),
+    ([*QUEUE, "a" * 261, "--size-gb", "5"], f"the path {'a' * 40}… has 261 characters, and Service Bus allows 260"),
+    ([*QUEUE, "orders", "--size-gb", "5", "--duplicate-detection", "8d"], "duplicates cannot be detected for 8d"),
+    ([*QUEUE, "orders", "--size-gb", "5", "--duplicate-detection", "soon"], "'soon' is not a duration"),
+    ([*QUEUE, "orders", "--size-gb", "5", "--forward-to", "orders"], "orders cannot forward to itself"),
+    (
+        [*QUEUE, "orders", "--size-gb", "5", "--forward-to", "a", "--sessions"],
+        "a queue that requires sessions cannot forward its messages",
+    ),
+    ([*QUEUE, "orders", "--size-gb", "5", "--side", "primary", "--both"], "--side and --both exclude each other"),
+    ([*QUEUE, "orders", "--size-gb", "5", "--side", "third"], "Invalid value for '--side'"),
+    ([*QUEUE, "orders", "--size-gb", "5", "--via", "arm"], "--via arm needs --subscription"),
+    (["partition", "list", "--resource-group", "g"], "--resource-group is for Azure Resource Manager"),
+    (["partition", "topic", "news", "--size-gb", "5", "--sessions"], "No such option: --sessions"),
+    (["partition", "topic", "news", "--size-gb", "5", "--forward-to", "a"], "No such option: --forward-to"),
+    (["partition", "list", "--both"], "No such option: --both"),
+    (["partition", "key"], "Missing argument 'FILE'"),
+    (["partition", "key", "/nowhere/messages.json"], "there is no file /nowhere/messages.json"),
+    (["partition", "key", "/"], "/ cannot be read: Is a directory"),
+    (["partition", "key", "-"], "stdin, line 2, column 16: it is not JSON: expecting value"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals() -> list[Answer]:
+    return run_all(*(line for line, _said in WRONG), text='{}\n{"session_id": }', **NOBODY)
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)), ids=[" ".join(line)[:60] for line, _said in WRONG])
+def test_wrong_input_is_two_lines_and_exit_code_2(refusals: list[Answer], number: int) -> None:
+    answer, (_line, said) = refusals[number], WRONG[number][0:2]
+    error, hint = answer.err.splitlines()
+    assert (answer.code, answer.out) == (2, "")
+    assert error.startswith(f"error: {said}")
+    assert hint.startswith("hint: ")
+
+
+def test_keys_are_explained() -> None:
+    text = '{"session_id": "s", "partition_key": "k"}\n{"PartitionKey": "k"}\n{"message_id": "m"}'
+    told, lines, table, detecting, apart = run_all(
+        ["partition", "key", "-", "-o", "json"],
+        ["partition", "key", "-", "-o", "jsonl"],
+        ["partition", "key", "-"],
+        ["partition", "key", "-", "-o", "json", "--duplicate-detection", "--sessions"],
+        ["partition", "key", "-", "-o", "json", "--no-transaction"],
+        text=text,
+    )
+    assert told.code == table.code == 3
+    conflict = {
+        "problem": "keys_conflict",
+        "text": "partition_key 'k' is not the session_id 's': set one of them",
+    }
+    assert told.document["schema"] == "sbpair/partition-key/1"
+    assert told.document["messages"] == [
+        {"number": 1, "line": 1, "decided_by": "session_id", "key": "s", "findings": [conflict]},
+        {"number": 2, "line": 2, "decided_by": "partition_key", "key": "k", "findings": []},
+        {"number": 3, "line": 3, "decided_by": "round_robin", "key": None, "findings": []},
+    ]
+    transaction = told.document["transaction"]
+    assert (transaction["messages"], transaction["accepted"]) == (3, False)
+    assert [each["problem"] for each in transaction["findings"]] == ["refused_message", "no_key", "different_keys"]
+    assert [json.loads(line).get("decided_by") for line in lines.out.splitlines()] == [
+        "session_id",
+        "partition_key",
+        "round_robin",
+        None,
+    ]
+    assert table.out.splitlines()[:2] == [
+        "MESSAGE  LINE  DECIDED BY     KEY  REFUSED, BECAUSE",
+        "      1     1  session id     s    partition_key 'k' is not the session_id 's': set one of them",
+    ]
+    third = detecting.document["messages"][2]
+    assert (third["decided_by"], third["key"]) == ("message_id", "m")
+    assert [each["problem"] for each in third["findings"]] == ["session_missing"]
+    assert apart.document["transaction"] is None
+
+
+def test_keys_that_are_sound_exit_0_and_slips_are_only_warned_of() -> None:
+    sound, empty = run_all(
+        ["partition", "key", "-"],
+        ["partition", "key", os.devnull],
+        text='[{"session_id": "s"}, {"session_id": "s", "sesion_id": "t"}]',
+    )
+    assert (sound.code, sound.err) == (
+        0,
+        "warning: stdin, line 1: 'sesion_id' counts for nothing; is session_id meant?\n",
+    )
+    assert sound.out.splitlines()[-1] == "one transaction: would be accepted"
+    assert empty.code == 2
+
+
+def test_only_a_message_of_its_own_is_refused_where_there_is_no_transaction() -> None:
+    apart, together = run_all(
+        ["partition", "key", "-", "--no-transaction"],
+        ["partition", "key", "-"],
+        text='{"session_id": "a"}\n{"session_id": "b"}',
+    )
+    assert (apart.code, together.code) == (0, 3)
+    assert "transaction" not in apart.out
+
+
+def test_text_out_of_messages_does_nothing_to_a_terminal() -> None:
+    [answer] = run_all(
+        ["partition", "key", "-"], text='{"session_id": "\\u001b[2Jgone\\u202e", "partition_key": "\\u0007"}'
+    )
+    assert answer.code == 3
+    assert all(each.isprintable() or each == "\n" for each in answer.out)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A Standard namespace and a Premium one, in a process of their own."""
+    ready = Path(tmp_path_factory.mktemp("emulator")) / "ready.json"
+    namespaces = ("--namespace", "contoso=0", "--namespace", "contoso-dr=0,premium,2")
+    command = [sys.executable, "-m", "sbpair", "emulator", *namespaces, "-o", "json", "--ready-file", str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        assert running.stdout
+        found = json.loads(running.stdout.readline())["namespaces"]
+        yield {
+            **{f"SBPAIR_{side}_NAME": each["name"] for side, each in zip(("PRIMARY", "SECONDARY"), found, strict=True)},
+            **{
+                f"SBPAIR_{side}_CONNECTION_STRING": each["connection_string"]
+                for side, each in zip(("PRIMARY", "SECONDARY"), found, strict=True)
+            },
+        }
+        running.terminate()
+
+
+def test_a_queue_is_made_once_and_listed(pair: dict[str, str]) -> None:
+    five = [*QUEUE, "orders", "--size-gb", "5"]
+    empty, dry, made, again, listed, other, refused, table = run_all(
+        ["partition", "list"],
+        [*five, "--dry-run", "-o", "json"],
+        [*five, "-o", "json"],
+        [*five, "-o", "json"],
+        ["partition", "list", "-o", "jsonl"],
+        [*QUEUE, "orders", "--size-gb", "4"],
+        [*QUEUE, "large", "--size-gb", "80"],
+        ["partition", "list"],
+        **pair,
+    )
+    assert (empty.code, empty.out, empty.err) == (0, "", "there is no queue, and no topic\n")
+    entry = {
+        "name": "orders",
+        "namespace": "contoso",
+        "kind": "queue",
+        "tier": "Standard",
+        "partitions": 16,
+        "max_size_mb": 5120,
+        "effective_max_size_mb": 81920,
+        "outcome": "created",
+        "created": True,
+    }
+    assert made.document == {"schema": "sbpair/partition/1", **entry, "dry_run": False, "namespaces": [entry]}
+    assert (dry.document["outcome"], dry.document["created"], dry.document["dry_run"]) == ("would_create", False, True)
+    assert (again.code, again.document["outcome"], again.document["created"]) == (0, "existing", False)
+    [line] = listed.out.splitlines()
+    sizes = {"size_bytes": 0, "full": 0.0}
+    kept = {name: value for name, value in entry.items() if name not in ("outcome", "created")}
+    assert json.loads(line) == {"schema": "sbpair/partition-list/1", **kept, **sizes}
+    assert (other.code, other.out) == (3, "")
+    assert "MaxSizeInMegabytes is 5120 and should be 4096" in other.err
+    assert (refused.code, refused.err.splitlines()[1]) == (
+        2,
+        "hint: choose 1, 2, 3, 4 or 5: it has 16 partitions of that size, and 5 makes 80 GB",
+    )
+    assert table.out.splitlines() == [
+        "NAME    KIND   NAMESPACE  PARTITIONS  SIZE  IN ALL  HOLDS  FULL",
+        "orders  queue  contoso            16  5 GB  80 GB   0 B    0.0%",
+    ]
+
+
+def test_both_namespaces_each_by_its_own_rules(pair: dict[str, str]) -> None:
+    one = ["partition", "topic", "news", "--size-gb", "1", "--both"]
+    dry, made = run_all([*one, "--dry-run"], [*one, "-o", "json"], **pair)
+    assert dry.err == "contoso-dr does not tell whether it is partitioned: if it is not, this is refused\n"
+    assert dry.out.splitlines()[2].split() == [
+        "news",
+        "topic",
+        "contoso-dr",
+        "1",
+        "or",
+        "2",
+        "1",
+        "GB",
+        "1",
+        "GB",
+        "would",
+        "create",
+    ]
+    told = [(each["tier"], each["partitions"], each["effective_max_size_mb"]) for each in made.document["namespaces"]]
+    assert told == [("Standard", 16, 16384), ("Premium", 2, 1024)]

@@ -1,0 +1,439 @@
+"""An application's entities in both namespaces, through the real client, on an emulator that refuses on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sbpair import errors, provision
+from sbpair.bus.atom import open_namespace
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.rules.rule import Rule as EmulatedRule
+from sbpair.emulator.entities.topic_description import TopicDescription
+from sbpair.emulator.testing import Emulator
+from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model import Listed, Pair, Retrying, endpoint_from_connection_string
+from sbpair.report import Outcome
+from sbpair.topology import entities_file
+from sbpair.topology.entities_file import Layout
+
+HERE, THERE = "contoso", "contoso-dr"
+FILE = """
+[queues.failures]
+[queues."billing/invoices"]
+lock_duration = "30s"
+requires_duplicate_detection = true
+duplicate_detection_history_time_window = "1h"
+enable_partitioning = true
+max_size_in_megabytes = 2048
+user_metadata = "owner: billing"
+forward_dead_lettered_messages_to = "failures"
+[queues.first]
+forward_to = "second"
+[queues.second]
+[topics.events]
+enable_partitioning = true
+[topics.events.subscriptions.all]
+[topics.events.subscriptions.audit]
+forward_to = "failures"
+[topics.events.subscriptions.audit.rules.europe]
+sql = "region = 'eu'"
+action = "SET seen = 1"
+[topics.events.subscriptions.audit.rules.urgent.correlation]
+label = "urgent"
+properties = { tenant = "a" }
+"""
+LAYOUT = entities_file.read(FILE, "entities.toml")
+
+
+def run(
+    scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", other: str = "", partitions: int = 1
+) -> None:
+    async def main() -> None:
+        async with Emulator([(HERE, 0, tier, partitions), (THERE, 0, other or tier, partitions)]) as emulator:
+            await scenario(emulator)
+
+    asyncio.run(main())
+
+
+async def no_wait(_seconds: float) -> None:
+    """Time passes at once."""
+
+
+async def provisioned(
+    emulator: Emulator, layout: Layout = LAYOUT, count: int = 2, **options: object
+) -> provision.EntityReport:
+    ends = (
+        endpoint_from_connection_string(emulator.namespaces[each].connection_string, name=each)
+        for each in (HERE, THERE)
+    )
+    pair = Pair("orders", *ends, backlog_queues=count)
+    return await provision.run(pair, entities=layout, **{"sleep": no_wait, **options})  # type: ignore[arg-type]
+
+
+def names(report: provision.EntityReport, outcome: Outcome, namespace: str) -> list[str]:
+    return [item.name for item in report.of(outcome) if item.detail and item.detail.namespace == namespace]
+
+
+def layout(*entities: Queue | Topic | Subscription | Rule) -> Layout:
+    return Layout(entities)
+
+
+def everything(emulator: Emulator) -> set[str]:
+    """What is in both namespaces, rules included."""
+    found = set()
+    for name in (HERE, THERE):
+        namespace = emulator.namespaces[name]
+        found |= {f"{name}:{queue.path}" for queue in namespace.queues()}
+        for topic in namespace.topics():
+            found.add(f"{name}:{topic.path}")
+            for each in topic.subscriptions:
+                found |= {f"{name}:{each.path}", *(f"{name}:{each.path}/{rule.name}" for rule in each.rules)}
+    return found
+
+
+def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_should_be() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        report = await provisioned(emulator)
+        assert provision.exit_code_of(report, strict=True) == 0
+        assert names(report, Outcome.CREATED, HERE) == [each.path for each in LAYOUT.entities]
+        assert names(report, Outcome.CREATED, THERE) == [
+            *(each.path for each in LAYOUT.entities),
+            "contoso/x-servicebus-transfer/0",
+            "contoso/x-servicebus-transfer/1",
+        ]
+        made = everything(emulator)
+        assert not any(each.endswith("audit/$Default") for each in made)
+        assert any(each.endswith("all/$Default") for each in made)
+        again = await provisioned(emulator)
+        assert {item.outcome for item in again} == {Outcome.EXISTING}
+        assert everything(emulator) == made
+
+    run(scenario)
+
+
+def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await provisioned(emulator)
+        endpoint = endpoint_from_connection_string(emulator.namespaces[HERE].connection_string, name=HERE)
+        async with open_namespace(endpoint) as control:
+            for entity in LAYOUT.entities:
+                read = await control.read(entity)
+                assert provision.side.application.differences(entity, read) == ()
+            assert {each.path for each in await control.queues()} == {
+                each.path for each in LAYOUT.entities if isinstance(each, Queue)
+            }
+            [events] = await control.topics()
+            assert (events.path, events.max_size_in_megabytes) == ("events", 1024)
+            assert [each.name for each in await control.subscriptions("events")] == ["all", "audit"]
+            assert [each.name for each in await control.rules("events", "audit")] == ["europe", "urgent"]
+            assert await control.subscriptions("unheard-of") == []
+            with pytest.raises(errors.NameTaken):
+                await control.read(Topic("first"))
+            with pytest.raises(errors.NameTaken):
+                await control.read(Queue("events"))
+            with pytest.raises(errors.EntityMissing):
+                await control.read(Subscription("events", "unheard-of"))
+
+    run(scenario)
+
+
+def test_a_dry_run_says_it_all_and_creates_nothing() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        report = await provisioned(emulator, dry_run=True)
+        assert {item.outcome for item in report} == {Outcome.WOULD_CREATE}
+        assert len(list(report)) == 2 * len(LAYOUT.entities) + 2
+        assert everything(emulator) == set()
+
+    run(scenario)
+
+
+def test_what_differs_is_told_and_never_changed() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        namespace = emulator.namespaces[HERE]
+        namespace.create_queue("second", QueueDescription(max_delivery_count=3))
+        namespace.create_topic("events", TopicDescription())
+        audit = namespace.topic("events").create_subscription("audit")
+        audit.add_rule(EmulatedRule("europe"))
+        report = await provisioned(emulator)
+        told = {item.name: item.reason for item in report.of(Outcome.DRIFTED)}
+        assert told == {
+            "second": "MaxDeliveryCount is 3 and should be 10",
+            "events": "EnablePartitioning is False and should be True",
+            "events/Subscriptions/audit": "ForwardTo is  and should be failures, "
+            "Rules is $Default, europe, urgent and should be europe, urgent",
+            "events/Subscriptions/audit/Rules/europe": "Filter is 1=1 and should be region = 'eu', "
+            "Action is  and should be SET seen = 1",
+        }
+        assert (provision.exit_code_of(report), provision.exit_code_of(report, strict=True)) == (0, 3)
+        assert namespace.queue("second").description.max_delivery_count == 3
+        assert [rule.name for rule in audit.rules] == ["$Default", "europe", "urgent"]
+        assert names(report, Outcome.DRIFTED, THERE) == []
+
+    run(scenario)
+
+
+def test_two_at_the_same_time_both_end_well() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        reports = await asyncio.gather(*(provisioned(emulator) for _ in range(2)))
+        for report in reports:
+            assert {item.outcome for item in report} <= {Outcome.CREATED, Outcome.EXISTING}
+        created = [item for report in reports for item in report.of(Outcome.CREATED)]
+        assert len(created) == 2 * len(LAYOUT.entities) + 2
+        assert not any(each.endswith("audit/$Default") for each in everything(emulator))
+
+    run(scenario)
+
+
+def test_a_conflict_is_read_again_and_compared() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        def in_between(event: object) -> None:
+            # The plan is made, and nothing of it is yet.
+            if isinstance(event, Listed):
+                emulator.namespaces[HERE].create_queue("a", QueueDescription(max_delivery_count=3))
+
+        [drifted] = (await provisioned(emulator, layout(Queue("a")), on_event=in_between)).of(Outcome.DRIFTED)
+        assert drifted.reason == "MaxDeliveryCount is 3 and should be 10"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("status", "sub_code"), [(429, 50004), (500, None), (503, 50009), (409, 40901)])
+def test_what_passes_is_tried_again(status: int, sub_code: int | None) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.refuse_requests(HERE, status, "a", method="PUT", count=2, sub_code=sub_code)
+        events: list[object] = []
+        report = await provisioned(emulator, layout(Queue("a")), on_event=events.append)
+        assert provision.exit_code_of(report) == 0
+        assert names(report, Outcome.CREATED, HERE) == ["a"]
+        assert sum(isinstance(each, Retrying) for each in events) == 2
+
+    run(scenario)
+
+
+def test_the_service_is_left_alone_for_as_long_as_it_asks() -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.refuse_requests(HERE, 429, "a", method="PUT", count=1, retry_after_seconds=33)
+        await provisioned(emulator, layout(Queue("a")), sleep=sleep)
+
+    run(scenario)
+    assert 33 <= max(waited) <= 50
+
+
+def test_one_that_cannot_be_made_is_named_with_what_needs_it_and_the_others_are_made() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.refuse_requests(HERE, 500, "events", method="PUT")
+        report = await provisioned(emulator)
+        assert provision.exit_code_of(report) == 3
+        assert names(report, Outcome.FAILED, HERE) == ["events"]
+        waiting = [each.path for each in LAYOUT.entities if each.path.startswith("events/")]
+        assert names(report, Outcome.NOT_TRIED, HERE) == waiting
+        assert "needs events" in report.of(Outcome.NOT_TRIED)[0].reason
+        made = {item.name for item in report.of(Outcome.CREATED) if item.detail and item.detail.namespace == HERE}
+        assert made == {each.path for each in LAYOUT.entities} - {"events", *waiting}
+        assert names(report, Outcome.FAILED, THERE) == []
+
+    run(scenario)
+
+
+def test_the_services_own_rule_stays_where_another_could_not_be_made() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.refuse_requests(HERE, 500, "events/Subscriptions/audit/Rules/europe", method="PUT")
+        report = await provisioned(emulator)
+        [kept] = report.of(Outcome.NOT_TRIED)
+        assert kept.name == "events/Subscriptions/audit/Rules/$Default"
+        assert f"{HERE}:{kept.name.replace('/Rules', '')}" in {
+            each.replace("/Rules", "") for each in everything(emulator)
+        }
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is_tried(status: int) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.refuse_requests(THERE, status, "second", method="PUT")
+        many = layout(*(Queue(f"q{number}") for number in range(60)), Queue("second"), *LAYOUT.entities[4:5])
+        report = await provisioned(emulator, many, count=40)
+        assert provision.exit_code_of(report) == 5
+        assert [item.name for item in report.of(Outcome.FAILED)] == ["second"]
+        assert report.of(Outcome.NOT_TRIED)
+        told = {f"{item.detail.namespace}:{item.name}" for item in report.of(Outcome.CREATED) if item.detail}
+        assert told == {each for each in everything(emulator) if "$Default" not in each}
+        assert len(list(report)) == 2 * len(many.entities) + 40
+
+    run(scenario)
+
+
+def test_who_is_not_let_in_at_the_start_creates_nothing() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.namespaces[HERE].keys = (AuthorizationRule("listen", "key", "other", frozenset({Claim.LISTEN})),)
+        with pytest.raises(errors.AccessError):
+            await provisioned(emulator)
+        assert everything(emulator) == set()
+
+    run(scenario)
+
+
+def test_a_stop_ends_what_is_on_its_way_and_says_what_was_created() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        stop = asyncio.Event()
+        # The first that is done is the sign to stop.
+        report = await provisioned(emulator, count=200, stop=stop, on_event=lambda event: made(event) and stop.set())
+        told = {f"{item.detail.namespace}:{item.name}" for item in report.of(Outcome.CREATED) if item.detail}
+        assert told == {each for each in everything(emulator) if "$Default" not in each}
+        assert report.of(Outcome.CREATED)
+        assert report.of(Outcome.NOT_TRIED)
+        assert not report.of(Outcome.FAILED)
+        assert len(list(report)) >= 2 * len(LAYOUT.entities) + 200
+
+    def made(event: object) -> bool:
+        return getattr(event, "outcome", "") == Outcome.CREATED
+
+    run(scenario)
+
+
+def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        stop = asyncio.Event()
+        stop.set()
+        report = await provisioned(emulator, stop=stop)
+        assert {item.outcome for item in report} == {Outcome.NOT_TRIED}
+        assert everything(emulator) == set()
+
+    run(scenario)
+
+
+def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provision.calls, "GRACE_SECONDS", 0.0)
+
+    async def scenario(emulator: Emulator) -> None:
+        stop = asyncio.Event()
+
+        @asynccontextmanager
+        async def opens(endpoint: object) -> object:
+            async with open_namespace(endpoint) as control:  # type: ignore[arg-type]
+                create = control.create
+
+                async def silent(entity: object) -> bool:
+                    await create(entity)  # type: ignore[arg-type]
+                    stop.set()
+                    await asyncio.Event().wait()
+                    return True
+
+                control.create = silent  # type: ignore[method-assign]
+                yield control
+
+        report = await provisioned(emulator, layout(), count=1, stop=stop, opens=opens)
+        [doubtful] = report.of(Outcome.FAILED)
+        assert "may be there" in doubtful.reason
+        assert everything(emulator) == {f"{THERE}:{doubtful.name}"}
+
+    run(scenario)
+
+
+def test_what_was_created_without_an_answer_was_created() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        unanswered = {each.path for each in LAYOUT.entities}
+
+        @asynccontextmanager
+        async def opens(endpoint: object) -> object:
+            async with open_namespace(endpoint) as control:  # type: ignore[arg-type]
+                create = control.create
+
+                async def silent(entity: Queue) -> bool:
+                    created = await create(entity)
+                    if entity.path in unanswered:
+                        unanswered.remove(entity.path)
+                        raise errors.TimedOut("no answer")
+                    return created
+
+                control.create = silent  # type: ignore[method-assign,assignment]
+                yield control
+
+        report = await provisioned(emulator, opens=opens)
+        assert {item.outcome for item in report} == {Outcome.CREATED}
+        assert not unanswered
+        assert not any(each.endswith("audit/$Default") for each in everything(emulator))
+
+    run(scenario)
+
+
+def test_a_name_that_something_else_has_is_told_and_so_is_what_needs_it() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.namespaces[HERE].create_queue("events", QueueDescription())
+        for dry_run in (True, False):
+            report = await provisioned(emulator, dry_run=dry_run)
+            assert names(report, Outcome.FAILED, HERE) == ["events"]
+            assert provision.exit_code_of(report) == 3
+        assert "events/Subscriptions/audit" in names(report, Outcome.NOT_TRIED, HERE)
+
+    run(scenario)
+
+
+REFUSED = [
+    (layout(Queue("a", forward_to="nowhere")), "standard", "forwards to nowhere, which contoso does not have"),
+    (layout(Subscription("nowhere", "s")), "standard", "needs the topic nowhere"),
+    (layout(Queue("a", max_size_in_megabytes=81_920)), "standard", "81920, and must be 1024, 2048"),
+    (layout(Queue("a", max_message_size_in_kilobytes=1024)), "standard", "must be 256 in a Standard"),
+    (layout(Queue("a", max_message_size_in_kilobytes=256)), "premium", "from 1024 to 102400 in a Premium"),
+    (layout(Topic("a", enable_partitioning=True)), "premium", "chosen for all of it together in a Premium"),
+    (layout(*(Queue(f"q{n}", enable_partitioning=True) for n in range(101))), "standard", "101 entities"),
+    (layout(Topic("a")), "basic", "there are no topics in a Basic"),
+    (layout(Queue("a", requires_session=True)), "basic", "requires_session of queue a: it cannot be had"),
+    (layout(Queue("a", default_message_time_to_live="P15D")), "basic", "at most 14 days in a Basic"),
+    (layout(), "basic", "default_message_time_to_live of queue contoso/x-servicebus-transfer/0"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "tier", "told"), REFUSED)
+def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(wanted: Layout, tier: str, told: str) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        with pytest.raises(errors.UsageError) as caught:
+            await provisioned(emulator, wanted)
+        assert told in caught.value.message
+        assert everything(emulator) == set()
+
+    run(scenario, tier)
+
+
+@pytest.mark.parametrize(("tier", "other", "partitions"), [("basic", "standard", 1), ("premium", "premium", 4)])
+def test_what_a_tier_has_by_itself_is_no_drift(tier: str, other: str, partitions: int) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        for outcome in (Outcome.CREATED, Outcome.EXISTING):
+            report = await provisioned(emulator, layout(Queue("a")))
+            assert {item.outcome for item in report} == {outcome}
+
+    run(scenario, tier, other, partitions)
+
+
+def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None:
+    bad = [
+        layout(Queue("a", lock_duration="PT6M")),
+        layout(Queue("contoso/x-servicebus-transfer/3")),
+        layout(Queue("a"), Topic("A")),
+        layout(Rule("t", "s", "r", CorrelationFilter())),
+        layout(Rule("t", "s", "r", SqlFilter("x" * 1025))),
+    ]
+
+    async def nowhere(wanted: Layout) -> None:
+        nobody = (
+            endpoint_from_connection_string(
+                f"Endpoint=sb://{name}.invalid/;SharedAccessKeyName=k;SharedAccessKey=k", name=name
+            )
+            for name in (HERE, THERE)
+        )
+        await provision.run(Pair("orders", *nobody), entities=wanted)
+
+    for wanted in bad:
+        with pytest.raises(errors.UsageError):
+            asyncio.run(nowhere(wanted))

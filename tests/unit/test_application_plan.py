@@ -1,0 +1,173 @@
+"""Plans for an application's own entities: what is missing, in which order, and that nothing else is touched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sbpair.entity import (
+    DEFAULT_RULE,
+    AnyEntity,
+    CorrelationFilter,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+)
+from sbpair.errors import UsageError
+from sbpair.model import Difference
+from sbpair.topology.application import Key, Plan, differences, key, needs, ordered, outside, plan
+
+DEFAULT = Rule("", "", DEFAULT_RULE)
+
+
+class Namespace:
+    """A namespace as the service keeps one: names without regard to case, and a rule of its own for the new."""
+
+    def __init__(self, there: list[AnyEntity]) -> None:
+        self.entities: dict[Key, AnyEntity] = {}
+        for entity in there:
+            self.create(entity)
+
+    def create(self, entity: AnyEntity) -> None:
+        assert key(entity) not in self.entities, "a plan creates nothing that is there"
+        assert all(need in self.entities for need in needs(entity)), "what is needed comes first"
+        self.entities[key(entity)] = entity
+        if isinstance(entity, Subscription):
+            own = replace(DEFAULT, topic=entity.topic, subscription=entity.name)
+            self.entities[key(own)] = own
+
+    def plan(self, wanted: list[AnyEntity]) -> Plan:
+        rules: dict[Key, list[Rule]] = {}
+        for rule in self.entities.values():
+            if isinstance(rule, Rule):
+                rules.setdefault(*needs(rule), []).append(rule)  # type: ignore[misc]
+        return plan(wanted, self.entities, rules)
+
+    def apply(self, made: Plan) -> None:
+        for entity in made.creates:
+            assert isinstance(entity, AnyEntity)
+            self.create(entity)
+        for rule in made.drops:
+            del self.entities[key(rule)]
+
+
+NAMES = st.sampled_from(["a", "b", "C", "d/e"])
+TARGETS = st.sampled_from(["", "a", "b", "C", "d/e"])
+SHORT = st.sampled_from(["one", "Two", "three"])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> list[AnyEntity]:
+    """Entities that fit together: no name twice, nothing without its parent, no circle."""
+    found: dict[Key, AnyEntity] = {}
+
+    def add(entity: AnyEntity) -> None:
+        # A target must be described before: that makes no circle.
+        if key(entity) not in found and all(need in found for need in needs(entity)):
+            found[key(entity)] = entity
+
+    for _ in range(draw(st.integers(0, 12))):
+        kind = draw(st.sampled_from([Queue, Topic, Subscription, Rule]))
+        if kind is Queue:
+            add(Queue(draw(NAMES), max_delivery_count=draw(st.integers(1, 3)), forward_to=draw(TARGETS)))
+        elif kind is Topic:
+            add(Topic(draw(NAMES), enable_batched_operations=draw(st.booleans())))
+        elif kind is Subscription:
+            add(Subscription(draw(NAMES), draw(SHORT), forward_dead_lettered_messages_to=draw(TARGETS)))
+        else:
+            add(Rule(draw(NAMES), draw(SHORT), draw(SHORT), SqlFilter(draw(st.sampled_from(["1=1", "x=1"])))))
+    return draw(st.permutations(list(found.values())))
+
+
+@given(layouts(), layouts())
+def test_after_a_plan_was_applied_there_is_nothing_left_to_create_and_nothing_else_has_changed(
+    wanted: list[AnyEntity], before: list[AnyEntity]
+) -> None:
+    namespace = Namespace([entity for entity in ordered(before) if isinstance(entity, AnyEntity)])
+    was = dict(namespace.entities)
+    # What has the name of another kind is told before there is a plan.
+    assume(all(type(was.get(key(each), each)) is type(each) for each in wanted))
+    made = namespace.plan(wanted)
+    namespace.apply(made)
+    assert was.items() <= namespace.entities.items()
+    again = namespace.plan(wanted)
+    assert (again.creates, again.drops) == ((), ())
+    drifted = {key(each.entity): each.differences for each in made.there}
+    for each in again.there:
+        assert each.differences == drifted.get(key(each.entity), ())
+
+
+@given(layouts())
+def test_on_an_empty_namespace_what_was_made_is_exactly_what_was_wanted(wanted: list[AnyEntity]) -> None:
+    namespace = Namespace([])
+    namespace.apply(namespace.plan(wanted))
+    subscriptions = {key(each) for each in wanted if isinstance(each, Subscription)}
+    ruled = {need for each in wanted if isinstance(each, Rule) for need in needs(each)}
+    own = {key(Rule(*each[1].split("/subscriptions/"), DEFAULT_RULE)) for each in subscriptions - ruled}
+    assert namespace.entities.keys() == {key(each) for each in wanted} | own
+    assert all(not each.differences for each in namespace.plan(wanted).there)
+
+
+@given(layouts())
+def test_a_namespace_as_it_should_be_needs_nothing(wanted: list[AnyEntity]) -> None:
+    namespace = Namespace([])
+    namespace.apply(namespace.plan(wanted))
+    assert namespace.plan(wanted).creates == ()
+    assert len(namespace.plan(wanted).there) == len(wanted)
+
+
+def test_a_rule_that_nobody_asked_for_is_drift_of_its_subscription() -> None:
+    wanted = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
+    [_, subscription, _] = Namespace(wanted).plan(wanted).there
+    assert subscription.differences == (Difference("Rules", "eu", "$Default, eu"),)
+
+
+def test_where_no_rules_are_given_any_are_as_well() -> None:
+    there = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
+    assert all(not each.differences for each in Namespace(there).plan(there[:2]).there)
+
+
+def test_a_rule_that_is_missing_is_created_beside_those_that_are_there() -> None:
+    rule = Rule("t", "s", "eu", SqlFilter("a=1"))
+    found = Namespace([Topic("t"), Subscription("t", "s")]).plan([Topic("t"), Subscription("t", "s"), rule])
+    assert (found.creates, found.drops) == ((rule,), ())
+
+
+def test_a_circle_of_forwards_is_refused_and_named() -> None:
+    circle = [Queue("a", forward_to="b"), Queue("b", forward_dead_lettered_messages_to="C"), Queue("c", forward_to="a")]
+    with pytest.raises(UsageError, match=r"circle: .* -> "):
+        ordered(circle)
+
+
+@pytest.mark.parametrize("other", [Queue("A"), Topic("a")])
+def test_one_name_for_two_entities_is_refused(other: AnyEntity) -> None:
+    with pytest.raises(UsageError, match="one and the same name"):
+        ordered([Queue("a"), other])
+
+
+def test_targets_that_are_not_described_are_those_that_must_be_there() -> None:
+    wanted = [Queue("a", forward_to="B"), Queue("b"), Subscription("t", "s", forward_dead_lettered_messages_to="Dead")]
+    assert list(outside(wanted).values()) == ["Dead"]
+
+
+def test_what_means_the_same_is_no_difference() -> None:
+    wanted = Queue("a", lock_duration="PT60S", forward_to="B", max_message_size_in_kilobytes=None)
+    assert differences(wanted, Queue("A", forward_to="b", max_message_size_in_kilobytes=256)) == ()
+    assert differences(Queue("a"), Queue("a", duplicate_detection_history_time_window="PT1H")) == ()
+    assert (
+        differences(Topic("t", enable_partitioning=True), Topic("t", enable_partitioning=True, support_ordering=False))
+        == ()
+    )
+
+
+def test_each_property_that_differs_is_named_as_the_service_does() -> None:
+    wanted = Rule("t", "s", "r", CorrelationFilter(label="x", properties=(("a", "1"),)))
+    assert differences(wanted, Rule("t", "s", "r", action="SET a = 1")) == (
+        Difference("Filter", "label = 'x' and a = '1'", "1=1"),
+        Difference("Action", "", "SET a = 1"),
+    )

@@ -1,0 +1,126 @@
+"""Entities as Resource Manager's JSON, there and back, and what its refusals mean."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair import backlog, errors
+from sbpair.bus import arm_json
+from sbpair.bus.translate import Answer, of_answer
+from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model import TIMESPAN_MAX, Counts, QueueSpec
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+DURATIONS = st.sampled_from(["PT30S", "P14D", TIMESPAN_MAX])
+FIELDS = {str: TEXT, int: st.integers(0, 2**31 - 1), bool: st.booleans()}
+NAMES = "path", "topic", "name", "subscription", "filter", "action"
+
+
+def described(kind: type[QueueSpec] | type[Topic] | type[Subscription], *named: str) -> st.SearchStrategy[object]:
+    plain = kind(*named)
+    values = {name: getattr(plain, name) for name in (each.name for each in fields(plain)) if name not in NAMES}
+    drawn = {
+        name: DURATIONS if str(value).startswith("P") else FIELDS.get(type(value), st.none() | FIELDS[int])
+        for name, value in values.items()
+    }
+    drawn["status"] = st.sampled_from(["Active", "SendDisabled"])
+    return st.builds(lambda **changed: replace(plain, **changed), **drawn)
+
+
+@given(
+    described(QueueSpec, "a/b") | described(Queue, "a/b") | described(Topic, "t") | described(Subscription, "t", "s")
+)
+def test_whatever_is_said_of_an_entity_reads_back(entity: QueueSpec | Queue | Topic | Subscription) -> None:
+    named = ("t", "s") if isinstance(entity, Subscription) else (entity.path,)
+    plain = type(entity)(*named)
+    assert arm_json.read(plain, arm_json.body_of(entity)["properties"]) == entity
+
+
+@given(
+    st.builds(SqlFilter, TEXT.filter(bool))
+    | st.builds(
+        CorrelationFilter,
+        label=TEXT,
+        content_type=TEXT,
+        properties=st.dictionaries(TEXT, TEXT, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+    ),
+    TEXT,
+)
+def test_whatever_is_said_of_a_rule_reads_back(wanted: SqlFilter | CorrelationFilter, action: str) -> None:
+    rule = Rule("t", "s", "r", wanted, action)
+    assert arm_json.read_rule(Rule("t", "s", "r"), arm_json.body_of(rule)["properties"]) == rule
+
+
+def test_a_backlog_queue_is_asked_for_without_what_a_tier_could_refuse() -> None:
+    assert arm_json.body_of(backlog.queue_spec("contoso", 0)) == {
+        "properties": {
+            "lockDuration": "PT1M",
+            "maxSizeInMegabytes": 5120,
+            "maxDeliveryCount": 2147483647,
+            "defaultMessageTimeToLive": TIMESPAN_MAX,
+            "autoDeleteOnIdle": TIMESPAN_MAX,
+            "deadLetteringOnMessageExpiration": True,
+            "enableBatchedOperations": True,
+            "requiresSession": False,
+            "requiresDuplicateDetection": False,
+            "status": "Active",
+        }
+    }
+
+
+def test_a_path_has_slashes_and_a_resource_tildes() -> None:
+    path = backlog.queue_path("contoso", 7)
+    assert arm_json.name_of(path) == "contoso~x-servicebus-transfer~7"
+    assert arm_json.path_of(arm_json.name_of(path)) == path
+
+
+def test_what_the_service_leaves_out_is_its_default() -> None:
+    assert arm_json.read(Queue("q"), {"lockDuration": None}) == Queue("q")
+    assert arm_json.read_rule(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
+    assert arm_json.counts_of({}) == Counts()
+
+
+PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namespaces/contoso"
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised"),
+    [
+        (Answer(404, "", "(SubscriptionNotFound) The subscription '0' could not be found."), errors.UsageError),
+        (Answer(404, "", "(ResourceGroupNotFound) Resource group 'g' could not be found."), errors.UsageError),
+        (Answer(404, "", f"(ParentResourceNotFound) … because '{PLACE}' could not be found."), errors.UsageError),
+        (Answer(404, "", "(ResourceNotFound) The Resource 'Microsoft.ServiceBus/namespaces/x' …"), errors.UsageError),
+        (Answer(404, "", f"(ResourceNotFound) The Resource '{PLACE}/queues/x' …"), errors.EntityMissing),
+        (Answer(404, "", f"(ParentResourceNotFound) … because '{PLACE}/topics/x' …"), errors.EntityMissing),
+        (Answer(404, "", "(MessagingGatewayNotFoundStatusCode) The messaging entity …"), errors.EntityMissing),
+        (Answer(401, "", "(ExpiredAuthenticationToken) The access token is expired."), errors.NotAuthenticated),
+        (Answer(403, "", "(AuthorizationFailed) The client does not have authorization …"), errors.NotAuthorized),
+        (Answer(409, "40901", "(MessagingGatewayConflict) …"), errors.Unavailable),
+        (Answer(429, "40901", "(MessagingGatewayTooManyRequests) …"), errors.Unavailable),
+        (Answer(429, "", "(TooManyRequests) …"), errors.Throttled),
+        (Answer(400, "40000", "(MessagingGatewayBadRequest) …"), errors.ServiceRefused),
+    ],
+)
+def test_a_refusal_of_resource_manager_means_what_it_would_over_atom(
+    answer: Answer, raised: type[errors.SbpairError]
+) -> None:
+    error = of_answer(answer, "read it", "contoso")
+    assert type(error) is raised
+    assert ("role" in error.hint) == (answer.status == 403)
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        (Answer(409, "40900", "(MessagingGatewayConflict) …"), True),
+        (Answer(409, "40901", "(MessagingGatewayConflict) …"), False),
+        (Answer(429, "", "(MessagingGatewayTooManyRequests) The messaging entity 'x' already exists."), True),
+        (Answer(429, "50004", "(MessagingGatewayTooManyRequests) … being throttled"), False),
+    ],
+)
+def test_a_name_that_is_taken_is_told_from_one_that_somebody_is_at(answer: Answer, taken: bool) -> None:
+    assert answer.name_is_taken is taken

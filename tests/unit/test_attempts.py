@@ -1,0 +1,85 @@
+"""When what failed is tried again, and how fast management calls may follow each other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.bus.attempts import ATTEMPTS, JITTER, MOST_WAIT_SECONDS, attempt, wait_seconds
+from sbpair.errors import ServiceRefused, Throttled, Unavailable
+from sbpair.provision.calls import CALLS_A_SECOND, SECOND_OF_CALLS, due
+
+CHANCES = st.floats(0, 1, exclude_max=True)
+
+
+def asking(error: Unavailable, seconds: float | None) -> Unavailable:
+    error.retry_after_seconds = seconds
+    return error
+
+
+def waits(*errors: Exception, chance: float = 0.0) -> list[float]:
+    """How long was waited while these errors came, one after the other. The last is raised where it is one too many."""
+    waited: list[float] = []
+    left = list(errors)
+
+    async def action() -> None:
+        if left:
+            raise left.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    asyncio.run(attempt("do it", action, sleep=sleep, on_event=lambda _event: None, chance=lambda: chance))
+    return waited
+
+
+def test_waits_grow_and_are_longer_for_a_busy_service() -> None:
+    assert waits() == []
+    assert waits(Unavailable("x"), Unavailable("x")) == [1.0, 4.0]
+    assert waits(Throttled("x"), Unavailable("x")) == [10.0, 4.0]
+
+
+def test_what_the_service_asks_for_is_waited_for_also_where_it_is_less_than_usual() -> None:
+    assert waits(asking(Throttled("x"), 3)) == [3.0]
+    assert waits(asking(Throttled("x"), 0)) == [1.0]
+    assert waits(asking(Unavailable("x"), 30)) == [30.0]
+
+
+def test_whoever_would_have_to_wait_for_minutes_is_told_so_at_once() -> None:
+    with pytest.raises(Throttled):
+        waits(asking(Throttled("x"), MOST_WAIT_SECONDS + 1))
+
+
+def test_three_attempts_are_made_and_what_is_refused_for_good_has_one() -> None:
+    with pytest.raises(Unavailable):
+        waits(*[Unavailable("x")] * ATTEMPTS)
+    with pytest.raises(ServiceRefused):
+        waits(ServiceRefused("x"))
+
+
+@given(st.integers(1, ATTEMPTS - 1), st.one_of(st.none(), st.integers(0, 100)), CHANCES, CHANCES)
+def test_nobody_comes_back_before_the_time_and_chance_only_adds(
+    number: int, asked: int | None, one: float, other: float
+) -> None:
+    for error in (asking(Throttled("x"), asked), asking(Unavailable("x"), asked)):
+        least = wait_seconds(number, error, 0.0)
+        assert least >= (asked or 0)
+        assert least <= wait_seconds(number, error, one) < least * (1 + JITTER) + 1e-9
+        assert (one < other) <= (wait_seconds(number, error, one) <= wait_seconds(number, error, other))
+
+
+@given(st.integers(0, 2_000), st.sampled_from([CALLS_A_SECOND, SECOND_OF_CALLS]))
+def test_no_second_sees_more_calls_than_a_namespace_of_standard_has_credits_for(first: int, at_once: int) -> None:
+    start = due(first, at_once)
+    inside = [number for number in range(first, first + 150) if due(number, at_once) < start + 1.0]
+    assert len(inside) <= SECOND_OF_CALLS
+
+
+@given(st.integers(0, 2_000))
+def test_after_the_first_second_half_of_the_credits_are_left_to_others(number: int) -> None:
+    assert due(number, SECOND_OF_CALLS) <= due(number + 1, SECOND_OF_CALLS)
+    later = number + SECOND_OF_CALLS
+    assert due(later + CALLS_A_SECOND, SECOND_OF_CALLS) - due(later, SECOND_OF_CALLS) == pytest.approx(1.0)

@@ -1,0 +1,165 @@
+"""What people write into an entities file, right and wrong, and what they are told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.errors import UsageError
+from sbpair.model import TIMESPAN_MAX
+from sbpair.topology import entities_file
+
+ROOT = Path(__file__).parents[2]
+WHOLE = """\
+[queues]
+failures = {}
+
+[queues."billing/invoices"]
+lock_duration = "30s"
+forward_dead_lettered_messages_to = "failures"
+default_message_time_to_live = "P14D"
+duplicate_detection_history_time_window = "90m"
+requires_duplicate_detection = true
+max_message_size_in_kilobytes = 2048
+
+[topics.events]
+max_size_in_megabytes = 2048
+
+[topics.events.subscriptions]
+all = { max_delivery_count = 20 }
+
+[topics.events.subscriptions.audit.rules]
+europe = { sql = "region = 'eu'", action = "SET seen = 1" }
+urgent.correlation = { label = "urgent", properties = { b = "2", a = "1" } }
+'$Default' = {}
+"""
+
+
+def test_every_kind_of_entity_is_read_and_what_is_not_said_is_the_services_default() -> None:
+    layout = entities_file.read(WHOLE, "entities.toml")
+    urgent = CorrelationFilter(label="urgent", properties=(("a", "1"), ("b", "2")))
+    assert layout.entities == (
+        Queue("failures"),
+        Queue(
+            "billing/invoices",
+            lock_duration="PT30S",
+            default_message_time_to_live="P14D",
+            duplicate_detection_history_time_window="PT1H30M",
+            requires_duplicate_detection=True,
+            forward_dead_lettered_messages_to="failures",
+            max_message_size_in_kilobytes=2048,
+        ),
+        Topic("events", max_size_in_megabytes=2048),
+        Subscription("events", "all", max_delivery_count=20),
+        Subscription("events", "audit"),
+        Rule("events", "audit", "europe", SqlFilter("region = 'eu'"), "SET seen = 1"),
+        Rule("events", "audit", "urgent", urgent),
+        Rule("events", "audit", "$Default"),
+    )
+    assert Queue("failures").default_message_time_to_live == TIMESPAN_MAX
+
+
+def test_the_examples_of_readme_and_help_are_right() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    [example] = [block for block in blocks if "[queues." in block]
+    assert {each.kind for each in entities_file.read(example, "README.md").entities} == {
+        "queue",
+        "topic",
+        "subscription",
+        "rule",
+    }
+    shown = (ROOT / "tests/cli/golden/sbpair-provision.txt").read_text()
+    lines = shown[shown.index("  [queues.") : shown.index("A subscription that")]
+    assert len(entities_file.read(lines, "help").entities) == 4
+
+
+def test_an_empty_file_describes_nothing() -> None:
+    assert entities_file.read("", "entities.toml").entities == ()
+
+
+def test_what_was_written_where_can_be_told_later() -> None:
+    layout = entities_file.read(WHOLE, "entities.toml")
+    invoices, europe = layout.entities[1], layout.entities[5]
+    assert layout.where(invoices, "lock_duration") == "entities.toml:5:1: "
+    assert layout.where(invoices, "max_size_in_megabytes") == "entities.toml:4:9: "
+    assert layout.where(europe, "filter") == "entities.toml:19:12: "
+    assert layout.where(Queue("unheard of")) == ""
+
+
+BAD = [
+    ("[queue.a]", "1:2: unknown key 'queue' of the file", "queues"),
+    ("queues = 1", "1:1: queues must be a table", ""),
+    ("[queues]\na = 1", "2:1: a must be a table", ""),
+    ("[[queues]]", "1:3: queues must be a table", ""),
+    ("[queues.a]\nmax_delivery_cout = 3", "2:1: unknown key 'max_delivery_cout' of a queue", "max_delivery_count"),
+    ("[queues.a]\n'support_ordering' = true", "2:1: unknown key 'support_ordering' of a queue", ""),
+    ("queues.a = {\"lock_duration\"='1s', x=1}", "1:35: unknown key 'x' of a queue", "known here: lock_duration"),
+    ("[queues.a]\npath = 'b'", "2:1: unknown key 'path' of a queue", ""),
+    ("[queues.a]\nsubscriptions = {}", "2:1: unknown key 'subscriptions' of a queue", ""),
+    ("[topics.t.subscriptions.s]\ntopic = 'b'", "2:1: unknown key 'topic' of a subscription", ""),
+    ("[topics.t.subscriptions.s.rules.r]\nfilter = 'b'", "2:1: unknown key 'filter' of a rule", ""),
+    ("topics.t.subscriptions.s.rules.r.correlation.lable = 'b'", "1:46: unknown key 'lable'", "label"),
+    ("[queues.a]\nlock_duration = 30", "2:1: lock_duration must be text in quotes", ""),
+    ("[queues.a]\nmax_size_in_megabytes = '1024'", "2:1: max_size_in_megabytes must be a whole number", ""),
+    ("[queues.a]\nmax_size_in_megabytes = 1024.0", "2:1: max_size_in_megabytes must be a whole number", ""),
+    ("[queues.a]\nmax_delivery_count = true", "2:1: max_delivery_count must be a whole number", ""),
+    ("[queues.a]\nrequires_session = 1", "2:1: requires_session must be true or false", ""),
+    ("[queues.a]\nmax_message_size_in_kilobytes = ''", "2:1: max_message_size_in_kilobytes must be a whole", ""),
+    ("[queues.a]\nlock_duration = 2026-01-01", "2:1: lock_duration must be text", ""),
+    ("[queues.a]\nlock_duration = 'soon'", "2:1: lock_duration: 'soon' is not a duration", "PT1M"),
+    ("[queues.a]\nlock_duration = '5m1s'", "2:1: lock_duration of queue a: it is PT5M1S", ""),
+    ("[queues.a]\nlock_duration = '0s'", "2:1: lock_duration of queue a", ""),
+    ("[queues.a]\nauto_delete_on_idle = '4m59s'", "2:1: auto_delete_on_idle of queue a", ""),
+    ("[queues.a]\nduplicate_detection_history_time_window = '19s'", "2:1: duplicate_detection", ""),
+    ("[queues.a]\nduplicate_detection_history_time_window = 'P7DT1S'", "2:1: duplicate_detection", ""),
+    ("[queues.a]\ndefault_message_time_to_live = '900ms'", "2:1: default_message_time_to_live of", ""),
+    ("[queues.a]\nmax_delivery_count = 0", "2:1: max_delivery_count of queue a", ""),
+    ("[queues.a]\nmax_delivery_count = 2147483648", "2:1: max_delivery_count of queue a", ""),
+    ("[queues.a]\nmax_size_in_megabytes = 6144", "2:1: max_size_in_megabytes of queue a: it is 6144", ""),
+    ("[queues.a]\nstatus = 'active'", "2:1: status of queue a: it is 'active', and must be Active", ""),
+    (f"[queues.a]\nuser_metadata = '{'x' * 1025}'", "2:1: user_metadata of queue a: it has 1025", ""),
+    ("[queues.a]\nforward_to = 'A'", "2:1: forward_to of queue a: it forwards to itself", ""),
+    ("[queues.a]\nforward_to = 'b b'", "2:1: forward_to of queue a", ""),
+    ("[queues.a]\nrequires_session = true\nforward_to = 'b'", "3:1: forward_to of queue a: what requires", ""),
+    ("[queues.'a b']", "1:9: queue a b: 'a b' cannot be the path of a queue", ""),
+    ("[queues.'a~b']", "1:9: queue a~b", ""),
+    ("[queues.'/a']", "1:9: queue /a", ""),
+    ("[queues.'a//b']", "1:9: queue a//b", ""),
+    ("[queues.'']", "1:9: queue", ""),
+    (f"[queues.{'a' * 261}]", "1:9: queue", ""),
+    (f"[topics.t.subscriptions.{'s' * 51}]", "1:25: subscription", ""),
+    ("[topics.t.subscriptions.'a/b']", "1:25: subscription t/Subscriptions/a/b: its name may have", ""),
+    ("[topics.t.subscriptions.s.rules.'a*']", "1:33: rule", ""),
+    ("[topics.t.subscriptions.s]\nforward_to = 't'", "2:1: forward_to of subscription", ""),
+    ("[topics.t.subscriptions.s.rules.'$Default']\nsql = 'a = 1'", "2:1: filter of rule", ""),
+    ("[topics.t.subscriptions.s.rules.r]\nsql = ''", "2:1: filter of rule", ""),
+    (f"[topics.t.subscriptions.s.rules.r]\nsql = '{'x' * 1025}'", "2:1: filter of rule", ""),
+    (f"[topics.t.subscriptions.s.rules.r]\naction = '{'x' * 1025}'", "2:1: action of rule", ""),
+    ("[topics.t.subscriptions.s.rules.r]\ncorrelation = {}", "2:1: filter of rule", ""),
+    ("[topics.t.subscriptions.s.rules.r]\nsql = 'a=1'\ncorrelation.to = 'x'", "3:1: a rule has sql or", ""),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties = {a = 1}", "2:15: a must be text", ""),
+    ("[queues.a]\n[queues.A]", "2:9: queue A has a name that is taken further up", ""),
+    ("[topics.a]\n[queues.A]", "1:9: topic a has a name that is taken further up", ""),
+    ("[queues.a]\n[queues.a]", "2:10: not TOML", "toml.io"),
+    ("[queues.a\n", "1:10: not TOML", "toml.io"),
+    ("a = " + "[" * 5000, "is nested too deeply", ""),
+    ("[queues.a]\nuser_metadata = 'Endpoint=sb://x/;SharedAccessKey=c2VjcmV0'", "holds a connection string", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "told", "hint"), BAD)
+def test_what_is_wrong_is_told_with_its_place(text: str, told: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        entities_file.read(text, "e.toml")
+    assert told in caught.value.message.removeprefix("e.toml:").removeprefix("e.toml ")
+    assert hint in caught.value.hint
+    assert caught.value.hint
+    assert "c2VjcmV0" not in caught.value.message + caught.value.hint
+
+
+def test_the_first_fault_is_told_and_how_many_more_there_are() -> None:
+    with pytest.raises(UsageError, match=r"e.toml:2:1: unknown key 'x' of a queue \(and 2 more\)"):
+        entities_file.read("[queues.a]\nx = 1\nlock_duration = 'soon'\nstatus = 3", "e.toml")
