@@ -626,3 +626,14 @@ def test_what_is_removed_was_empty_under_the_prefix_and_beyond_the_count(
             assert len(report.items) == len(queues) - len(left) + len(report.of(Outcome.KEPT))
 
     scenario()
+
+
+@sync
+async def test_premium_multiplies_no_size_and_so_none_is_divided() -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0, "premium", 2)]) as emulator:
+        w = World(emulator, 1)
+        sizes = {"max_size_in_megabytes": 81920, "max_message_size_in_kilobytes": 1024}
+        queue = w.queue("7", enable_partitioning=True, **sizes)
+        async with open_removal(w.pair.secondary) as queues:
+            await queues.set_status(queue.path, "SendDisabled")
+        assert (queue.description.max_size_in_megabytes, queue.description.status) == (81920, "SendDisabled")
