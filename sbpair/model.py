@@ -142,21 +142,49 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages of a queue. `total` includes what has no figure of its own here, such as deferred ones."""
+    """Messages of a queue. `total` includes what has no figure of its own here, such as deferred ones.
+
+    `transfer` are on their way to where the queue forwards to, `transfer_dead_letter` never got there.
+    """
 
     active: int = 0
     dead_letter: int = 0
     scheduled: int = 0
     total: int = 0
+    transfer: int = 0
+    transfer_dead_letter: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no message of any kind."""
+        return not any((self.active, self.dead_letter, self.scheduled, self.total, self.transfer)) and not (
+            self.transfer_dead_letter
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a queue holds, in bytes, and when it was last touched, in seconds since 1970; None where nobody said."""
+
+    size_bytes: int | None = None
+    created_at: float | None = None
+    updated_at: float | None = None
+    accessed_at: float | None = None
+
+    @property
+    def used_at(self) -> float | None:
+        """When it was made, changed, sent to or received from for the last time."""
+        return max((at for at in (self.created_at, self.updated_at, self.accessed_at) if at is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as the service gave it back. `counts` is None where they were not asked for."""
+    """A queue as the service gave it back. `counts` and `usage` are None where they were not asked for."""
 
     spec: QueueSpec
     partitioned: bool = False
     counts: Counts | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +249,44 @@ Change = Create | Match | Drift | Extra
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """How full a queue is, how old and how busy. None is what nobody measured, or said.
+
+    `max_bytes` is what fits into all of its partitions together. `idle` is whether `idle_seconds` is more than was
+    allowed. `looked_at` is how many of its messages were looked at, `saw_all` whether that was all of them, and
+    `oldest_seconds` the age of the oldest among these. `full_in_seconds` is None for a queue that does not grow.
+    """
+
+    max_bytes: int
+    size_bytes: int | None = None
+    idle_seconds: float | None = None
+    idle: bool = False
+    looked_at: int | None = None
+    saw_all: bool = False
+    oldest_seconds: float | None = None
+    bytes_per_second: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """From 0, empty, to 1, full."""
+        return None if self.size_bytes is None or not self.max_bytes else self.size_bytes / self.max_bytes
+
+    @property
+    def full_in_seconds(self) -> float | None:
+        if self.size_bytes is None or self.bytes_per_second is None or self.bytes_per_second <= 0:
+            return None
+        return max(0, self.max_bytes - self.size_bytes) / self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFinding:
-    """What is known of one queue of a report. `counts` is None where the queue is not there."""
+    """What is known of one queue of a report. `counts` is None where the queue is not there, or was not counted."""
 
     index: int | None
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
     partitioned: bool = False
+    fill: Fill | None = None
 
 
 @dataclass(frozen=True, slots=True)

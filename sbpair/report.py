@@ -30,6 +30,11 @@ class Outcome(StrEnum):
     MISSING = "missing"
     EXTRA = "extra"
     OK = "ok"
+    FOREIGN = "foreign"
+    WOULD_REMOVE = "would_remove"
+    REMOVED = "removed"
+    KEPT = "kept"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)

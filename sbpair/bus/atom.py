@@ -32,11 +32,12 @@ from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS, RoadTransport, road_to, session_for
 from sbpair.entity import Queue, Rule, Subscription, Topic
 from sbpair.errors import NameTaken, ServiceRefused
-from sbpair.model import Counts, Endpoint, QueueSpec, QueueState, SasKey
+from sbpair.model import Counts, Endpoint, QueueSpec, QueueState, SasKey, Usage
 from sbpair.tiers import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
+    from datetime import datetime
 
     from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
 
@@ -80,7 +81,7 @@ class AtomQueues:
         with translated("list the queues", self._namespace):
             found = [each async for each in self._client.list_queues() if _under(prefix, each.name)]
             counted = await self._counts_under(prefix) if counts and found else {}
-        return [state_of(each.name, each, counted.get(each.name.lower())) for each in found]
+        return [state_of(each.name, each, *counted.get(each.name.lower(), ())) for each in found]
 
     async def get(self, path: str) -> QueueState:
         with translated(f"read the queue {path}", self._namespace):
@@ -111,9 +112,11 @@ class AtomQueues:
                 raise
         return True
 
-    async def _counts_under(self, prefix: str) -> dict[str, Counts]:
+    async def _counts_under(self, prefix: str) -> dict[str, tuple[Counts, Usage]]:
         listed = self._client.list_queues_runtime_properties()
-        return {each.name.lower(): counts_of(each) async for each in listed if _under(prefix, each.name)}
+        return {
+            each.name.lower(): (counts_of(each), usage_of(each)) async for each in listed if _under(prefix, each.name)
+        }
 
     def _taken(self, kind: str, path: str) -> NameTaken:
         # The SDK reads the description of another kind as one of this kind that has none.
@@ -227,12 +230,15 @@ class AtomNamespace(AtomQueues):
         return replace(entity, max_size_in_megabytes=chosen)
 
 
-def state_of(path: str, properties: QueueProperties, counts: Counts | None = None) -> QueueState:
+def state_of(
+    path: str, properties: QueueProperties, counts: Counts | None = None, usage: Usage | None = None
+) -> QueueState:
     """A queue as the SDK gives it. What the service left out is its default."""
     return QueueState(
         QueueSpec(path, **said(properties, QueueSpec)),
         partitioned=bool(properties.enable_partitioning),
         counts=counts,
+        usage=usage,
     )
 
 
@@ -242,7 +248,19 @@ def counts_of(runtime: QueueRuntimeProperties) -> Counts:
         dead_letter=runtime.dead_letter_message_count or 0,
         scheduled=runtime.scheduled_message_count or 0,
         total=runtime.total_message_count or 0,
+        transfer=runtime.transfer_message_count or 0,
+        transfer_dead_letter=runtime.transfer_dead_letter_message_count or 0,
     )
+
+
+def usage_of(runtime: QueueRuntimeProperties) -> Usage:
+    times = (runtime.created_at_utc, runtime.updated_at_utc, runtime.accessed_at_utc)
+    return Usage(runtime.size_in_bytes, *(_seconds(each) for each in times))
+
+
+def _seconds(at: datetime | None) -> float | None:
+    """Since 1970; the service's year 1 is a time that never was."""
+    return None if at is None or at.year == 1 else at.timestamp()
 
 
 def _client(

@@ -41,6 +41,22 @@ class QueueControl(Protocol):
         ...
 
 
+class QueueRemoval(QueueControl, Protocol):
+    """What it takes to do away with queues."""
+
+    async def exact_counts(self, path: str) -> Counts:
+        """As `QueueControl.counts`; but raises ServiceRefused where the service leaves a figure out."""
+        ...
+
+    async def set_status(self, path: str, status: str) -> None:
+        """`Active`, `SendDisabled` and the like; all else stays as it is. Raises EntityMissing."""
+        ...
+
+    async def delete(self, path: str) -> None:
+        """Delete a queue with whatever it holds. Raises EntityMissing."""
+        ...
+
+
 class EntityControl(Protocol):
     """Entities of every kind in one namespace. Every method raises only errors of `sbpair.errors`.
 
@@ -102,7 +118,7 @@ class Entity:
     """A queue or a topic that messages may be sent to.
 
     `filters` are those of all of a topic's subscriptions: each looks at every message. `message_bytes` is the most that
-    a message may have. None is what nobody said.
+    a message may have. `detects_duplicates` is how a message that comes twice is taken once. None is what nobody said.
     """
 
     path: str
@@ -110,6 +126,7 @@ class Entity:
     requires_session: bool = False
     filters: int | None = 0
     message_bytes: int | None = None
+    detects_duplicates: bool | None = None
 
 
 class DestinationControl(Protocol):

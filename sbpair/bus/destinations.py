@@ -75,9 +75,18 @@ class AtomDestinations:
             # The SDK reads a topic's description as a queue that has none.
             topic = await self._client.get_topic(path)
             return Entity(
-                path, is_topic=True, filters=await self._count_filters(path), message_bytes=_message_bytes(topic)
+                path,
+                is_topic=True,
+                filters=await self._count_filters(path),
+                message_bytes=_message_bytes(topic),
+                detects_duplicates=topic.requires_duplicate_detection,
             )
-        return Entity(path, requires_session=bool(queue.requires_session), message_bytes=_message_bytes(queue))
+        return Entity(
+            path,
+            requires_session=bool(queue.requires_session),
+            message_bytes=_message_bytes(queue),
+            detects_duplicates=queue.requires_duplicate_detection,
+        )
 
     async def _count_filters(self, topic: str) -> int:
         names = [each.name async for each in self._client.list_subscriptions(topic)]

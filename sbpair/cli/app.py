@@ -21,6 +21,7 @@ COMPLETION_VARIABLE = "_SBPAIR_COMPLETE"
 COMMANDS = {
     "provision": "Create the backlog queues that the secondary namespace lacks.",
     "audit": "Compare the backlog queues with what they should be, and count their messages.",
+    "prune": "Remove the backlog queues that nobody asked for, where they are empty.",
     "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
     "partition": "Create partitioned queues and topics, list them, and explain partition keys.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",

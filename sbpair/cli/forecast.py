@@ -10,8 +10,9 @@ from sbpair.cli.output import Screen, clean, columns, size, spoken
 from sbpair.cli.progress import tell
 from sbpair.model import Retrying
 from sbpair.move.events import QueuesFound
-from sbpair.syphon.forecast import FATES, OTHERS, Flow, total
-from sbpair.syphon.preview import Looked
+from sbpair.move.look import Looked
+from sbpair.move.places import OTHERS
+from sbpair.syphon.forecast import FATES, Flow, total
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -88,6 +88,12 @@ class Screen:
     def warn(self, text: str) -> None:
         self._tell("warning", text)
 
+    def asks(self, question: str) -> bool:
+        """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
+        sys.stderr.write(f"{clean(question)} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
+
     def _tell(self, level: str, text: str) -> None:
         if self._display.log_format is LogFormat.JSON:
             line = json.dumps({"time": _now(), "level": level, "logger": "sbpair", "message": clean(text)})

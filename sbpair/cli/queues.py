@@ -36,7 +36,7 @@ def table(report: QueueReport, *, counted: bool) -> list[str]:
     if not report.items:
         return []
     heading = ["QUEUE", "OUTCOME", *(["ACTIVE", "DEAD", "SCHEDULED", "TOTAL"] if counted else []), "REMARK"]
-    return columns([heading, *(_row(item, counted=counted) for item in report)])
+    return columns([heading, *(row(item, counted=counted) for item in report)])
 
 
 def progress(screen: Screen, event: ControlEvent) -> None:
@@ -61,7 +61,8 @@ def _detail(found: QueueFinding) -> dict[str, object]:
     return known
 
 
-def _row(item: QueueItem, *, counted: bool) -> list[object]:
+def row(item: QueueItem, *, counted: bool) -> list[object]:
+    """One queue of a table, the remark last."""
     counts = item.detail.counts if item.detail else None
     numbers = [counts.active, counts.dead_letter, counts.scheduled, counts.total] if counts else ["", "", "", ""]
     partitioned = "partitioned" if item.detail and item.detail.partitioned else ""

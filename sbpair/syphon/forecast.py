@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair import cost
+from sbpair.move.places import OTHERS
 from sbpair.move.receipt import Named
 from sbpair.move.route import DeadLetter, Expire, Facts, TimeToLive, route
 
@@ -22,15 +23,9 @@ if TYPE_CHECKING:
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
-DESTINATIONS_MOST = 1_000
-"""How many destinations are told apart; what is for others is counted together, and not held against anything."""
-
 FLOWS_MOST = 20_000
 REASONS_MOST = 1_000
 EXAMPLES = 3
-
-OTHERS = "*"
-"""Stands for all destinations beyond the most: no entity can have that path."""
 
 EMPTY_WAITS = 2
 """Receives that nothing comes of, for each queue, until a run believes that it is empty."""

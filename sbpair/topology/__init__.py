@@ -129,6 +129,22 @@ def told(differences: Iterable[Difference]) -> str:
     return ", ".join(f"{each.property} is {each.actual} and should be {each.expected}" for each in differences)
 
 
+def why_extra(extra: Extra, count: int) -> str:
+    """What makes a queue one that nobody asked for, in one line."""
+    if extra.index is None:
+        return "under the prefix, and no index: no client ever uses it"
+    return f"beyond the {count} that were asked for: no client of this pair uses it"
+
+
+def check_removable(primary: str, count: int, path: str) -> None:
+    """Refuse to remove what is not one of `primary`'s extra queues: outside its prefix, or with an index in use."""
+    index = backlog.index_of(primary, path)
+    if not backlog.under_prefix(primary, path):
+        raise Unsafe(f"{path} is no backlog queue of {primary}", hint="only queues under its prefix are removed")
+    if index is not None and index < count:
+        raise Unsafe(f"{path} is one of the {count} that were asked for", hint="only extra queues are removed")
+
+
 def guard(plan: Plan, *, most: int = MOST_CREATES) -> None:
     """Refuse a plan that is more likely a mistake than a wish."""
     if len(plan.creates) > most:

@@ -29,11 +29,12 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import Rule, SqlFilter
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
+from sbpair.move import places
 from sbpair.move.events import QueuesFound
+from sbpair.move.look import Looked
 from sbpair.move.route import TimeToLive
 from sbpair.syphon import preview
 from sbpair.syphon.forecast import Forecast, total
-from sbpair.syphon.preview import Looked
 from sbpair.syphon.terms import Limits, Terms, Tiers
 
 if TYPE_CHECKING:
@@ -279,7 +280,9 @@ async def test_time_and_cost_by_tier_and_filters() -> None:
         w.strand(*range(10), to="events")
         w.strand(*range(10, 20))
         said = await w.look()
-        assert said.entities["events"] == Entity("events", is_topic=True, filters=3, message_bytes=256 * 1024)
+        assert said.entities["events"] == Entity(
+            "events", is_topic=True, filters=3, message_bytes=256 * 1024, detects_duplicates=False
+        )
         assert said.limits == Limits(None, 500, 500)
         assert said.seconds == (10 * 4 + 10) / 500
         assert said.tiers == Tiers("Standard", "Standard")
@@ -332,7 +335,7 @@ async def test_all_partitions_of_a_partitioned_queue_are_looked_at() -> None:
 
 @sync
 async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preview, "DESTINATIONS_MOST", 3)
+    monkeypatch.setattr(places, "DESTINATIONS_MOST", 3)
     async with world(1, *(f"d{number}" for number in range(3))) as w:
         for number in range(10):
             w.strand(number, to=f"d{number}")

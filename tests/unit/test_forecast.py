@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.cost import Operations, moved, turned_away
+from sbpair.move.places import OTHERS
 from sbpair.move.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.syphon import forecast
-from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, OTHERS, Sums, total
+from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, Sums, total
 from sbpair.syphon.terms import Limits
 
 NOW = 2_000_000_000_000

@@ -18,7 +18,7 @@ ROOT = Path(sbpair.__file__).parent
 LEVELS: list[set[str]] = [
     {"cli"},
     {"drill", "doctor", "export"},
-    {"provision", "audit", "partition", "syphon", "sender", "replay", "emulator"},
+    {"provision", "audit", "prune", "partition", "syphon", "sender", "replay", "emulator"},
     {"move"},
     {"wire", "bus", "topology", "cost"},
     {"backlog", "tiers", "partition_key"},

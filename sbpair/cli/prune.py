@@ -1,0 +1,97 @@
+"""`sbpair prune`: a plan, a question where somebody can answer it, and one call of `sbpair.prune`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sbpair.cli import queues
+from sbpair.cli.options import Connection, Count, Display, Output, options
+from sbpair.cli.output import Screen
+from sbpair.cli.pairs import chosen
+from sbpair.cli.running import run
+from sbpair.model import ControlEvent, Pair, QueueDone
+from sbpair.report import Outcome
+
+SCHEMA = "sbpair/prune/1"
+LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outcome.FAILED)
+
+
+@options
+def command(
+    *,
+    count: Count = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove what may be removed, and do not ask")] = False,
+    connection: Connection,
+    display: Display,
+) -> int:
+    """Remove the backlog queues that nobody asked for, where they are empty.
+
+    These are the queues under the primary's prefix with an index beyond the count, or with none. Without --yes this
+    says what would be removed, and on a terminal asks; off a terminal it removes nothing. A queue that holds a message,
+    be it active, dead-lettered, scheduled, deferred or on its way elsewhere, is always kept: bring back or receive its
+    messages first. A queue is set SendDisabled, counted and looked into again before it is deleted, and gets its status
+    back where a message has come meanwhile, or anything has failed.
+
+    Needs the Manage and the Listen claim on the secondary namespace. Compare --count with what every client of the pair
+    uses: one that still uses a queue would fail on it.
+
+    JSON, each entry with at least a name; "gone" are those that somebody else has removed meanwhile:
+
+      {"schema": "sbpair/prune/1", "dry_run": true, "would_remove": [], "removed": [], "kept": [], "gone": [],
+       "failed": []}
+
+    Exit codes: 0 removed, or nothing to remove, or only planned; 3 some were kept or could not be removed; 4 none was
+    removed, since every one of them holds messages.
+    """
+    screen = Screen(display)
+    pair = chosen(connection, screen, count=count)
+    from sbpair import prune
+
+    if yes:
+        return _remove(pair, screen, None)
+    report = run(lambda _stop: prune.run(pair, on_event=lambda event: queues.progress(screen, event)))
+    _show(screen, report, dry_run=True)
+    planned = [item.name for item in report.of(Outcome.WOULD_REMOVE)]
+    if not planned:
+        return 0
+    number = f"{len(planned)} queue{'s' if len(planned) != 1 else ''}"
+    if _answers(screen) and screen.asks(f"Remove {number}?"):
+        return _remove(pair, screen, planned)
+    screen.say(f"nothing was removed: sbpair prune --yes removes {number}")
+    return 0
+
+
+def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
+    from sbpair import prune
+
+    done: list[QueueDone] = []
+
+    def told(event: ControlEvent) -> None:
+        queues.progress(screen, event)
+        if isinstance(event, QueueDone):
+            done.append(event)
+
+    try:
+        report = run(lambda _stop: prune.run(pair, dry_run=False, only=only, on_event=told))
+    except KeyboardInterrupt:
+        for each in done:
+            screen.warn(f"{each.path}: {each.outcome}, before this was interrupted")
+        raise
+    _show(screen, report, dry_run=False)
+    if report.of(Outcome.KEPT):
+        screen.say("what is kept holds messages: sbpair syphon --once brings them back, all but dead letters")
+    return prune.exit_code_of(report)
+
+
+def _show(screen: Screen, report: queues.QueueReport, *, dry_run: bool) -> None:
+    document = queues.document(SCHEMA, report, LISTS) | {"dry_run": dry_run}
+    screen.result(document, queues.lines(SCHEMA, report), queues.table(report, counted=True))
+    if not report.items:
+        screen.say("nothing to remove: there is no backlog queue that was not asked for")
+
+
+def _answers(screen: Screen) -> bool:
+    """Whether somebody is there who sees the plan and can answer."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return screen.output is Output.TABLE and all(stream is not None and stream.isatty() for stream in streams)

@@ -1,0 +1,281 @@
+"""`sbpair audit` and `sbpair prune` as their users see them: documents, questions, exit codes, what a kill leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import audit, prune
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.cli.app import invoke
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.testing import Emulator
+from sbpair.errors import UsageError
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.report import Outcome
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.queue import Queue
+
+BACKLOG = QueueDescription(
+    max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
+)
+EXTRA = queue_path("contoso", 7)
+
+
+class World:
+    """A pair that should have one backlog queue, and has `/7` too."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
+        self.sides = [emulator.namespaces[name] for name in ("contoso", "contoso-dr")]
+        self.primary, self.secondary = self.sides
+        self.first, self.extra = (self.secondary.create_queue(queue_path("contoso", each), BACKLOG) for each in (0, 7))
+
+    @property
+    def pair(self) -> Pair:
+        ends = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.sides)
+        return Pair("p", *ends, backlog_queues=1)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        found = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+        for side, namespace in zip(("PRIMARY", "SECONDARY"), self.emulator.ready.namespaces, strict=True):
+            found[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+            found[f"SBPAIR_{side}_NAME"] = namespace.name
+        return {**found, "NO_COLOR": "1"}
+
+    def strand(self, queue: Queue, to: str) -> None:
+        properties = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to)))
+        payload = Sections(application_properties=properties, body=data_body(b"body")).join()
+        queue.send(envelope.take_in(payload, 0))
+
+    async def start(self, *words: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "sbpair", *words, "--count", "1"),
+            env=self.environ,
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def sbpair(self, *words: str) -> tuple[int, str, str]:
+        process = await self.start(*words)
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+    def stalled_at(self, step: str) -> asyncio.Event:
+        """Set as soon as a prune has changed the queue, or looked into its dead letters; then it waits for an answer.
+
+        To the AMQP client in the first case, to the management client in the second.
+        """
+        reached, owner = asyncio.Event(), self.extra if step == "update" else self.extra.dead_letters
+        real, faults = getattr(owner, step), self.emulator.faults
+
+        def watched(*arguments: Any) -> Any:
+            setattr(owner, step, real)
+            stall = faults.stall if step == "update" else partial(faults.latency, ms=600_000)
+            self.stall = stall("contoso-dr")
+            reached.set()
+            return real(*arguments)
+
+        setattr(owner, step, watched)
+        return reached
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with asyncio.timeout(60), Emulator() as emulator:
+        yield World(emulator)
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with world() as w:
+            await scenario(w)
+
+    asyncio.run(main())
+
+
+# The audit
+
+
+def test_a_document_says_everything_and_the_exit_code_what_was_asked_for() -> None:
+    async def scenario(w: World) -> None:
+        w.primary.create_queue("orders")
+        w.secondary.create_queue("fabrikam/x-servicebus-transfer/0")
+        for to in ("orders", "gone\x1b[2J"):
+            w.strand(w.first, to)
+        code, out, err = await w.sbpair("audit", "--output", "json", "--sample", "0", "--fail-on", "missing,full")
+        told = json.loads(out)
+        assert (code, err, told["schema"]) == (0, "", "sbpair/audit/1")
+        assert [len(told[each]) for each in ("missing", "extra", "drifted", "ok", "foreign")] == [0, 1, 0, 1, 1]
+        [right] = told["ok"]
+        assert right["counts"]["active"] == 2
+        assert (right["fill"]["looked_at"], right["fill"]["saw_all"]) == (2, True)
+        assert right["fill"]["effective_max_size_mb"] == 5120
+        assert {each["name"]: (each["messages"], each["found"]) for each in told["destinations"]} == {
+            "": (1, None),
+            "orders": (1, True),
+        }
+        assert told["findings"] == ["destinations", "duplicates", "extra", "foreign", "messages"]
+        code, out, err = await w.sbpair("audit", "--sample", "0", "--peek", "1")
+        assert code == 3
+        assert "looked at the first 1 only" in out
+        assert "\x1b" not in out + err
+
+    run(scenario)
+
+
+def test_lines_have_one_object_a_thing_and_warnings_say_what_was_not_looked_at() -> None:
+    async def scenario(w: World) -> None:
+        w.strand(w.first, "orders")
+        w.emulator.faults.namespace_down("contoso")
+        code, out, err = await w.sbpair("audit", "--output", "jsonl", "--sample", "0", "--fail-on", "unseen")
+        kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
+        assert (code, kinds) == (3, ["ok", "extra", "destination", "not_looked_at"])
+        assert err.startswith("warning: not looked at: contoso: the destinations: ")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fail-on", "mising"], "--fail-on does not know 'mising'"),
+        (["--fail-on", ""], "--fail-on names nothing to fail on"),
+        (["--fail-on", "none,drift"], "--fail-on none cannot be combined with others"),
+        (["--idle", "0"], "--idle is no time at all"),
+        (["--idle", "long"], "--idle: 'long' is not a duration"),
+        (["--idle", "P1Y"], "--idle: 'P1Y' is not a duration"),
+        (["--idle", "-30d"], "--idle: '-30d' is not a duration"),
+        (["--sample", "2h"], "--sample 2h is more than an hour"),
+        (["--sample", "x"], "--sample: 'x' is not a duration"),
+        (["--peek", "-1"], "Invalid value for '--peek'"),
+        (["--peek", "many"], "Invalid value for '--peek'"),
+        (["--peek", "10000000"], "Invalid value for '--peek'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_asked(words: list[str], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        invoke(["audit", *words])
+    assert caught.value.message.startswith(says)
+    assert caught.value.hint
+
+
+def test_an_unknown_finding_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError) as caught:
+        invoke(["audit", "--fail-on", "extra,drifted"])
+    assert "missing, extra, drift, idle, foreign, messages, dead-letters" in caught.value.hint
+
+
+# Pruning
+
+
+def test_off_a_terminal_nothing_is_removed_and_nobody_is_asked() -> None:
+    async def scenario(w: World) -> None:
+        code, out, err = await w.sbpair("prune", "--output", "json")
+        told = json.loads(out)
+        assert (code, told["dry_run"], [each["name"] for each in told["would_remove"]]) == (0, True, [EXTRA])
+        assert err == "nothing was removed: sbpair prune --yes removes 1 queue\n"
+        assert w.secondary.find_queue(EXTRA) is w.extra
+
+    run(scenario)
+
+
+def test_with_consent_it_is_removed_and_the_second_time_there_is_nothing_to_do() -> None:
+    async def scenario(w: World) -> None:
+        code, out, _ = await w.sbpair("prune", "--yes", "--output", "json")
+        assert (code, [each["name"] for each in json.loads(out)["removed"]]) == (0, [EXTRA])
+        assert [queue.path for queue in w.secondary.queues()] == [w.first.path]
+        code, out, err = await w.sbpair("prune", "--yes")
+        assert (code, out) == (0, "")
+        assert err == "nothing to remove: there is no backlog queue that was not asked for\n"
+
+    run(scenario)
+
+
+def test_where_all_of_them_hold_messages_it_refuses() -> None:
+    async def scenario(w: World) -> None:
+        w.strand(w.extra, "orders")
+        code, out, err = await w.sbpair("prune", "--yes")
+        assert code == 4
+        assert "it holds 1 message (1 active)" in out
+        assert "sbpair syphon --once brings them back" in err
+        assert w.extra.description == BACKLOG
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 0, 2), (b"\x03", 130, 2)])
+def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
+    async def scenario(w: World) -> None:
+        ours, theirs = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sbpair", "prune", "--count", "1"),
+            env=w.environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            preexec_fn=partial(os.login_tty, 0),  # for a Ctrl-C that is typed there
+        )
+        os.close(theirs)
+        try:
+            await asyncio.to_thread(read_until, ours, b"[y/N] ")
+            os.write(ours, answer)
+            assert await process.wait() == code
+        finally:
+            os.close(ours)
+        assert len(w.secondary.queues()) == left
+
+    run(scenario)
+
+
+def read_until(descriptor: int, end: bytes) -> None:
+    said = b""
+    while not said.endswith(end):
+        said += os.read(descriptor, 1024)
+
+
+@pytest.mark.parametrize("step", ["update", "peek"])
+def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: str) -> None:
+    async def scenario(w: World) -> None:
+        reached = w.stalled_at(step)
+        process = await w.start("prune", "--yes")
+        await reached.wait()
+        process.kill()
+        await process.communicate()
+        w.emulator.faults.end(w.stall)
+        assert w.extra.description.status == "SendDisabled"
+        [*_, extra] = await audit.run(w.pair)
+        assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
+        [item] = await prune.run(w.pair, dry_run=False)
+        assert (item.name, item.outcome) == (EXTRA, Outcome.REMOVED)
+        assert "found SendDisabled" in item.reason
+
+    run(scenario)
+
+
+def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:
+    async def scenario(w: World) -> None:
+        reached = w.stalled_at("update")
+        process = await w.start("prune", "--yes")
+        await reached.wait()
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        assert process.returncode == 130
+        assert w.extra.description == BACKLOG
+
+    run(scenario)

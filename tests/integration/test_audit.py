@@ -1,0 +1,439 @@
+"""The audit on the emulator, through the real clients: what it finds, what could not see, and no trace of it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import audit, errors
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.audit import Audit, Destination, Finding, Unseen
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Difference, Fill, Pair, SasKey, endpoint_from_connection_string
+from sbpair.report import Outcome
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.queue import Queue
+
+MEGABYTE = 1024 * 1024
+BACKLOG = QueueDescription(
+    max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
+)
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def wrapper(*arguments: Any, **keywords: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(60):
+                await test(*arguments, **keywords)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(main())
+
+    return wrapper
+
+
+class World:
+    """A pair with some backlog queues, on one emulator. `meanwhile` happens between the two samples."""
+
+    def __init__(self, emulator: Emulator, queues: int) -> None:
+        self.emulator = emulator
+        self.primary, self.secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
+        ends = (
+            endpoint_from_connection_string(each.connection_string, name=each.name)
+            for each in (self.primary, self.secondary)
+        )
+        self.pair = Pair("p", *ends, backlog_queues=queues)
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.told: list[Any] = []
+        self.slept = 0.0
+
+    def queue(self, name: int | str, **changed: Any) -> Queue:
+        return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
+
+    def strand(self, number: int, to: str = "orders", index: int = 0) -> None:
+        payload = Sections(
+            properties=Properties(message_id=f"m{number}").encode(),
+            application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to))),
+            body=data_body(b"body"),
+        ).join()
+        self.secondary.queue(queue_path("contoso", index)).send(envelope.take_in(payload, 0))
+
+    def may_only(self, side: str, *claims: Claim, key: str = "key") -> None:
+        namespace = self.primary if side == "primary" else self.secondary
+        namespace.keys = (AuthorizationRule("only", "key", "other", frozenset(claims)),)
+        endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
+        self.pair = replace(self.pair, **{side: endpoint})
+
+    def now(self) -> float:
+        return self.emulator.clock.now_ms() / 1000
+
+    async def sleep(self, seconds: float) -> None:
+        """Time passes at once."""
+        self.slept += seconds
+        if seconds:
+            self.meanwhile()
+
+    async def audit(self, **options: Any) -> Audit:
+        before = self.traces()
+        made = await audit.run(
+            self.pair,
+            on_event=self.told.append,
+            now=self.now,
+            clock=lambda: self.slept,
+            sleep=self.sleep,
+            **options,
+        )
+        assert self.traces() == before
+        return made
+
+    def traces(self) -> list[Any]:
+        """All that an audit could have changed."""
+        queues = [queue for side in (self.primary, self.secondary) for queue in side.queues()]
+        found: list[Any] = [queue.description for queue in queues]
+        for queue in queues:
+            found += [
+                (each.sequence_number, each.state, each.delivery_count, each.locked_until_ms)
+                for each in queue.messages.peek(0, 10_000)
+            ]
+        return found
+
+
+@asynccontextmanager
+async def world(queues: int = 1, *destinations: str) -> AsyncIterator[World]:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        w = World(emulator, queues)
+        for index in range(queues):
+            w.queue(index)
+        for name in destinations:
+            w.primary.create_queue(name)
+        yield w
+
+
+def fill_of(made: Audit, index: int = 0) -> Fill:
+    [fill] = [item.detail.fill for item in made if item.detail and item.detail.index == index and item.detail.fill]
+    return fill
+
+
+# A backlog
+
+
+@sync
+async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
+    async with world(3) as w:
+        used = [queue.used_ms for queue in w.secondary.queues()]
+        w.emulator.advance(60_000)
+        made = await audit.run(w.pair, sleep=w.sleep)
+        assert (made.findings, made.unseen, made.destinations, w.slept) == (frozenset(), (), (), 0)
+        assert [queue.used_ms for queue in w.secondary.queues()] == used
+
+
+@sync
+async def test_what_lies_in_a_backlog_is_told() -> None:
+    async with world(2, "orders") as w:
+        w.primary.create_queue("once", QueueDescription(requires_duplicate_detection=True))
+        w.primary.create_topic("events")
+        for number in range(3):
+            w.strand(number)
+        w.emulator.advance(1_800_000)
+        w.strand(3, "once", index=1)
+        w.strand(4, "Events", index=1)
+        w.strand(5, "gone", index=1)
+        w.strand(6, "no//where", index=1)
+        w.secondary.queue(queue_path("contoso", 1)).send([Message(Sections(body=data_body(b"")), 10)])
+        made = await w.audit()
+        assert [(fill_of(made, index).looked_at, fill_of(made, index).saw_all) for index in (0, 1)] == [
+            (3, True),
+            (5, True),
+        ]
+        assert fill_of(made, 0).oldest_seconds == pytest.approx(1800, abs=5)
+        assert fill_of(made, 1).oldest_seconds == pytest.approx(0, abs=5)
+        none, *named = made.destinations
+        assert [(each.name, each.messages, each.found, each.topic, each.detects_duplicates) for each in named] == [
+            ("Events", 1, True, True, False),
+            ("gone", 1, False, None, None),
+            ("once", 1, True, False, True),
+            ("orders", 3, True, False, False),
+        ]
+        assert named[1].reason == "there is no such queue or topic in contoso"
+        assert (none.name, none.messages, none.found) == ("", 2, None)
+        assert "x-ms-path" in none.reason
+        assert made.findings == {Finding.MESSAGES, Finding.DESTINATIONS, Finding.DUPLICATES}
+        assert made.unseen == ()
+
+
+@pytest.mark.parametrize(("most", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
+def test_no_more_is_looked_at_than_was_asked_for(most: int, looked_at: int, saw_all: bool) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world(1, "orders") as w:
+            for number in range(25):
+                w.strand(number)
+            made = await w.audit(peek_most=most)
+            assert (fill_of(made).looked_at, fill_of(made).saw_all) == (looked_at, saw_all)
+            assert made.destinations == (
+                Destination("orders", looked_at, found=True, topic=False, detects_duplicates=False),
+            )
+
+    scenario()
+
+
+@sync
+async def test_who_asks_for_no_look_gets_none() -> None:
+    async with world(1, "orders") as w:
+        w.strand(1)
+        made = await w.audit(peek_most=0)
+        assert (fill_of(made).looked_at, made.destinations, made.unseen) == (None, (), ())
+
+
+@sync
+async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them() -> None:
+    async with world(1, "orders") as w:
+        w.secondary.delete_queue(queue_path("contoso", 0))
+        w.queue(0, enable_partitioning=True)
+        for number in range(300):
+            w.strand(number)
+        made = await w.audit()
+        fill = fill_of(made)
+        assert (made.items[0].outcome, fill.looked_at, fill.saw_all) == (Outcome.OK, 300, True)
+        assert fill.max_bytes == 81_920 * MEGABYTE
+
+
+# How full
+
+
+@pytest.mark.parametrize(
+    ("size", "later", "per_second", "full_in", "full"),
+    [
+        (1024 * MEGABYTE, 1024 * MEGABYTE, 0.0, None, False),
+        (1024 * MEGABYTE, 1000 * MEGABYTE, -24.0 * MEGABYTE / 60, None, False),
+        (5119 * MEGABYTE, 5000 * MEGABYTE, -119.0 * MEGABYTE / 60, None, True),
+        (1024 * MEGABYTE, 1030 * MEGABYTE, 6.0 * MEGABYTE / 60, 40_900.0, True),
+        (100, 160, 1.0, 5120.0 * MEGABYTE - 160, False),
+    ],
+)
+def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
+    size: int, later: int, per_second: float, full_in: float | None, full: bool
+) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world(1, "orders") as w:
+            queue = w.secondary.queue(queue_path("contoso", 0))
+            w.strand(1)
+            queue.messages.size_bytes = size
+            w.meanwhile = lambda: setattr(queue.messages, "size_bytes", later)
+            made = await w.audit(sample_seconds=60)
+            fill = fill_of(made)
+            assert (fill.bytes_per_second, fill.full_in_seconds) == (per_second, full_in)
+            assert (Finding.FULL in made.findings) is full
+            assert w.slept == 60
+
+    scenario()
+
+
+@sync
+async def test_without_a_second_sample_nobody_knows_how_fast() -> None:
+    async with world(1, "orders") as w:
+        w.strand(1)
+        fill = fill_of(await w.audit(sample_seconds=0))
+        assert (fill.bytes_per_second, fill.full_in_seconds, w.slept) == (None, None, 0)
+
+
+@sync
+async def test_a_second_sample_that_fails_is_said() -> None:
+    async with world(1, "orders") as w:
+        w.strand(1)
+        w.meanwhile = lambda: w.emulator.faults.namespace_down("contoso-dr")
+        made = await w.audit(sample_seconds=60, peek_most=0)
+        [unseen] = made.unseen
+        assert (unseen.name, fill_of(made).bytes_per_second) == ("contoso-dr", None)
+        assert unseen.reason.startswith("how fast the queues fill: cannot list the queues")
+
+
+# Extra, idle, foreign
+
+
+@sync
+async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
+    async with world(2) as w:
+        w.emulator.advance(1_200_000)
+        w.strand(1, index=1)
+        looking = functools.partial(audit.run, w.pair, now=w.now, sleep=w.sleep, sample_seconds=0)
+        made = await looking(idle_seconds=600)
+        assert [fill_of(made, index).idle for index in (0, 1)] == [True, False]
+        assert fill_of(made).idle_seconds == pytest.approx(1200, abs=5)
+        assert Finding.IDLE in made.findings
+        assert Finding.IDLE not in (await looking()).findings
+
+
+@sync
+async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
+    async with world(1) as w:
+        for name in ("fabrikam/x-servicebus-transfer/0", "Fabrikam/x-servicebus-transfer/odd", "orders", "a/b/c"):
+            w.secondary.create_queue(name)
+        w.secondary.queue("fabrikam/x-servicebus-transfer/0").send([Message(Sections(body=data_body(b"")), 10)])
+        made = await w.audit()
+        foreign = {item.name: item.reason for item in made.of(Outcome.FOREIGN)}
+        assert foreign == {
+            "fabrikam/x-servicebus-transfer/0": "a backlog queue of fabrikam",
+            "Fabrikam/x-servicebus-transfer/odd": "a backlog queue of Fabrikam",
+        }
+        assert made.findings == {Finding.FOREIGN}
+        assert audit.exit_code_of(made) == 0
+        assert audit.exit_code_of(made, {Finding.FOREIGN}) == 3
+
+
+@sync
+async def test_what_a_prune_that_was_cut_short_left_is_named() -> None:
+    async with world(1) as w:
+        w.queue("7", status="SendDisabled")
+        [_, extra] = await w.audit()
+        assert extra.outcome is Outcome.EXTRA
+        assert extra.detail is not None
+        assert extra.detail.differences == (Difference("Status", "Active", "SendDisabled"),)
+        assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
+        assert {Finding.EXTRA, Finding.DRIFT} == (await w.audit()).findings
+
+
+@sync
+async def test_dead_letters_are_a_finding_of_their_own() -> None:
+    async with world(2) as w:
+        w.strand(1)
+        queue = w.secondary.queue(queue_path("contoso", 0))
+        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
+        made = await w.audit()
+        assert made.findings == {Finding.MESSAGES, Finding.DEAD_LETTERS}
+
+
+# What it may not see
+
+
+@sync
+async def test_without_listen_the_messages_are_not_looked_at() -> None:
+    async with world(3, "orders") as w:
+        for index in range(3):
+            w.strand(index, index=index)
+        w.may_only("secondary", Claim.MANAGE)
+        made = await w.audit()
+        [unseen] = made.unseen
+        assert unseen.name == "contoso-dr"
+        assert unseen.reason.startswith("what lies in the queues: ")
+        assert (made.destinations, [item.outcome for item in made]) == ((), [Outcome.OK] * 3)
+        assert made.findings == {Finding.MESSAGES, Finding.UNSEEN}
+        assert audit.exit_code_of(made) == 0
+
+
+@sync
+async def test_without_manage_nothing_can_be_audited() -> None:
+    async with world(1) as w:
+        w.may_only("secondary", Claim.LISTEN, Claim.SEND)
+        with pytest.raises(errors.NotAuthorized):
+            await w.audit()
+
+
+@pytest.mark.parametrize(
+    ("claims", "key", "found", "says"),
+    [
+        ((Claim.SEND,), "key", True, "whether destinations detect duplicates: that takes the Manage claim"),
+        ((Claim.LISTEN,), "key", None, "the destinations: "),
+        ((Claim.MANAGE,), "wrong", None, "the destinations: "),
+    ],
+)
+def test_what_the_primary_does_not_tell_is_said(
+    claims: tuple[Claim, ...], key: str, found: bool | None, says: str
+) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world(1, "orders") as w:
+            for number in range(5):
+                w.strand(number)
+            w.may_only("primary", *claims, key=key)
+            made = await w.audit()
+            [unseen] = made.unseen
+            assert unseen.name == "contoso"
+            assert unseen.reason.startswith(says)
+            assert made.destinations == (Destination("orders", 5, found=found),)
+            assert made.findings == {Finding.MESSAGES, Finding.UNSEEN}
+
+    scenario()
+
+
+@sync
+async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
+    async with world(2, "orders") as w:
+        w.strand(1)
+        w.strand(2, "events", index=1)
+        w.emulator.faults.namespace_down("contoso")
+        made = await w.audit()
+        assert [each.name for each in made.unseen] == ["contoso"]
+        assert made.destinations == (Destination("events", 1), Destination("orders", 1))
+        assert audit.exit_code_of(made) == 0
+        assert audit.exit_code_of(made, {Finding.UNSEEN}) == 3
+
+
+@sync
+async def test_a_queue_that_is_deleted_meanwhile_is_said() -> None:
+    async with world(1) as w:
+        gone = w.queue("1")
+        gone.send([Message(Sections(body=data_body(b"")), 10)])
+        w.told = _Deleting(w)
+        made = await audit.run(w.pair, on_event=w.told.append, sleep=w.sleep)
+        assert [each.name for each in made.unseen] == [gone.path]
+
+
+class _Deleting(list[Any]):
+    """Has a queue deleted as soon as it was listed."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def append(self, event: Any) -> None:
+        if not self:
+            self._world.secondary.delete_queue("contoso/x-servicebus-transfer/1")
+        super().append(event)
+
+
+@sync
+async def test_unseen_is_said_once_for_a_namespace() -> None:
+    async with world(12, "orders") as w:
+        for index in range(12):
+            w.strand(index, index=index)
+        for index in range(12):
+            w.emulator.faults.entity_down("contoso-dr", queue_path("contoso", index))
+        made = await w.audit(sample_seconds=0)
+        assert [type(each) for each in made.unseen] == [Unseen]
+        assert {item.outcome for item in made} == {Outcome.OK}
+
+
+@sync
+async def test_a_queue_that_is_away_hides_no_other() -> None:
+    async with world(2, "orders") as w:
+        for index in range(2):
+            w.strand(index, index=index)
+        w.queue("7", status="Disabled")
+        slip_in(w.secondary.queue("contoso/x-servicebus-transfer/7"))
+        w.emulator.faults.entity_down("contoso-dr", queue_path("contoso", 1))
+        made = await w.audit(sample_seconds=0)
+        assert fill_of(made, 0).looked_at == 1
+        assert not fill_of(made, 1).saw_all
+        assert len(made.unseen) == 1 + (not fill_of(made, 7).saw_all)
+
+
+def slip_in(queue: Queue) -> None:
+    """A message that was sent before the queue was disabled."""
+    queue.messages.enqueue([Message(Sections(body=data_body(b"")), 10)])

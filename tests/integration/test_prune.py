@@ -1,0 +1,639 @@
+"""Pruning on the emulator, through the real management client: what goes, what never does, and what is put back."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors, prune
+from sbpair.amqp.message import Sections, data_body
+from sbpair.bus.removal import open_removal
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
+from sbpair.emulator.errors import EntityDisabled
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, SasKey, endpoint_from_connection_string
+from sbpair.report import Outcome
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.queue import Queue
+
+SECOND_TICKS = 10_000_000
+BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
+STEPS = ("get", "set_status", "look", "exact_counts", "delete")
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def wrapper(*arguments: Any, **keywords: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(60):
+                await test(*arguments, **keywords)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(main())
+
+    return wrapper
+
+
+class World:
+    """A pair of one backlog queue, and some that nobody asked for; `steps` are what was asked of the service."""
+
+    def __init__(self, emulator: Emulator, count: int) -> None:
+        self.emulator = emulator
+        self.secondary = emulator.namespaces["contoso-dr"]
+        ends = (
+            endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
+            for name in ("contoso", "contoso-dr")
+        )
+        self.pair = Pair("p", *ends, backlog_queues=count)
+        self.steps: list[str] = []
+        self.before: Callable[[str, int], Any] = lambda _step, _number: None
+        self.after: Callable[[str, int], Any] = lambda _step, _number: None
+
+    def queue(self, name: int | str, **changed: Any) -> Queue:
+        return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
+
+    def names(self) -> list[str]:
+        return [queue.path.removeprefix("contoso/x-servicebus-transfer/") for queue in self.secondary.queues()]
+
+    async def sleep(self, _seconds: float) -> None:
+        """Time passes at once."""
+
+    async def prune(self, **options: Any) -> prune.QueueReport:
+        return await prune.run(self.pair, sleep=self.sleep, **{"dry_run": False, **options})
+
+    async def prune_watched(self) -> prune.QueueReport:
+        """The same, with `before` and `after` called around each step, and told its number."""
+        async with open_removal(self.pair.secondary) as queues:
+
+            async def look(path: str) -> bool:
+                return await prune.looked_into(self.pair.secondary, None, self.sleep, path)
+
+            watched = Watched(queues, self)
+            pruner = prune.Pruner(watched, watched.around("look", look), self.pair, self.steps.append, self.sleep)  # type: ignore[arg-type]
+            self.steps.clear()
+            return await pruner.run(dry_run=False, only=None)
+
+    def step(self, name: str) -> int:
+        self.steps.append(name)
+        return self.steps.count(name)
+
+
+class Watched:
+    """The real client; what happens around its calls is up to a test."""
+
+    def __init__(self, queues: Any, world: World) -> None:
+        self._queues = queues
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return self.around(name, getattr(self._queues, name))
+
+    def around(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def called(*arguments: Any, **keywords: Any) -> Any:
+            number = self._world.step(name)
+            self._world.before(name, number)
+            result = await call(*arguments, **keywords)
+            self._world.after(name, number)
+            return result
+
+        return called
+
+
+@asynccontextmanager
+async def world(*extra: int | str, count: int = 1) -> AsyncIterator[World]:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        w = World(emulator, count)
+        for name in (*range(count), *extra):
+            w.queue(name)
+        yield w
+
+
+def message(**changed: Any) -> Message:
+    return Message(Sections(body=data_body(b"body")), 100, **changed)
+
+
+def put(queue: Queue) -> None:
+    queue.send([message()])
+
+
+def slip_in(queue: Queue) -> None:
+    """A message comes, whatever the queue's status: it was accepted a moment earlier."""
+    queue.messages.enqueue([message()])
+
+
+def outcomes(report: prune.QueueReport) -> dict[str, str]:
+    return {item.name.removeprefix("contoso/x-servicebus-transfer/"): str(item.outcome) for item in report}
+
+
+# What goes, and what stays
+
+
+@sync
+async def test_empty_extra_queues_go_and_nothing_else_does() -> None:
+    async with world("7", "12", "old", "07", count=3) as w:
+        w.secondary.create_queue("contoso/x-servicebus-transferred/9")
+        w.secondary.create_queue("fabrikam/x-servicebus-transfer/9")
+        w.secondary.create_queue("orders")
+        stay = {"fabrikam/x-servicebus-transfer/9", "orders", "contoso/x-servicebus-transferred/9", "0", "1", "2"}
+        report = await w.prune()
+        assert outcomes(report) == dict.fromkeys(("7", "12", "07", "old"), "removed")
+        assert (set(w.names()), prune.exit_code_of(report)) == (stay, 0)
+        again = await w.prune()
+        assert (again.items, prune.exit_code_of(again), set(w.names())) == ((), 0, stay)
+
+
+@sync
+async def test_without_consent_there_is_only_a_plan() -> None:
+    async with world("7") as w:
+        before = [queue.description for queue in w.secondary.queues()]
+        assert outcomes(await prune.run(w.pair)) == {"7": "would_remove"}
+        assert [queue.description for queue in w.secondary.queues()] == before
+
+
+@sync
+async def test_only_what_somebody_agreed_to_goes() -> None:
+    async with world("7", "8") as w:
+        assert outcomes(await w.prune(only=["contoso/x-servicebus-transfer/8"])) == {"8": "removed"}
+        assert w.names() == ["0", "7"]
+
+
+def locked(queue: Queue) -> bytes:
+    put(queue)
+    [taken] = queue.messages.receive(1)
+    return taken.lock_token
+
+
+def deferred(queue: Queue) -> None:
+    queue.messages.defer(locked(queue))
+
+
+def dead(queue: Queue) -> None:
+    queue.messages.dead_letter(locked(queue))
+
+
+def scheduled(queue: Queue) -> None:
+    queue.schedule([message(scheduled_at_ms=2**42)])
+
+
+def undeliverable(queue: Queue) -> None:
+    queue.transfer_dead_letters.adopt(message())
+
+
+@pytest.mark.parametrize("fill", [put, locked, deferred, dead, scheduled, undeliverable])
+def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[Queue], object]) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world("7") as w:
+            queue = w.secondary.queue("contoso/x-servicebus-transfer/7")
+            fill(queue)
+            before = queue.description
+            report = await w.prune()
+            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "kept"}, 4)
+            assert "it holds 1 message" in report.items[0].reason
+            assert queue.description == before
+            assert queue.counts().total == 1
+
+    scenario()
+
+
+@sync
+async def test_where_some_are_kept_the_others_still_go() -> None:
+    async with world("7", "8") as w:
+        put(w.secondary.queue("contoso/x-servicebus-transfer/7"))
+        report = await w.prune()
+        assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "kept", "8": "removed"}, 3)
+
+
+@sync
+async def test_a_queue_that_an_earlier_prune_left_disabled_is_named_and_goes() -> None:
+    async with world() as w:
+        w.queue("7", status="SendDisabled")
+        [planned] = await prune.run(w.pair)
+        assert "found SendDisabled" in planned.reason
+        assert outcomes(await w.prune()) == {"7": "removed"}
+
+
+@sync
+async def test_two_at_once_remove_each_queue_once() -> None:
+    async with world(*range(5, 15)) as w:
+        reports = await asyncio.gather(*(w.prune() for _ in range(3)))
+        assert w.names() == ["0"]
+        assert {prune.exit_code_of(report) for report in reports} == {0}
+        removed = [item.name for report in reports for item in report.of(Outcome.REMOVED)]
+        assert len(removed) == len(set(removed)) == 10
+
+
+# A message that comes meanwhile
+
+
+@pytest.mark.parametrize(
+    ("moment", "status"),
+    [
+        *((moment, status) for status in ("Active", "ReceiveDisabled") for moment in ("get", "set_status", "look")),
+        *((moment, "SendDisabled") for moment in ("get", "look")),
+    ],
+)
+def test_a_message_that_comes_meanwhile_keeps_the_queue_and_its_status(moment: str, status: str) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world() as w:
+            queue = w.queue("7", status=status)
+            w.after = lambda step, number: slip_in(queue) if (step, number) == (moment, 1) else None
+            before = queue.description
+            report = await w.prune_watched()
+            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "kept"}, 4)
+            assert (queue.description, queue.counts().active) == (before, 1)
+            assert "delete" not in w.steps
+
+    scenario()
+
+
+@sync
+async def test_nothing_can_be_sent_between_the_last_look_and_the_end() -> None:
+    async with world() as w:
+        queue, refused = w.queue("7"), []
+
+        def send(step: str, _number: int) -> None:
+            if step in ("look", "exact_counts", "delete"):
+                with pytest.raises(EntityDisabled):
+                    put(queue)
+                refused.append(step)
+
+        w.before = send
+        assert outcomes(await w.prune_watched()) == {"7": "removed"}
+        assert refused == ["look", "exact_counts", "delete"]
+
+
+@sync
+async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+
+        def enable(step: str, _number: int) -> None:
+            if step == "exact_counts":
+                queue.update(replace(queue.description, status="Active"))
+
+        w.after = enable
+        [item] = await w.prune_watched()
+        assert (item.outcome, item.reason) == (
+            Outcome.KEPT,
+            "somebody has made it Active while it was being removed",
+        )
+        assert queue.description.status == "Active"
+
+
+@sync
+async def test_a_status_that_somebody_else_sets_meanwhile_stays() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+
+        def disable(step: str, _number: int) -> None:
+            if step == "look":
+                queue.update(replace(queue.description, status="Disabled"))
+                slip_in(queue)
+
+        w.after = disable
+        assert outcomes(await w.prune_watched()) == {"7": "kept"}
+        assert queue.description.status == "Disabled"
+
+
+@sync
+async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
+    async with world() as w:
+        for fill, found in ((None, False), (dead, True), (put, True)):
+            queue = w.queue("7")
+            if fill is not None:
+                fill(queue)
+            assert await prune.looked_into(w.pair.secondary, None, w.sleep, queue.path) is found
+            w.secondary.delete_queue(queue.path)
+
+
+@sync
+async def test_a_queue_that_somebody_deletes_meanwhile_is_gone() -> None:
+    for moment in STEPS:
+        async with world("7") as w:
+
+            def delete(step: str, number: int, moment: str = moment, w: World = w) -> None:
+                if (step, number) == (moment, 1):
+                    w.secondary.delete_queue("contoso/x-servicebus-transfer/7")
+
+            w.before = delete
+            report = await w.prune_watched()
+            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "gone"}, 0), moment
+
+
+# Failures
+
+
+@pytest.mark.parametrize("error", [errors.Throttled, errors.NotAuthorized, errors.TimedOut, errors.Unavailable])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("happened", [False, True])
+def test_after_a_failure_the_queue_is_as_it_was(step: str, error: type[errors.SbpairError], happened: bool) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world() as w:
+            queue = w.queue("7", status="ReceiveDisabled")
+            before = queue.description
+            failing = range(1, 4 if error.retriable else 2)
+
+            def fail(called: str, number: int) -> None:
+                if called == step and number in failing:
+                    raise error("on purpose")
+
+            setattr(w, "after" if happened else "before", fail)
+            report = await w.prune_watched()
+            if step == "delete" and (happened or error is errors.TimedOut):
+                assert w.names() == ["0"] or queue.description.status == "SendDisabled"  # see the next test
+                return
+            if step == "set_status" and happened and error.retriable:
+                assert outcomes(report) == {"7": "removed"}  # the second attempt finds it done
+                return
+            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, error.exit_code)
+            assert queue.description == before
+
+    scenario()
+
+
+@sync
+async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_in_again() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+
+        def fail(step: str, _number: int) -> None:
+            if step == "delete":
+                raise errors.TimedOut("on purpose")
+
+        w.before = fail
+        report = await w.prune_watched()
+        assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, 6)
+        assert "it is left SendDisabled: run sbpair prune again" in report.items[0].reason
+        assert queue.description.status == "SendDisabled"
+        assert outcomes(await w.prune()) == {"7": "removed"}
+
+
+@sync
+async def test_a_status_that_cannot_be_put_back_is_told() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+
+        def fail(step: str, number: int) -> None:
+            if step == "look" or (step == "set_status" and number > 1):
+                raise errors.NotAuthorized("on purpose")
+
+        w.before = fail
+        [item] = await w.prune_watched()
+        assert item.outcome is Outcome.FAILED
+        assert item.reason == f"{queue.path} is left SendDisabled: on purpose; run sbpair prune again"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize(("status", "code"), [(401, 5), (403, 5), (409, 6), (429, 6), (500, 6), (503, 6)])
+def test_a_service_that_refuses_leaves_the_queue_as_it_was(status: int, code: int, method: str) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world() as w:
+            queue = w.queue("7")
+            before = queue.description
+            w.emulator.faults.refuse_requests("contoso-dr", status, queue.path, method=method)
+            report = await w.prune()
+            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, code)
+            assert (queue.description, w.names()) == (before, ["0", "7"])
+
+    scenario()
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_service_that_is_busy_for_a_while_is_waited_for(method: str) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world("7") as w:
+            w.emulator.faults.refuse_requests("contoso-dr", 429, method=method, count=2)
+            assert outcomes(await w.prune()) == {"7": "removed"}
+
+    scenario()
+
+
+@sync
+async def test_without_the_listen_claim_nothing_is_removed() -> None:
+    async with world("7") as w:
+        w.secondary.keys = (AuthorizationRule("manage", "key", "other", frozenset({Claim.MANAGE})),)
+        w.pair = replace(w.pair, secondary=replace(w.pair.secondary, credential=SasKey("manage", "key")))
+        before = w.secondary.queue("contoso/x-servicebus-transfer/7").description
+        report = await w.prune()
+        assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, 5)
+        assert w.secondary.queue("contoso/x-servicebus-transfer/7").description == before
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_one_who_is_interrupted_puts_back_what_is_not_deleted(step: str, when: str) -> None:
+    @sync
+    async def scenario() -> None:
+        async with world() as w:
+            queue = w.queue("7")
+            before = queue.description
+            pruning = asyncio.create_task(w.prune_watched())
+            setattr(w, when, lambda called, number: pruning.cancel() if (called, number) == (step, 1) else None)
+            with pytest.raises(asyncio.CancelledError):
+                await pruning
+            if w.names() == ["0", "7"]:
+                assert queue.description == before
+            else:
+                assert step == "delete"
+
+    scenario()
+
+
+@sync
+async def test_one_who_is_interrupted_while_a_deletion_is_refused_puts_back_too() -> None:
+    async with world() as w:
+        queue = w.queue("7")
+        before, pruning = queue.description, asyncio.create_task(w.prune_watched())
+
+        def refuse(step: str, _number: int) -> None:
+            if step == "delete":
+                pruning.cancel()
+                raise errors.NotAuthorized("on purpose")
+
+        w.before = refuse
+        with pytest.raises(asyncio.CancelledError):
+            await pruning
+        assert queue.description == before
+
+
+# What is written back
+
+
+DURATIONS = st.sampled_from([2**63 - 1, 600 * SECOND_TICKS, 86_400 * SECOND_TICKS, 1_234_567 * SECOND_TICKS + 5_000])
+
+
+@given(
+    partitioned=st.booleans(),
+    size=st.sampled_from([1024, 2048, 3072, 4096, 5120]),
+    ttl=DURATIONS,
+    idle=DURATIONS,
+    lock=st.integers(1, 300).map(lambda seconds: seconds * SECOND_TICKS),
+    count=st.integers(1, 2**31 - 1),
+    flags=st.tuples(*[st.booleans()] * 4),
+    metadata=st.one_of(st.none(), st.sampled_from(["owner: <ops> & co", "é", "a b"])),
+    window=st.sampled_from([20, 600, 604_800]).map(lambda seconds: seconds * SECOND_TICKS),
+    forward=st.booleans(),
+    ruled=st.booleans(),
+    status=st.sampled_from(["Active", "Disabled", "ReceiveDisabled"]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
+    partitioned: bool,
+    size: int,
+    ttl: int,
+    idle: int,
+    lock: int,
+    count: int,
+    flags: tuple[bool, bool, bool, bool],
+    metadata: str | None,
+    window: int,
+    forward: bool,
+    ruled: bool,
+    status: str,
+) -> None:
+    rules = (AuthorizationRule("mine", "a" * 44, "b" * 44, frozenset({Claim.SEND})),) if ruled else ()
+    description = QueueDescription(
+        enable_partitioning=partitioned,
+        max_size_in_megabytes=size,
+        default_message_time_to_live=ttl,
+        auto_delete_on_idle=idle,
+        lock_duration=lock,
+        max_delivery_count=count,
+        dead_lettering_on_message_expiration=flags[0],
+        enable_batched_operations=flags[1],
+        requires_session=flags[2],
+        requires_duplicate_detection=flags[3],
+        duplicate_detection_history_time_window=window,
+        user_metadata=metadata,
+        authorization_rules=rules,
+        status=status,
+    )
+
+    @sync
+    async def scenario() -> None:
+        async with world() as w:
+            w.secondary.create_queue("elsewhere")
+            address = f"sb://{w.pair.secondary.authority}/elsewhere" if forward else None
+            described = replace(description, forward_dead_lettered_messages_to=address)
+            queue = w.secondary.create_queue("contoso/x-servicebus-transfer/7", described)
+            seen = []
+
+            def at_the_look(step: str, _number: int) -> None:
+                if step == "look":
+                    seen.append(queue.description)
+                    raise errors.NotAuthorized("on purpose")
+
+            before, w.before = queue.description, at_the_look
+            await w.prune_watched()
+            [meanwhile] = seen
+            assert normal(meanwhile) == normal(replace(before, status="SendDisabled"))
+            assert normal(queue.description) == normal(before)
+
+    scenario()
+
+
+def normal(description: QueueDescription) -> QueueDescription:
+    """Rules without the times that only the service keeps."""
+    rules = tuple(replace(rule, created_at_ms=0, modified_at_ms=0) for rule in description.authorization_rules)
+    return replace(description, authorization_rules=rules)
+
+
+@sync
+async def test_what_is_written_is_the_size_of_a_partition_and_the_longest_time_that_there_is() -> None:
+    async with world() as w:
+        forever = 2**63 - 1
+        queue = w.queue(
+            "7", enable_partitioning=True, default_message_time_to_live=forever, auto_delete_on_idle=forever
+        )
+        async with open_removal(w.pair.secondary) as queues:
+            state = await queues.get(queue.path)
+            assert (state.spec.max_size_in_megabytes, state.partitioned) == (81920, True)
+            await queues.set_status(queue.path, "Active")
+        assert queue.description.max_size_in_megabytes == 5120
+        assert queue.description.default_message_time_to_live == queue.description.auto_delete_on_idle == forever
+
+
+# Any namespace
+
+
+NAMES = st.one_of(
+    st.integers(0, 12).map(lambda index: f"contoso/x-servicebus-transfer/{index}"),
+    st.sampled_from(
+        [
+            "Contoso/X-ServiceBus-Transfer/11",
+            "contoso/x-servicebus-transfer/007",
+            "contoso/x-servicebus-transfer/archive",
+            "contoso/x-servicebus-transfer/3/old",
+            "contoso/x-servicebus-transfer",
+            "contoso/x-servicebus-transfers/9",
+            "contoso2/x-servicebus-transfer/9",
+            "a/contoso/x-servicebus-transfer/9",
+            "orders",
+        ]
+    ),
+)
+
+
+@given(
+    queues=st.dictionaries(NAMES, st.tuples(st.booleans(), st.sampled_from(["Active", "SendDisabled"])), max_size=8),
+    count=st.integers(1, 6),
+)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_removed_was_empty_under_the_prefix_and_beyond_the_count(
+    queues: dict[str, tuple[bool, str]], count: int
+) -> None:
+    queues = {name: what for name, what in queues.items() if name == name.lower() or name.lower() not in queues}
+
+    @sync
+    async def scenario() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            w = World(emulator, count)
+            for name, (filled, status) in queues.items():
+                queue = w.secondary.create_queue(name, replace(BACKLOG, status=status))
+                if filled:
+                    slip_in(queue)
+            report = await w.prune()
+            left = {queue.path: queue for queue in w.secondary.queues()}
+            for name, (filled, status) in queues.items():
+                head, _, index = name.lower().rpartition("x-servicebus-transfer/")
+                numbered = index.isdigit() and (index == "0" or not index.startswith("0"))
+                extra = head == "contoso/" and not (numbered and int(index) < count)
+                assert (name in left) is (filled or not extra), name
+                if name in left:
+                    assert left[name].description == replace(BACKLOG, status=status)
+                    assert left[name].counts().total == filled
+            assert len(report.items) == len(queues) - len(left) + len(report.of(Outcome.KEPT))
+
+    scenario()
+
+
+@sync
+async def test_premium_multiplies_no_size_and_so_none_is_divided() -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0, "premium", 2)]) as emulator:
+        w = World(emulator, 1)
+        sizes = {"max_size_in_megabytes": 81920, "max_message_size_in_kilobytes": 1024}
+        queue = w.queue("7", enable_partitioning=True, **sizes)
+        async with open_removal(w.pair.secondary) as queues:
+            await queues.set_status(queue.path, "SendDisabled")
+        assert (queue.description.max_size_in_megabytes, queue.description.status) == (81920, "SendDisabled")

@@ -1,0 +1,127 @@
+"""What a prune plans, and what an audit fails on: pure decisions, over anything that may be there."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair import audit, backlog, prune, topology
+from sbpair.audit import Audit, Destination, Finding, Unseen
+from sbpair.audit.findings import FULL_SHARE, fill_of, grown, is_full, own_items
+from sbpair.errors import Unsafe
+from sbpair.model import Counts, Endpoint, Fill, Identity, Pair, QueueState, Usage
+from sbpair.report import Outcome
+
+GIGABYTE = 1024**3
+
+
+def pair(count: int) -> Pair:
+    ends = (
+        Endpoint(name, f"{name}.servicebus.windows.net", name, 5671, tls=True, credential=Identity())
+        for name in ("contoso", "elsewhere")
+    )
+    return Pair("orders", *ends, backlog_queues=count)
+
+
+def state(path: str, counts: Counts | None = None, **changed: str) -> QueueState:
+    spec = replace(backlog.queue_spec("contoso", 0), path=path, **changed)
+    return QueueState(spec, counts=Counts() if counts is None else counts)
+
+
+paths = st.one_of(
+    st.integers(0, 30).map(lambda index: f"contoso/x-servicebus-transfer/{index}"),
+    st.from_regex(r"[a-z0-9]{1,8}(/x-servicebus-transfer)?(/[0-9a-z]{1,3}){0,2}", fullmatch=True),
+    st.text("/xX-0159cCoOnNtT", min_size=1, max_size=12).map(lambda rest: f"Contoso/X-ServiceBus-Transfer/{rest}"),
+)
+all_counts = st.builds(Counts, *[st.sampled_from([0, 0, 0, 1])] * len(fields(Counts)))
+
+
+@given(there=st.lists(st.builds(state, paths, all_counts), max_size=12), count=st.integers(1, 20))
+def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_removed(
+    there: list[QueueState], count: int
+) -> None:
+    by_path = {each.spec.path: each for each in there}
+    for candidate in prune.plan(pair(count), list(by_path.values())):
+        assert candidate.path.lower().startswith("contoso/x-servicebus-transfer/")
+        index = backlog.index_of("contoso", candidate.path)
+        assert index is None or index >= count
+        counts = by_path[candidate.path].counts
+        assert counts is not None
+        figures = [getattr(counts, each.name) for each in fields(Counts)]
+        assert bool(candidate.keep) is any(figures)
+        topology.check_removable("contoso", count, candidate.path)
+
+
+def test_a_queue_that_nobody_has_counted_is_kept() -> None:
+    there = QueueState(replace(backlog.queue_spec("contoso", 0), path="contoso/x-servicebus-transfer/7"))
+    [candidate] = prune.plan(pair(1), [there])
+    assert candidate.keep == "nobody said how many messages it holds"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "contoso/x-servicebus-transfer/0",
+        "CONTOSO/X-ServiceBus-Transfer/4",
+        "contoso/x-servicebus-transfer",
+        "fabrikam/x-servicebus-transfer/9",
+        "contoso-2/x-servicebus-transfer/9",
+        "orders",
+        "",
+    ],
+)
+def test_what_is_not_extra_is_refused_once_more_before_it_is_touched(path: str) -> None:
+    with pytest.raises(Unsafe):
+        topology.check_removable("contoso", 5, path)
+
+
+# What an audit fails on
+
+
+@given(wanted=st.sets(st.sampled_from(Finding)))
+def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: set[Finding]) -> None:
+    plan = topology.diff(
+        topology.desired(pair(2)), [state("contoso/x-servicebus-transfer/1", Counts(active=1, total=1))]
+    )
+    made = Audit(
+        tuple(own_items(plan, 2, {})),
+        destinations=(Destination("orders", 1, found=True, detects_duplicates=False),),
+        unseen=(Unseen("contoso", "away"),),
+    )
+    assert made.findings == {Finding.MISSING, Finding.MESSAGES, Finding.DUPLICATES, Finding.UNSEEN}
+    assert audit.exit_code_of(made, wanted) == (3 if made.findings & wanted else 0)
+    assert audit.exit_code_of(made) == 3
+
+
+def test_a_sound_pair_has_no_findings() -> None:
+    plan = topology.diff(topology.desired(pair(1)), [state("contoso/x-servicebus-transfer/0")])
+    made = Audit(tuple(own_items(plan, 1, {})))
+    assert (made.findings, [item.outcome for item in made]) == (frozenset(), [Outcome.OK])
+
+
+@given(
+    size=st.integers(0, 5 * GIGABYTE),
+    later=st.one_of(st.none(), st.integers(0, 5 * GIGABYTE)),
+    seconds=st.one_of(st.just(0.0), st.floats(0.1, 3600)),
+)
+def test_when_a_queue_is_full_follows_from_how_fast_it_grows(size: int, later: int | None, seconds: float) -> None:
+    fill = grown(Fill(max_bytes=5 * GIGABYTE, size_bytes=size), later, seconds)
+    if later is None or not seconds:
+        assert (fill.size_bytes, fill.bytes_per_second, fill.full_in_seconds) == (size, None, None)
+        return
+    assert fill.size_bytes == later
+    assert (fill.full_in_seconds is None) is (later <= size)
+    if fill.full_in_seconds is not None and fill.bytes_per_second is not None:
+        assert fill.full_in_seconds * fill.bytes_per_second == pytest.approx(5 * GIGABYTE - later)
+    assert is_full(fill) or later < FULL_SHARE * 5 * GIGABYTE
+
+
+def test_a_queue_was_last_used_when_it_was_made_changed_or_accessed() -> None:
+    there = replace(state("contoso/x-servicebus-transfer/0"), usage=Usage(10, 100.0, 300.0, None))
+    assert (fill_of(there, 1_000.0, 600.0).idle_seconds, fill_of(there, 1_000.0, 600.0).idle) == (700.0, True)
+    assert not fill_of(there, 1_000.0, 701.0).idle
+    assert not fill_of(there, 1_000.0, None).idle
+    assert fill_of(replace(there, usage=None), 1_000.0, 1.0).idle_seconds is None
