@@ -20,6 +20,7 @@
     │   ├── QuotaExceeded           6  the entity is full: room may come back
     │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
     ├── ServiceRefused              3  the service said no for good, with a condition
+    │   ├── NameTaken               3  an entity of another kind has the name
     │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
     │   └── EngineLacks             3  not the service: the engine that was asked for cannot, and another one can
     ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
@@ -131,6 +132,10 @@ class ServiceRefused(SbpairError):
     def __init__(self, message: str, *, condition: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.condition = condition
+
+
+class NameTaken(ServiceRefused):
+    """Something of another kind has the name, such as a topic that of a queue."""
 
 
 class MessageLockLost(ServiceRefused):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
+from sbpair.entity import DURATIONS, PROPERTY_NAMES
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import (
     TICKS_PER_SECOND,
@@ -34,25 +35,8 @@ MOST_CREATES = 1_000
 PARTITIONS_OF_STANDARD = 16
 STANDARD_SIZES = frozenset(gigabytes * 1024 for gigabytes in (1, 2, 3, 4, 5))
 
-# The service's own names, which the portal, the articles and the old clients use.
-PROPERTY_NAMES = {
-    "lock_duration": "LockDuration",
-    "max_size_in_megabytes": "MaxSizeInMegabytes",
-    "max_delivery_count": "MaxDeliveryCount",
-    "default_message_time_to_live": "DefaultMessageTimeToLive",
-    "auto_delete_on_idle": "AutoDeleteOnIdle",
-    "dead_lettering_on_message_expiration": "EnableDeadLetteringOnMessageExpiration",
-    "enable_batched_operations": "EnableBatchedOperations",
-    "requires_session": "RequiresSession",
-    "requires_duplicate_detection": "RequiresDuplicateDetection",
-    "forward_to": "ForwardTo",
-    "forward_dead_lettered_messages_to": "ForwardDeadLetteredMessagesTo",
-    "status": "Status",
-}
 # Python 3.11 has no type parameters on functions yet.
 Kind = TypeVar("Kind", Create, Match, Drift, Extra)
-
-DURATIONS = frozenset({"lock_duration", "default_message_time_to_live", "auto_delete_on_idle"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ Types only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from sbpair.entity import Queue, Rule, Subscription, Topic
 
 if TYPE_CHECKING:
     from sbpair.model import Counts, QueueSpec, QueueState
+
+
+Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
 
 
 class QueueControl(Protocol):
@@ -33,6 +38,50 @@ class QueueControl(Protocol):
     async def create(self, spec: QueueSpec) -> bool:
         """Make a queue. False means that the name was taken before, by whatever it may be."""
         ...
+
+
+class EntityControl(Protocol):
+    """Entities of every kind in one namespace. Every method raises only errors of `sbpair.errors`.
+
+    Its methods may be called by several coroutines at the same time. Whatever is read has its durations as ISO 8601
+    text, its forwards as paths, and the size that was asked for, not 16 times that.
+    """
+
+    async def tier(self) -> str:
+        """`Basic`, `Standard` or `Premium`."""
+        ...
+
+    async def queues(self) -> list[Queue]:
+        """Every queue."""
+        ...
+
+    async def topics(self) -> list[Topic]:
+        """Every topic."""
+        ...
+
+    async def subscriptions(self, topic: str) -> list[Subscription]:
+        """Every subscription of a topic. Raises EntityMissing where there is no such topic."""
+        ...
+
+    async def rules(self, topic: str, subscription: str) -> list[Rule]:
+        """Every rule of a subscription. Raises EntityMissing where there is no such subscription."""
+        ...
+
+    async def read(self, like: Kind) -> Kind:
+        """The entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
+        ...
+
+    async def create(self, entity: QueueSpec | Topic | Subscription | Rule) -> bool:
+        """Make an entity. False means that the name was taken before, by whatever it may be."""
+        ...
+
+    async def delete_rule(self, rule: Rule) -> None:
+        """Take a rule away: for the one that the service gives to a new subscription. One that is gone is no error."""
+        ...
+
+
+class NamespaceControl(EntityControl, QueueControl, Protocol):
+    """All of one namespace's management side, whichever client speaks to it."""
 
 
 @dataclass(frozen=True, slots=True)

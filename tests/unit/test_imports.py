@@ -23,6 +23,7 @@ LEVELS: list[set[str]] = [
     {"wire", "bus", "topology", "cost"},
     {"backlog"},
     {"amqp"},
+    {"entity"},
     {"model", "report"},
     {"errors"},
 ]
