@@ -29,6 +29,8 @@ class Outcome(StrEnum):
     MISSING = "missing"
     EXTRA = "extra"
     OK = "ok"
+    NOTE = "note"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

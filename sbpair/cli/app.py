@@ -24,6 +24,7 @@ COMMANDS = {
     "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",
+    "doctor": "Find out what keeps sbpair from working here, and what to do about it.",
     "config": "Show the configuration that is in force, and where each value came from.",
     "drill": "Rehearse the whole story on an emulator, and compare every message to the byte.",
 }
