@@ -84,7 +84,8 @@ def root(
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line. Raises SbpairError, also for what typer does not understand."""
     command = typer.main.get_command(app)
-    if COMPLETION_VARIABLE in os.environ:
+    # PowerShell leaves the variable behind, with nothing in it.
+    if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
     try:
         with command.make_context(PROGRAM, list(arguments) or ["--help"]) as context:

@@ -11,7 +11,7 @@ import typer
 from sbpair import config
 from sbpair.cli.complete import backlog_queues
 from sbpair.cli.options import Connection, Display, StateDirectory, options
-from sbpair.cli.output import Document, Screen, columns
+from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import flags_of
 from sbpair.cli.running import run
 from sbpair.errors import Unsafe, UsageError
@@ -151,9 +151,9 @@ def table(diagnosis: "Diagnosis") -> Iterator[str]:
         yield ""
         rows = [(_spoken(c), c.outcome, c.detail.assumed, c.detail.observed) for c in compared if c.detail]
         yield from _with_mends(compared, [("QUESTION", "OUTCOME", "ASSUMED", "OBSERVED"), *rows])
-    wrong = len(diagnosis.of(Outcome.FAILED))
+    wrong, untold = len(diagnosis.of(Outcome.FAILED)), len(diagnosis.of(Outcome.UNKNOWN))
     yield ""
-    yield "all is well" if not wrong else f"{wrong} {'thing is' if wrong == 1 else 'things are'} to be mended"
+    yield (f"{wrong} to be mended" if wrong else "all is well") + (f"; {untold} could not be told" if untold else "")
 
 
 def _with_mends(checks: list["Check"], rows: list[tuple[object, ...]]) -> Iterator[str]:
@@ -197,7 +197,10 @@ def _named(survey: config.Survey) -> str:
 
 
 def _seconds(text: str) -> float:
-    seconds = ticks(text) / TICKS_PER_SECOND
+    try:
+        seconds = ticks(text) / TICKS_PER_SECOND
+    except UsageError as error:
+        raise UsageError(f"--timeout: {error.message}", hint=error.hint) from None
     if not 0 < seconds <= MOST_SECONDS:
-        raise UsageError(f"--timeout is {text}, and must be above 0 s and at most 10 m", hint="15s is the default")
+        raise UsageError(f"--timeout is {clean(text)}, and must be at most 10 m", hint="15s is the default")
     return seconds

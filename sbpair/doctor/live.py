@@ -146,7 +146,10 @@ class Questions:
     # Questions to the management side
 
     async def _ask_management(self, trials: Trials, tier: str) -> None:
-        await self._ask("description", self._description(trials))
+        if tier == "Basic":
+            self._tell(unknown(self._name("description"), "a Basic namespace cannot hold a backlog queue"))
+        else:
+            await self._ask("description", self._description(trials))
         await self._ask("partitioned_size", self._partitioned_size(trials, tier))
 
     async def _description(self, trials: Trials) -> Check:
