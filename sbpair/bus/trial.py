@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from azure.core.exceptions import ResourceNotFoundError
+from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 
 from sbpair.bus.atom import description, open_client, state_of
-from sbpair.bus.translate import translated
+from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS
 from sbpair.errors import EntityMissing
 from sbpair.model import TIMESPAN_MAX, QueueSpec
@@ -76,11 +76,17 @@ class Trials:
         self._client = client
         self._namespace = namespace
 
-    async def create(self, spec: QueueSpec, *, partitioned: bool = False) -> None:
-        """Make a queue, in 16 partitions where the tier lets an entity have its own."""
+    async def create(self, spec: QueueSpec, *, partitioned: bool = False) -> bool:
+        """Make a queue. False means that the name was taken before, by whatever it may be."""
         told: dict[str, Any] = {**description(spec), **({"enable_partitioning": True} if partitioned else {})}
         with translated(f"create the queue {spec.path}", self._namespace):
-            await self._client.create_queue(spec.path, **told)
+            try:
+                await self._client.create_queue(spec.path, **told)
+            except HttpResponseError as error:
+                if answer_of(error).name_is_taken:
+                    return False
+                raise
+        return True
 
     async def elements(self, path: str) -> dict[str, str]:
         """The elements of a queue's description, by name, exactly as the service wrote them."""

@@ -77,7 +77,8 @@ async def _machine(subject: Subject, seconds: float, environ: Mapping[str, str],
     if subject.state_directory is not None:
         checks.append(machine.state_check(subject.state_directory))
     checks += [*machine.versions(), machine.send_timeout_check(subject.send_seconds)]
-    return [tell(each) for each in (*checks, await machine.java_check(environ, seconds))]
+    java = await machine.java_check(environ, seconds, wanted=machine.is_installed("pyspark"))
+    return [tell(each) for each in (*checks, java)]
 
 
 def _paths(side: str, subject: Subject) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +22,7 @@ from sbpair.bus.credentials import getter_for
 from sbpair.bus.trial import Trials, look, open_trials
 from sbpair.doctor.check import Check, Checked, Diagnosis, Remark, bounded, failed, unknown
 from sbpair.entity import PROPERTY_NAMES
-from sbpair.errors import AccessError, SbpairError, Unavailable
+from sbpair.errors import AccessError, NameTaken, SbpairError, Unavailable
 from sbpair.model import TIMESPAN_MAX, QueueSpec
 from sbpair.report import PARTIAL_OR_FINDINGS, Item, Outcome, Report
 from sbpair.wire.client import connect
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 QUEUES = ("description", "partitioned", "messages")
-SPARE_SECONDS = "PT1H"
-"""After so long without use, queues go by themselves that a killed run has left: it must be more than is waited for."""
+PASSING = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle="PT1H")
+"""A queue that goes by itself where a killed run has left it, later than anything is waited for; any tier has it."""
 
 GIGABYTES_5 = 5120
 PARTITIONS = 16
@@ -78,6 +78,7 @@ async def run(
     slow: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Diagnosis:
     """Put every question to each namespace, by side. Needs Manage, Send and Listen; `slow` adds ten minutes.
 
@@ -87,7 +88,8 @@ async def run(
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                Questions(side, endpoint, tag, seconds, on_event, now).put(slow=slow), name=f"questions to {side}"
+                Questions(side, endpoint, tag, seconds, on_event, now, sleep).put(slow=slow),
+                name=f"questions to {side}",
             )
             for side, endpoint in endpoints.items()
         ]
@@ -104,6 +106,7 @@ class Questions:
     seconds: float
     on_event: OnEvent
     now: Callable[[], float]
+    sleep: Callable[[float], Awaitable[object]]
     checks: list[Check] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
 
@@ -125,10 +128,15 @@ class Questions:
 
     async def _make(self, trials: Trials, what: str, spec: QueueSpec, *, partitioned: bool = False) -> str:
         path = dict(zip(QUEUES, queue_names(self.tag), strict=True))[what]
-        # Whether or not it comes to be: what was asked for is deleted, and not before the answer has come.
+        # Whether or not an answer comes: what was asked for is deleted, and not while it is still being made.
         self.made.append(path)
-        await surely(trials.create(replace(spec, path=path), partitioned=partitioned))
+        await surely(self._create(trials, replace(spec, path=path), partitioned=partitioned))
         return path
+
+    async def _create(self, trials: Trials, spec: QueueSpec, *, partitioned: bool) -> None:
+        if not await trials.create(spec, partitioned=partitioned):
+            self.made.remove(spec.path)
+            raise NameTaken(f"{spec.path} is there already in {self.endpoint.name}", hint="run it again: names differ")
 
     async def _remove(self, trials: Trials) -> None:
         for path in self.made:
@@ -136,7 +144,7 @@ class Questions:
                 await attempt(
                     f"delete {path}",
                     lambda path=path: trials.delete(path),  # type: ignore[misc]
-                    sleep=asyncio.sleep,
+                    sleep=self.sleep,
                     on_event=lambda _event: None,
                 )
             except SbpairError as error:
@@ -165,15 +173,16 @@ class Questions:
         return self._judged("description", "kept as it was sent", "; ".join(differing) or "kept as it was sent")
 
     async def _partitioned_size(self, trials: Trials, tier: str) -> Check:
-        spec = QueueSpec("", max_size_in_megabytes=GIGABYTES_5, auto_delete_on_idle=SPARE_SECONDS)
-        found = await trials.elements(await self._make(trials, "partitioned", spec, partitioned=True))
-        expected = GIGABYTES_5 * (1 if tier == "Premium" else PARTITIONS)
+        spec = replace(PASSING, max_size_in_megabytes=GIGABYTES_5)
+        by_itself = tier != "Premium"  # where partitioning is the namespace's, and sizes are what was asked for
+        found = await trials.elements(await self._make(trials, "partitioned", spec, partitioned=by_itself))
+        expected = GIGABYTES_5 * (PARTITIONS if by_itself else 1)
         return self._judged("partitioned_size", f"{expected} MB", f"{found.get('MaxSizeInMegabytes')} MB")
 
     # Questions to the data side
 
     async def _ask_links(self, trials: Trials, tier: str, *, slow: bool) -> None:
-        path = await self._make(trials, "messages", QueueSpec("", auto_delete_on_idle=SPARE_SECONDS))
+        path = await self._make(trials, "messages", PASSING)
         async with AsyncExitStack() as stack:
             get = await stack.enter_async_context(getter_for(self.endpoint.credential, self.endpoint.name))
             wire = await stack.enter_async_context(connect(self.endpoint, get_token=get))

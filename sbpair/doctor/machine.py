@@ -75,9 +75,8 @@ def send_timeout_check(seconds: float) -> Check:
     return failed("send_timeout", what, "give a send 60 s")
 
 
-async def java_check(environ: Mapping[str, str], seconds: float) -> Check:
-    """Whether the Java that Spark would start is there, and new enough for `sbpair replay`."""
-    wanted = _installed("pyspark")
+async def java_check(environ: Mapping[str, str], seconds: float, *, wanted: bool) -> Check:
+    """Whether the Java that Spark would start is there, and new enough. Not `wanted`, its lack is worth a note."""
     program = _java(environ)
     if program is None:
         what, mend = "there is no Java: replay on Spark needs one", f"install {JAVAS}, or set JAVA_HOME"
@@ -92,7 +91,8 @@ def _java(environ: Mapping[str, str]) -> str | None:
     return shutil.which("java", path=environ.get("PATH", os.defpath))
 
 
-def _installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package is there; it is not imported."""
     try:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
