@@ -335,7 +335,7 @@ def test_tls_that_is_off_on_the_way_to_another_machine_is_told_and_hides_nothing
     async def scenario(emulator: Emulator) -> None:
         await ready(emulator)
         # An address that is not the loopback's, and yet this machine.
-        plain = replace(endpoints_on(emulator)["primary"], host="0.0.0.0", emulator=False)
+        plain = replace(endpoints_on(emulator)["primary"], host="0.0.0.0", emulator=False)  # noqa: S104
         checks = await look(emulator, primary=plain)
         assert failing(checks) == {"primary.tls": 3}
         assert checks["primary.amqp"].outcome is Outcome.OK
