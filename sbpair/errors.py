@@ -93,8 +93,11 @@ class NotAuthorized(AccessError):
 
 
 class Unavailable(SbpairError):
+    """`retry_after_seconds` is how long the service wants to be left alone, where it said so."""
+
     exit_code = 6
     retriable = True
+    retry_after_seconds: float | None = None
 
 
 class Unreachable(Unavailable):

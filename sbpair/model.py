@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 from ipaddress import ip_address
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
@@ -121,6 +122,8 @@ class QueueSpec:
 
     Text and not timedelta, because TIMESPAN_MAX does not fit a timedelta.
     """
+
+    kind: ClassVar[str] = "queue"
 
     path: str
     lock_duration: str = "PT1M"
@@ -287,6 +290,26 @@ def looks_like_connection_string(text: str) -> bool:
     return any(mark in lowered for mark in ("sharedaccesskey=", "sharedaccesssignature", "endpoint=sb:"))
 
 
+@dataclass(frozen=True, slots=True)
+class ResourceGroup:
+    """Where Azure Resource Manager keeps namespaces. Raises UsageError for what can be none."""
+
+    subscription: str
+    name: str
+
+    def __post_init__(self) -> None:
+        if not _SUBSCRIPTION.fullmatch(self.subscription):
+            raise UsageError(
+                f"{self.subscription!r} is not the id of a subscription",
+                hint="write it as 00000000-0000-0000-0000-000000000000: az account show --query id",
+            )
+        if not _RESOURCE_GROUP.fullmatch(self.name):
+            raise UsageError(
+                f"{self.name!r} is not the name of a resource group",
+                hint="up to 90 letters, digits, '.', '-', '_' and parentheses: az group list --query [].name",
+            )
+
+
 def first_label(host: str) -> str:
     """`contoso` for `contoso.servicebus.windows.net`, lower-case as the service compares it.
 
@@ -302,6 +325,14 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine itself."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def authority_of(host: str, port: int | None) -> str:
@@ -326,6 +357,21 @@ def ticks(duration: str) -> int:
     return int(sum(Decimal(value) * _UNIT_SECONDS[unit] for unit, value in parts.items()) * TICKS_PER_SECOND)
 
 
+def iso_duration(count: int) -> str:
+    """Ticks as ISO 8601 text; anything from the days of TimeSpan.MaxValue on is that value."""
+    days, rest = divmod(count, 86_400 * TICKS_PER_SECOND)
+    if days >= TIMESPAN_MAX_DAYS:
+        return TIMESPAN_MAX
+    minutes, rest = divmod(rest, 60 * TICKS_PER_SECOND)
+    hours, minutes = divmod(minutes, 60)
+    whole, fraction = divmod(rest, TICKS_PER_SECOND)
+    seconds = f"{whole}.{fraction:07d}".rstrip("0").rstrip(".") if fraction else f"{whole or ''}"
+    time = "".join(f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M"), (seconds, "S")) if value)
+    return f"P{f'{days}D' if days else ''}{f'T{time}' if time else ''}" if days or time else "PT0S"
+
+
+_SUBSCRIPTION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+_RESOURCE_GROUP = re.compile(r"[\w.()-]{0,89}[\w()-]")
 _PAIR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _UNIT_SECONDS = {
     "w": Decimal(604_800),

@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     EXISTING = "existing"
     DRIFTED = "drifted"
     FAILED = "failed"
+    NOT_TRIED = "not_tried"
     MISSING = "missing"
     EXTRA = "extra"
     OK = "ok"

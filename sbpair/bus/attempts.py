@@ -1,13 +1,15 @@
 """Trying again what may work a little later. The only place where management calls are repeated.
 
-The SDK's own retries are switched off: two of them, one inside the other, multiply.
+The SDK's own retries are switched off: two of them, one inside the other, multiply. Nothing is asked again earlier than
+the service wishes, nor by many at the same moment.
 """
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import SbpairError, Throttled
+from sbpair.errors import SbpairError, Throttled, Unavailable
 from sbpair.model import Retrying
 
 if TYPE_CHECKING:
@@ -20,6 +22,11 @@ FIRST_WAIT_SECONDS = 1.0
 GROWTH = 4.0
 # What the SDKs wait for, too: less, and the service counts the attempt against the namespace again.
 THROTTLED_WAIT_SECONDS = 10.0
+JITTER = 0.5
+"""By up to so much of itself every wait is longer: those who were refused together must not come back together."""
+
+MOST_WAIT_SECONDS = 120.0
+"""Whoever is to wait longer than that is told so instead."""
 
 
 async def attempt(
@@ -28,21 +35,30 @@ async def attempt(
     *,
     sleep: Callable[[float], Awaitable[object]],
     on_event: Callable[[Retrying], object],
+    chance: Callable[[], float] = random.random,
 ) -> Result:
-    """`action()`, up to three times while its error is retriable; the last error is raised as it is."""
+    """`action()`, up to three times while its error is retriable; the last error is raised as it is.
+
+    `chance` is a number from 0 to 1, by which waits differ.
+    """
     for number in range(1, ATTEMPTS):
         try:
             return await action()
         except SbpairError as error:
-            if not error.retriable:
+            wait = wait_seconds(number, error, chance())
+            if not error.retriable or wait > MOST_WAIT_SECONDS:
                 raise
-            wait = wait_seconds(number, error)
             on_event(Retrying(what, number, wait, error.message))
         await sleep(wait)
     return await action()
 
 
-def wait_seconds(number: int, error: SbpairError) -> float:
+def wait_seconds(number: int, error: SbpairError, chance: float) -> float:
     """How long to wait after the failed attempt `number`, counted from 1."""
-    backed_off: float = FIRST_WAIT_SECONDS * GROWTH ** (number - 1)
-    return max(backed_off, THROTTLED_WAIT_SECONDS) if isinstance(error, Throttled) else backed_off
+    wait: float = FIRST_WAIT_SECONDS * GROWTH ** (number - 1)
+    asked = error.retry_after_seconds if isinstance(error, Unavailable) else None
+    if asked is not None:
+        wait = max(wait, asked)
+    elif isinstance(error, Throttled):
+        wait = max(wait, THROTTLED_WAIT_SECONDS)
+    return wait * (1 + JITTER * chance)

@@ -60,11 +60,11 @@ class EntityControl(Protocol):
         ...
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
-        """Every subscription of a topic. Raises EntityMissing where there is no such topic."""
+        """Every subscription of a topic; none where there is no such topic."""
         ...
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        """Every rule of a subscription. Raises EntityMissing where there is no such subscription."""
+        """Every rule of a subscription; none where there is no such subscription."""
         ...
 
     async def read(self, like: Kind) -> Kind:

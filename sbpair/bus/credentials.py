@@ -5,8 +5,9 @@ Secrets pass through here and stay nowhere: nothing is logged, nothing is kept.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from azure.core.credentials import AccessToken
 
@@ -43,6 +44,41 @@ class ReadyMadeToken:
         await self.close()
 
 
+class OneAsker:
+    """An AsyncTokenCredential that asks once for all who want the same token, and is never broken off half way.
+
+    Asking may be a program's work (`az`): many at once are slow, and one that is left behind is complained of.
+    """
+
+    def __init__(self, credential: AsyncTokenCredential) -> None:
+        self._credential = credential
+        self._asking: dict[tuple[object, ...], asyncio.Task[AccessToken]] = {}
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        wanted = (scopes, *sorted(options.items()))
+        if wanted not in self._asking:
+            task = asyncio.create_task(self._credential.get_token(*scopes, **options), name="ask for a token")
+            self._asking[wanted] = task
+            task.add_done_callback(lambda done: self._answered(wanted, done))
+        return await asyncio.shield(self._asking[wanted])
+
+    def _answered(self, wanted: tuple[object, ...], done: asyncio.Task[AccessToken]) -> None:
+        del self._asking[wanted]
+        if not done.cancelled():
+            # Whoever asked may be gone, and nobody else would look at it.
+            done.exception()
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+
+    async def __aenter__(self) -> OneAsker:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+
 def connection_string(authority: str, key: SasKey) -> str:
     """The public way to give a shared access key to an Azure client."""
     return f"Endpoint=sb://{authority}/;SharedAccessKeyName={key.name};SharedAccessKey={key.key}"
@@ -57,8 +93,8 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
         # azure-identity takes a third of a second to load, and most users have a key.
         from azure.identity.aio import DefaultAzureCredential
 
-        async with DefaultAzureCredential() as identity:
-            yield identity
+        async with DefaultAzureCredential() as identity, OneAsker(identity) as credential_of_all:
+            yield credential_of_all
     else:
         raise TypeError("a shared access key goes into a connection string")
 

@@ -14,6 +14,7 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import exceptions as azure
 
 from sbpair import errors
+from sbpair.bus.translate import SIGN_IN_HINT
 
 UNDECODABLE = (TypeError, LookupError, ValueError, struct.error)
 """What the SDK's decoder stumbles over its own feet with: it says no more of a type that it does not know."""
@@ -32,7 +33,7 @@ _MEANT: tuple[tuple[type[Exception], type[errors.SbpairError], str], ...] = (
     (azure.ServiceBusConnectionError, errors.Unreachable, _RETRY),
     (azure.ServiceBusCommunicationError, errors.Unreachable, _RETRY),
 )
-_ACCESS = (azure.ServiceBusAuthenticationError, azure.ServiceBusAuthorizationError, ClientAuthenticationError)
+_ACCESS = (azure.ServiceBusAuthenticationError, azure.ServiceBusAuthorizationError)
 _TRANSIENT = frozenset(
     (
         "amqp:internal-error",
@@ -70,6 +71,11 @@ def error_of(error: AzureError, doing: str) -> errors.SbpairError:
     """The SbpairError that one of the SDK's means."""
     inner, condition, text = error.inner_exception, condition_of(error), _text_of(error)
     said = f"{doing}: {text}"
+    if isinstance(error, ClientAuthenticationError) or isinstance(inner, ClientAuthenticationError):
+        # Of azure-identity, which tells at length what it has tried.
+        return errors.NotAuthenticated(
+            f"{doing}: no identity is signed in that the namespace would accept", hint=SIGN_IN_HINT
+        )
     # What `$cbs` answered when it was given the token.
     if getattr(inner, "status_code", None) == 404:
         return errors.EntityMissing(said, hint=_MISSING_HINT)

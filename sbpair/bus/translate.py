@@ -20,45 +20,67 @@ if TYPE_CHECKING:
 
 _SUB_CODE = re.compile(r"SubCode=(\d{3,6})")
 _DETAIL = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
-_TRACKING = re.compile(r"\s*(?:TrackingId:|To know more visit).*", re.DOTALL)
+_NAMESPACE = re.compile(r"namespaces/[^/']+'")
+_TRACKING = re.compile(r"\s*(?:TrackingId:|CorrelationId:|To know more visit).*", re.DOTALL)
 LONGEST_DETAIL = 200
+LONGEST_SECONDS = 8
 
 CONFLICT_IN_PROGRESS = "40901"
 NAMESPACE_IS_FULL = "40300"
 THROTTLED = frozenset({"50004", "50009"})
 
+SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
 _REACH_HINT = "check the namespace's name, the network and the firewall; a retry may help"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service said: an HTTP status, its SubCode ("" without one) and a line for people."""
+    """What the service said: an HTTP status, its SubCode ("" without one) and a line for people.
+
+    `retry_after_seconds` is how long it wants to be left alone; None where it did not say.
+    """
 
     status: int
     sub_code: str
     detail: str
+    retry_after_seconds: float | None = None
 
     @property
     def name_is_taken(self) -> bool:
-        """A conflict, and not with another operation that is still under way."""
+        """A conflict, and not with another operation that is still under way.
+
+        Resource Manager says both with 409 or 429, as it pleases.
+        """
+        if self.status == 429:
+            return "already exists" in self.detail
         return self.status == 409 and self.sub_code != CONFLICT_IN_PROGRESS
+
+    @property
+    def is_about_the_place(self) -> bool:
+        """Resource Manager has no such subscription, resource group or namespace."""
+        if self.detail.startswith(("(ResourceNotFound)", "(ParentResourceNotFound)")):
+            return _NAMESPACE.search(self.detail) is not None
+        return self.detail.startswith(("(SubscriptionNotFound)", "(ResourceGroupNotFound)"))
 
 
 @contextmanager
-def translated(what: str, namespace: str) -> Iterator[None]:
-    """Raise what goes wrong inside as an SbpairError. `what` completes "cannot …", for the message."""
+def translated(what: str, namespace: str, *, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
+    """Raise what goes wrong inside as an SbpairError. `what` completes "cannot …", for the message.
+
+    `sign_in` is what to do where nobody is signed in.
+    """
     try:
         yield
     except azure.AzureError as error:
-        raise of_azure(error, what, namespace) from error
+        raise of_azure(error, what, namespace, sign_in) from error
     except TimeoutError as error:
         raise _timed_out(what, namespace) from error
     except OSError as error:
         raise errors.Unreachable(f"cannot {what}: {namespace}: {error.strerror or error}", hint=_REACH_HINT) from error
 
 
-def of_azure(error: azure.AzureError, what: str, namespace: str) -> errors.SbpairError:
+def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = SIGN_IN_HINT) -> errors.SbpairError:
     """The SbpairError that stands for one of azure-core's."""
     if isinstance(error, azure.ResourceNotFoundError) and error.response is None:
         return _missing(what, namespace)
@@ -73,7 +95,7 @@ def of_azure(error: azure.AzureError, what: str, namespace: str) -> errors.Sbpai
     if isinstance(error, azure.ClientAuthenticationError):
         return errors.NotAuthenticated(
             f"cannot {what}: no identity is signed in that {namespace} would accept",
-            hint="sign in (az login), or set a connection string: see sbpair provision --help",
+            hint=sign_in,
         )
     if isinstance(error.__cause__, aiohttp.ClientSSLError):
         return errors.Unreachable(
@@ -90,31 +112,52 @@ def answer_of(error: azure.HttpResponseError) -> Answer:
     detail = _TRACKING.sub("", found.group(1) if found else text.partition("\n")[0]).strip()
     sub_code = _SUB_CODE.search(text)
     return Answer(
-        error.status_code or 0, sub_code.group(1) if sub_code else "", " ".join(detail.split())[:LONGEST_DETAIL]
+        error.status_code or 0,
+        sub_code.group(1) if sub_code else "",
+        " ".join(detail.split()),
+        _retry_after(error),
     )
 
 
 def of_answer(answer: Answer, what: str, namespace: str) -> errors.SbpairError:
     """The SbpairError that an HTTP answer of the service means."""
+    error = _meant(answer, what, namespace)
+    if isinstance(error, errors.Unavailable):
+        error.retry_after_seconds = answer.retry_after_seconds
+    return error
+
+
+def _retry_after(error: azure.HttpResponseError) -> float | None:
+    headers = getattr(error.response, "headers", None) or {}
+    text = str(headers.get("Retry-After", ""))
+    # The service gives seconds. A date, which HTTP allows too, would be of a clock that may not be this one.
+    return float(text) if text.isascii() and text.isdigit() and len(text) < LONGEST_SECONDS else None
+
+
+def _meant(answer: Answer, what: str, namespace: str) -> errors.SbpairError:
     if answer.status == 401:
         return _unauthorized(answer, what, namespace)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:
         return errors.NotAuthorized(f"cannot {what}: {namespace} refuses it (403)", hint=_CLAIM_HINT)
     if answer.status in (404, 410):
-        return _missing(what, namespace)
+        return _nowhere(what, namespace) if answer.is_about_the_place else _missing(what, namespace)
+    if answer.sub_code == CONFLICT_IN_PROGRESS:
+        return errors.Unavailable(
+            f"cannot {what}: {namespace} is still busy with it ({answer.status})", hint="try again in a minute"
+        )
     if answer.status == 429 or answer.sub_code in THROTTLED:
         return errors.Throttled(
             f"cannot {what}: {namespace} asks to slow down ({answer.status})", hint="try again in a minute"
         )
     if answer.status in (408, 504):
         return _timed_out(what, namespace)
-    if answer.status >= 500 or answer.sub_code == CONFLICT_IN_PROGRESS:
+    if answer.status >= 500:
         return errors.Unavailable(
             f"cannot {what}: {namespace} answered {answer.status}",
             hint="the service may be busy: try again in a minute",
         )
     return errors.ServiceRefused(
-        f"cannot {what}: {namespace} refused it ({answer.status}): {answer.detail}",
+        f"cannot {what}: {namespace} refused it ({answer.status}): {answer.detail[:LONGEST_DETAIL]}",
         condition=answer.sub_code or str(answer.status),
         hint="the service will not change its mind: correct what it says",
     )
@@ -126,13 +169,20 @@ def _unauthorized(answer: Answer, what: str, namespace: str) -> errors.SbpairErr
         return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
     return errors.NotAuthenticated(
         f"cannot {what}: {namespace} does not accept the key or token",
-        hint="check the connection string: the key may be wrong or regenerated, the token expired",
+        hint="check the connection string, or sign in again: the key may be wrong or regenerated, the token expired",
     )
 
 
 def _missing(what: str, namespace: str) -> errors.SbpairError:
     return errors.EntityMissing(
         f"cannot {what}: {namespace} has no such entity", hint="sbpair audit lists what is there"
+    )
+
+
+def _nowhere(what: str, namespace: str) -> errors.SbpairError:
+    return errors.UsageError(
+        f"cannot {what}: there is no namespace {namespace} in that subscription and resource group",
+        hint="check --subscription and --resource-group: az servicebus namespace list shows where it is",
     )
 
 

@@ -16,7 +16,7 @@ import aiohttp
 from azure.core.pipeline.transport import AioHttpTransport
 
 from sbpair.errors import MachineLacks
-from sbpair.model import AMQPS_PORT, TIMESPAN_MAX, Endpoint, authority_of
+from sbpair.model import AMQPS_PORT, TIMESPAN_MAX, Endpoint, authority_of, is_loopback
 
 if TYPE_CHECKING:
     from azure.core.rest import HttpRequest
@@ -51,6 +51,11 @@ def road_to(endpoint: Endpoint) -> Road:
     port = endpoint.port if shares_port else None
     scheme = "https" if endpoint.tls else "http"
     return Road(scheme, authority_of(endpoint.host, port), endpoint.authority)
+
+
+def is_local(endpoint: Endpoint) -> bool:
+    """Whether an emulator is meant, which is its own Resource Manager too."""
+    return endpoint.emulator or is_loopback(endpoint.host)
 
 
 class RoadTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loads it lazily

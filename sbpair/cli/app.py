@@ -22,6 +22,7 @@ COMMANDS = {
     "provision": "Create the backlog queues that the secondary namespace lacks.",
     "audit": "Compare the backlog queues with what they should be, and count their messages.",
     "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
+    "partition": "Create partitioned queues and topics, list them, and explain partition keys.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",
     "doctor": "Find out what keeps sbpair from working here, and what to do about it.",

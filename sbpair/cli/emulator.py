@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shlex
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +12,14 @@ from sbpair.cli.options import Display, Output, options
 from sbpair.cli.output import Screen, clean
 from sbpair.cli.running import run
 from sbpair.errors import UsageError
+from sbpair.model import is_loopback
 
 if TYPE_CHECKING:
     from sbpair.emulator.server import Ready
 
 SCHEMA = "sbpair/emulator/1"
+# It takes every subscription and resource group for its own.
+ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
 
 
@@ -127,18 +129,11 @@ def _is_number(text: str) -> bool:
 
 
 def _check_host(host: str, *, expose: bool) -> None:
-    if not expose and not _is_loopback(host):
+    if not expose and not is_loopback(host):
         raise UsageError(
             f"{clean(host)} can be reached from other machines, and everybody knows the emulator's key",
             hint="leave --host out, or say --expose if everybody may read, write and delete what is in it",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _show(screen: Screen, ready: "Ready") -> None:
@@ -154,6 +149,6 @@ def _show(screen: Screen, ready: "Ready") -> None:
     for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
         screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each.name)}")
         screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each.connection_string)}")
-    for name, value in ready.sign_in.environment.items() if ready.sign_in else ():
+    for name, value in {**ready.sign_in.environment, **ANY_GROUP}.items() if ready.sign_in else ():
         screen.write(f"export {name}={shlex.quote(value)}")
     screen.say("ready; Ctrl-C stops it")

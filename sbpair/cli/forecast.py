@@ -209,6 +209,6 @@ class Looking:
                 if self._status is not None:
                     self._status.update(f"looked at {sum(self._messages.values())} messages")
             case Retrying(_what, attempt, wait_seconds, reason):
-                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:g} s")
+                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
             case QueuesFound():
                 tell(self._screen, event)

@@ -45,7 +45,7 @@ def progress(screen: Screen, event: ControlEvent) -> None:
         case Listed(namespace, queues):
             screen.detail(f"{namespace} has {queues} queues under the prefix")
         case Retrying(_what, attempt, wait_seconds, reason):
-            screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:g} s")
+            screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
         case QueueDone(path, outcome, done, total):
             screen.detail(f"{path}: {outcome} ({done} of {total})")
 

@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 
 class Refusal(SbpairError):
-    """The root. `condition` is AMQP's error condition, `status` and `sub_code` are HTTP's."""
+    """The root. `condition` is AMQP's error condition, `status` and `sub_code` are HTTP's; 0 is none."""
 
     condition: ClassVar[str] = "amqp:internal-error"
-    status: ClassVar[int] = 500
-    sub_code: ClassVar[int] = 50000
+    status: int = 500
+    sub_code: int = 50000
+    retry_after_seconds: int | None = None
 
 
 class ArgumentInvalid(Refusal):

@@ -225,11 +225,13 @@ class Emulator:
         return tls_for([*hosts, *names], self._setup.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
+        from sbpair.emulator.doors.http.arm import ArmDoor
         from sbpair.emulator.doors.http.control import ControlDoor
         from sbpair.emulator.doors.http.door import http_door
 
         soon = asyncio.get_running_loop().call_soon
         control = ControlDoor(self.namespaces, self.faults, self.clock, self.advance)
+        arm = ArmDoor(self.namespaces)
         if self._setup.identity:
             from sbpair.emulator.doors.http.identity import IdentityDoor
 
@@ -251,7 +253,8 @@ class Emulator:
             namespace.bearers = Bearers(issuer, accept_any=self._setup.accept_any_token)
             self.namespaces[wanted.name] = namespace
             tls = self._tls.context if self._tls else None
-            port = Port(namespace, each, self._amqp or amqp_door(), http_door(namespace, control, self._identity), tls)
+            http = http_door(namespace, control, arm, self._identity)
+            port = Port(namespace, each, self._amqp or amqp_door(), http, tls)
             await port.start()
             stack.push_async_callback(port.stop)
 

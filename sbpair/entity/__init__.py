@@ -6,7 +6,7 @@ here. Durations are ISO 8601 text, as in QueueSpec; every default is the service
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from sbpair.model import TIMESPAN_MAX, QueueSpec
@@ -25,8 +25,6 @@ class Queue(QueueSpec):
     `max_message_size_in_kilobytes` is None for what the tier has by itself: 256, and 1024 on Premium. What
     `enable_partitioning` makes of a size is not in `max_size_in_megabytes`, which is one part of it, also when read.
     """
-
-    kind: ClassVar[str] = "queue"
 
     duplicate_detection_history_time_window: str = "PT10M"
     enable_partitioning: bool = False
@@ -88,6 +86,9 @@ class SqlFilter:
 
     expression: str = EVERY_MESSAGE
 
+    def __str__(self) -> str:
+        return self.expression
+
 
 @dataclass(frozen=True, slots=True)
 class CorrelationFilter:
@@ -105,6 +106,10 @@ class CorrelationFilter:
     reply_to_session_id: str = ""
     content_type: str = ""
     properties: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        system = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "properties")
+        return " and ".join(f"{name} = {value!r}" for name, value in (*system, *self.properties) if value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,3 +365,55 @@ def test_two_slashes_at_the_start_name_no_host(path) -> None:
         assert ("QueueDescription" in answer) is (path == "/orders")
 
     managed(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "begins"),
+    [
+        (401, "Unauthorized"),
+        (403, "Ip has been"),
+        (409, "SubCode=40901. Another"),
+        (429, "SubCode=50004. The request was terminated"),
+        (500, "SubCode=50000. Internal"),
+        (503, "SubCode=50300. "),
+    ],
+)
+def test_requests_are_refused_as_often_as_was_asked_for_in_the_services_words(status: int, begins: str) -> None:
+    async def scenario(manager: Manager) -> None:
+        manager.emulator.faults.refuse_requests("contoso", status, count=2)
+        for _ in range(2):
+            answered, text = await manager.ask("GET", "$Resources/queues")
+            assert answered == status
+            assert read(text).findtext("Code") == str(status)
+            assert read(text).findtext("Detail").startswith(begins)
+        assert (await manager.ask("GET", "$Resources/queues"))[0] == 200
+
+    managed(scenario)
+
+
+def test_the_requests_of_one_entity_or_one_method_alone_are_refused_until_the_fault_ends() -> None:
+    async def scenario(manager: Manager) -> None:
+        faults = manager.emulator.faults
+        fault = faults.refuse_requests("contoso", 409, "Orders", method="PUT", sub_code=40900)
+        for _ in range(3):
+            status, text = await manager.put("orders")
+            assert (status, sub_code(text)) == (409, 40900)
+        assert (await manager.ask("GET", "orders"))[0] == 200
+        assert (await manager.put("orders2"))[0] == 201
+        faults.end(fault)
+        assert (await manager.put("orders"))[0] == 201
+
+    managed(scenario)
+
+
+def test_a_refusal_says_when_to_come_again_where_it_is_told_to() -> None:
+    async def scenario(manager: Manager) -> None:
+        url = f"http://{manager.namespace.authority}/"
+        fault = {"kind": "refuse-requests", "namespace": "contoso", "status": 429, "retry_after_seconds": 7}
+        async with ClientSession() as session:
+            async with session.post(f"{url}$control/faults", json=fault) as begun:
+                assert begun.status == 201
+            async with session.get(f"{url}orders") as refused:
+                assert (refused.status, refused.headers["Retry-After"]) == (429, "7")
+
+    managed(scenario)

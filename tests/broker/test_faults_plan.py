@@ -14,6 +14,8 @@ from sbpair.emulator.faults.line import FrameCounter
 from sbpair.emulator.faults.points import belongs
 from sbpair.emulator.faults.schedule import Schedule, plan
 
+OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
+
 
 @pytest.fixture
 def faults(namespace, clock) -> Faults:
@@ -76,6 +78,10 @@ def test_what_belongs_to_an_entity(path, entity, whether) -> None:
         (Fault("namespace-down", "contoso", ms=1), "ms"),
         (Fault("throttle", "contoso", after_frames=1), "after_frames"),
         (Fault("drop", "contoso", partition=1), "partition"),
+        (Fault("refuse-requests", "contoso"), "status"),
+        (Fault("refuse-requests", "contoso", status=200), "status"),
+        (Fault("refuse-requests", "contoso", status=500, method="put"), "method"),
+        (Fault("latency", "contoso", ms=1, status=500), "status"),
     ],
 )
 def test_a_bad_fault_is_refused_with_where_it_is_bad(faults, fault, where) -> None:
@@ -87,7 +93,7 @@ def test_a_bad_fault_is_refused_with_where_it_is_bad(faults, fault, where) -> No
 
 def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
     for name, kind in KINDS.items():
-        wanted = {field: "orders" if field == "entity" else 1 for field in (*kind.needs, *kind.takes)}
+        wanted = {field: OTHER_THAN_ONE.get(field, 1) for field in (*kind.needs, *kind.takes)}
         if "partition" in wanted:
             continue
         with faults.during(name, "contoso", **wanted) as identity:
@@ -95,6 +101,7 @@ def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
     assert faults.active() == {}
     points = namespace.points
     assert (points.meter, points.swallows, points.latency_seconds, points.lines) == (None, [], 0.0, {})
+    assert points.request_faults == []
     assert not namespace.down
     points.check(queue.path)
 

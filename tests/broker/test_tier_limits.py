@@ -98,14 +98,18 @@ def test_basic_has_no_topics() -> None:
 
 
 def test_on_premium_partitioning_is_the_namespaces() -> None:
+    wanted = described(PREMIUM, EnablePartitioning="true")
     with pytest.raises(ArgumentInvalid, match="EnablePartitioning"):
-        described(PREMIUM, EnablePartitioning="true")
+        namespace(PREMIUM).create_queue("orders", wanted)
+    assert namespace(PREMIUM, 2).create_queue("orders", wanted).description.partition_count == 2
     queue = namespace(PREMIUM, 4).create_queue("orders", described(PREMIUM, MaxSizeInMegabytes="5120"))
     sent = [Message(Sections(), 10) for _ in range(8)]
     for message in sent:
         queue.send([message])
     assert sorted(partition_of(message.sequence_number) for message in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert queue.description.total_size_in_megabytes == 5120
+    assert queue.description.enable_partitioning
+    queue.update(from_elements({"MaxSizeInMegabytes": "81920"}, (), queue.description, PREMIUM))
+    assert queue.description.total_size_in_megabytes == 81920
     assert namespace(PREMIUM).create_queue("orders").partitions is None
 
 
@@ -130,6 +134,11 @@ def test_a_large_message_goes_alone() -> None:
 @pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
 def test_a_namespace_tells_its_tier(tier) -> None:
     assert f"<MessagingSKU>{tier.name}</MessagingSKU>" in atom_xml.namespace_xml(namespace(tier))
+
+
+def test_only_premium_has_messaging_units_one_for_each_partition() -> None:
+    assert "<MessagingUnits>4</MessagingUnits>" in atom_xml.namespace_xml(namespace(PREMIUM, 4))
+    assert "MessagingUnits" not in atom_xml.namespace_xml(namespace(STANDARD))
 
 
 @pytest.mark.parametrize(

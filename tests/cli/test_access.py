@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from sbpair.emulator.testing import Emulator
 from sbpair.model import endpoint_from_connection_string
 from sbpair.wire.client import connect
 
+NAMED = "CONNECTION_STRING"
 KEY = "a-key-that-nobody-may-see"
 LISTEN = AuthorizationRule("listen", KEY, KEY, frozenset({Claim.LISTEN}))
 EXPIRED_AT = 1_600_000_000
@@ -91,6 +93,39 @@ def test_a_secondary_that_does_not_accept_the_credential_stops_everything(words:
             told(err)
             assert len(emulator.namespaces["contoso-dr"].queues()) == 1
             assert emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0)).counts().total == 1
+
+    asyncio.run(check())
+
+
+PLACE = ["--subscription", "00000000-0000-0000-0000-000000000000", "--resource-group", "messaging"]
+SIGNED_OUT = "#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\" >&2\nexit 1\n"
+
+
+@pytest.mark.parametrize("words", [["provision", "--via", "arm", *PLACE], ["syphon", "--once"]], ids=" ".join)
+def test_where_nobody_is_signed_in_it_is_told_what_to_do(tmp_path: Path, words: list[str]) -> None:
+    az = tmp_path / "az"
+    az.write_text(SIGNED_OUT)
+    az.chmod(0o700)
+    # Others than the one that asks `az` would look for themselves outside of this machine.
+    environ = {"AZURE_TOKEN_CREDENTIALS": "AzureCliCredential", "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+    async def check() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            file = tmp_path / "config.toml"
+            sides = zip(("primary", "secondary"), emulator.namespaces.values(), strict=True)
+            file.write_text(
+                "".join(
+                    f'[pairs.p.{side}]\nnamespace = "{each.name}"\nendpoint = "{each.authority}"\ntls = false\n'
+                    for side, each in sides
+                )
+            )
+            nothing = {f"SBPAIR_{side}_{key}": "" for side in ("PRIMARY", "SECONDARY") for key in ("NAME", NAMED)}
+            code, out, err = await finished(emulator, words, SBPAIR_CONFIG=str(file), **nothing, **environ)
+            assert (code, out) == (5, "")
+            told(err)
+            assert len(err.splitlines()) == 2
+            assert "no identity is signed in" in err
+            assert "az login" in err
 
     asyncio.run(check())
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
+CLOUDS = (".servicebus.windows.net", ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")
+NOWHERE = "00000000-0000-0000-0000-000000000000"
 SECONDARY = "SBPAIR_SECONDARY_CONNECTION_STRING"
 
 
@@ -79,6 +81,48 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
             "copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
             "SharedAccessKeyName=<name>;SharedAccessKey=<key>"
         ),
+    ),
+    (
+        ["provision", "--via", "arm"],
+        {**PAIR, "AZURE_SUBSCRIPTION_ID": ""},
+        2,
+        "--via arm needs --subscription",
+        "give it, or set AZURE_SUBSCRIPTION_ID",
+    ),
+    (
+        ["provision", "--via", "arm"],
+        {**PAIR, "AZURE_SUBSCRIPTION_ID": NOWHERE, "AZURE_RESOURCE_GROUP": ""},
+        2,
+        "--via arm needs --resource-group",
+        "give it, or set AZURE_RESOURCE_GROUP",
+    ),
+    (
+        ["provision", "--via", "arm", "--resource-group", "a/b"],
+        {**PAIR, "AZURE_SUBSCRIPTION_ID": NOWHERE},
+        2,
+        "'a/b' is not the name of a resource group",
+        "up to 90 letters, digits, '.', '-', '_' and parentheses: az group list --query [].name",
+    ),
+    (
+        ["provision", "--via", "arm", "--subscription", "production", "--resource-group", "messaging"],
+        {},
+        2,
+        "'production' is not the id of a subscription",
+        f"write it as {NOWHERE}: az account show --query id",
+    ),
+    (
+        ["provision", "--subscription", NOWHERE],
+        PAIR,
+        2,
+        "--subscription is for Azure Resource Manager",
+        "say --via arm, or leave it out",
+    ),
+    (
+        ["provision", "--via", "arm", "--subscription", NOWHERE, "--resource-group", "messaging"],
+        PAIR,
+        2,
+        "contoso-dr.invalid does not say in which cloud of Azure it is",
+        f"leave --via arm to namespaces of {', '.join(CLOUDS)}",
     ),
     (
         ["provision", "--count", "99999999999"],

@@ -44,11 +44,11 @@ def finished(*arguments: str, **environ: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-def exports(process: subprocess.Popen[str]) -> dict[str, str]:
+def exports(process: subprocess.Popen[str], count: int = 4) -> dict[str, str]:
     """The variables of the lines that somebody would paste into a shell."""
     assert process.stdout
     found: dict[str, str] = {}
-    while len(found) < 4:
+    while len(found) < count:
         line = process.stdout.readline()
         assert line
         if line.startswith("export "):
@@ -101,3 +101,12 @@ def test_what_the_emulator_prints_makes_the_other_commands_use_it() -> None:
         code, output = finished("syphon", "--once", "--count", "1", "--output", "json", **environ)
         receipt = json.loads(output)
         assert (code, receipt["schema"], receipt["received"], receipt["balanced"]) == (0, "sbpair/syphon/1", 0, True)
+
+
+def test_what_the_emulator_prints_with_an_identity_makes_it_resource_manager_too() -> None:
+    with emulator("--identity") as (process, _first):
+        environ = exports(process, 8)
+        code, output = finished("provision", "--via", "arm", "--count", "2", "--output", "json", **environ)
+        assert (code, [each["index"] for each in json.loads(output)["created"]]) == (0, [0, 1])
+        code, output = finished("provision", "--count", "2", "--output", "json", **environ)
+        assert (code, len(json.loads(output)["existing"])) == (0, 2)

@@ -40,7 +40,7 @@ async def no_wait(_seconds: float) -> None:
     """Time passes at once."""
 
 
-def names(report: provision.QueueReport, outcome: Outcome) -> list[str]:
+def names(report: provision.EntityReport, outcome: Outcome) -> list[str]:
     return [item.name.rsplit("/", 1)[1] for item in report.of(outcome)]
 
 

@@ -21,7 +21,7 @@ LEVELS: list[set[str]] = [
     {"provision", "audit", "syphon", "sender", "replay", "emulator"},
     {"move"},
     {"wire", "bus", "topology", "cost"},
-    {"backlog"},
+    {"backlog", "tiers", "partition_key"},
     {"amqp"},
     {"entity"},
     {"model", "report"},

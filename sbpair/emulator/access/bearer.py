@@ -19,6 +19,7 @@ from sbpair.emulator.access.sas import ALL_CLAIMS, Grant, malformed
 from sbpair.emulator.errors import NotAuthenticated
 
 AUDIENCE: Final = "https://servicebus.azure.net"
+ARM_AUDIENCES: Final = ("https://management.azure.com", "https://management.core.windows.net")
 ISSUER: Final = "https://sts.windows.net/sbpair-emulator/"
 LIFE_SECONDS: Final = 86_400
 _LIMIT: Final = 16_384
@@ -94,8 +95,8 @@ class Bearers:
         self._issuer = issuer
         self._accept_any = accept_any
 
-    def grant(self, text: str, now_ms: int) -> Grant:
-        """What a token allows. NotAuthenticated says why it is not good."""
+    def grant(self, text: str, now_ms: int, audiences: tuple[str, ...] = (AUDIENCE,)) -> Grant:
+        """What a token for one of `audiences` allows. NotAuthenticated says why it is not good."""
         token = read_jwt(text)
         ours = self._issuer is not None and self._issuer.signed(token)
         if not ours and not self._accept_any:
@@ -105,6 +106,6 @@ class Bearers:
             )
         if now_ms >= token.expires_at_ms:
             raise NotAuthenticated("ExpiredToken: The token has expired.")
-        if ours and str(token.claims.get("aud")).rstrip("/") != AUDIENCE:
+        if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
             raise NotAuthenticated("InvalidAudience: The authorization token is for another resource.")
         return Grant("", ALL_CLAIMS, "", token.expires_at_ms)

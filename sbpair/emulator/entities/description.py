@@ -63,7 +63,11 @@ class QueueDescription:
 
     @property
     def partition_count(self) -> int:
-        return PARTITIONS if self.enable_partitioning else self.partitions
+        return PARTITIONS if self._partitioned_by_itself else self.partitions
+
+    @property
+    def _partitioned_by_itself(self) -> bool:
+        return self.enable_partitioning and self.partitions == 1
 
     @property
     def auto_delete_on_idle_ms(self) -> int:
@@ -76,7 +80,7 @@ class QueueDescription:
     @property
     def total_size_in_megabytes(self) -> int:
         """What the service reports: each of a partitioned entity's 16 partitions has the size that was asked for."""
-        return self.max_size_in_megabytes * (PARTITIONS if self.enable_partitioning else 1)
+        return self.max_size_in_megabytes * (PARTITIONS if self._partitioned_by_itself else 1)
 
 
 D = TypeVar("D", bound=QueueDescription)
@@ -176,6 +180,8 @@ def from_elements(
             fields[field] = read_value(name, values[name])
         elif existing is not None and name in IMMUTABLE:
             fields[field] = getattr(existing, field)
+    if existing is not None:
+        fields["partitions"] = existing.partitions
     # read_value gives the field's type
     description = replace(default_of(QueueDescription(), tier), **fields)  # type: ignore[arg-type]
     validate(description, tier)
@@ -255,14 +261,10 @@ def validate(description: QueueDescription, tier: Tier = STANDARD) -> None:
     _limit(least <= d.max_message_size_in_kilobytes <= most, "MaxMessageSizeInKilobytes", allowed)
     _validate_tier(d, tier)
     _limit(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
-    _validate_rules(d.authorization_rules)
+    check_rules(d.authorization_rules)
 
 
 def _validate_tier(d: QueueDescription, tier: Tier) -> None:
-    if d.enable_partitioning and not tier.partitioned_entities:
-        raise ArgumentInvalid(
-            f"EnablePartitioning is not supported in the {tier.name} tier: partitioning is the namespace's there."
-        )
     _limit(d.default_message_time_to_live <= tier.ttl_most, "DefaultMessageTimeToLive", "at most 14 days")
     if tier.has_everything:
         return
@@ -271,7 +273,7 @@ def _validate_tier(d: QueueDescription, tier: Tier) -> None:
             raise ArgumentInvalid(f"The property {name} is not supported in the {tier.name} tier.")
 
 
-def _validate_rules(rules: tuple[AuthorizationRule, ...]) -> None:
+def check_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     names = {rule.key_name for rule in rules}
     _limit(len(rules) <= _RULES_LIMIT, "AuthorizationRules", f"at most {_RULES_LIMIT} rules")
     _limit(len(names) == len(rules), "AuthorizationRules", "rules with different key names")

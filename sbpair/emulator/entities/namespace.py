@@ -74,7 +74,7 @@ class Namespace:
     ) -> None:
         self.name = name
         self.tier = tier
-        self._partitions = partitions
+        self.partitions = partitions
         self.clock = clock
         self.agenda = agenda or Agenda()
         self.keys = tuple(keys)
@@ -130,22 +130,33 @@ class Namespace:
         if path.lower() in self._queues or path.lower() in self._topics:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         # Premium has its limit for each messaging unit.
-        most = self.tier.entities * self._partitions
+        most = self.tier.entities * self.partitions
         if len(self._queues) + len(self._topics) >= most:
             raise QuotaExceeded(f"Namespace '{self.name}' already has {most} entities.")
         return path
 
     def _admitted(self, description: Described) -> Described:
         """The description for a new entity, which may be partitioned by itself or by its namespace."""
-        description = replace(description, partitions=self._partitions)
+        description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
             self.points.check_partitions()
+        most = self.tier.partitioned_entities
+        if not most:
+            return self._partitioned_as_a_whole(description)
         if description.enable_partitioning:
             partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
-            most = self.tier.partitioned_entities
             if partitioned >= most:
                 raise QuotaExceeded(f"Namespace '{self.name}' already has {most} partitioned entities.")
         return description
+
+    def _partitioned_as_a_whole(self, description: Described) -> Described:
+        """Every entity is partitioned where the namespace is, whether it asks for it or not, and none is elsewhere."""
+        if description.enable_partitioning and self.partitions == 1:
+            raise ArgumentInvalid(
+                f"EnablePartitioning is not supported in the {self.tier.name} tier: partitioning is the namespace's "
+                f"there, and '{self.name}' is not partitioned."
+            )
+        return replace(description, enable_partitioning=self.partitions > 1)
 
     def find_queue(self, path: str) -> Queue | None:
         return self._queues.get(path.strip("/").lower())

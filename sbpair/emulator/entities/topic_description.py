@@ -196,6 +196,8 @@ def from_elements(
             fields[field] = read_value(name, values[name], shape.settable)
         elif existing is not None and name in shape.immutable:
             fields[field] = getattr(existing, field)
+    if existing is not None:
+        fields["partitions"] = existing.partitions
     # read_value gives the field's type
     description = replace(default_of(default, tier), **fields)  # type: ignore[arg-type]
     validate(description, tier)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.errors import ArgumentInvalid, EntityNotFound
 from sbpair.emulator.faults.kinds import KINDS, Fault, Kind, Stage, divided_by
+from sbpair.emulator.faults.requests import METHODS, REFUSALS
 from sbpair.emulator.faults.schedule import Schedule, plan
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class Faults:
         if namespace is None:
             raise BadField("namespace", f"'{fault.namespace[:100]}' is none of {', '.join(sorted(self._namespaces))}")
         check_fields(fault, kind)
-        check_entity(fault, namespace)
+        if not kind.of_any_entity:
+            check_entity(fault, namespace)
+        check_request(fault)
         check_partition(fault, namespace)
         running = kind.begin(Stage(namespace, self._advance), fault)
         running.__enter__()
@@ -139,6 +142,20 @@ class Faults:
     def throttle(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
         return self.begin(Fault("throttle", namespace, entity, count=count))
 
+    def refuse_requests(
+        self,
+        namespace: str,
+        status: int,
+        entity: str | None = None,
+        *,
+        method: str | None = None,
+        count: int | None = None,
+        sub_code: int | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> str:
+        wanted = {"status": status, "sub_code": sub_code, "method": method, "retry_after_seconds": retry_after_seconds}
+        return self.begin(Fault("refuse-requests", namespace, entity, count=count, **wanted))  # type: ignore[arg-type]
+
     def jump(self, namespace: str, ms: int) -> str:
         return self.begin(Fault("clock", namespace, ms=ms))
 
@@ -146,7 +163,9 @@ class Faults:
         return self.begin(Fault("schedule", namespace, seed=seed, count=count, ms=ms))
 
 
-_NUMBERS: Final = frozenset({"partition", "after_frames", "count", "ms", "seed"})
+_NUMBERS: Final = frozenset(
+    {"partition", "after_frames", "count", "ms", "seed", "status", "sub_code", "retry_after_seconds"}
+)
 _NAMES: Final = tuple(field.name for field in fields(Fault))
 _ALWAYS: Final = frozenset({"kind", "namespace"})
 
@@ -169,6 +188,13 @@ def check_entity(fault: Fault, namespace: Namespace) -> None:
     except EntityNotFound as error:
         text = f"'{fault.entity[:100]}' is no entity of namespace '{fault.namespace}'"
         raise BadField("entity", text) from error
+
+
+def check_request(fault: Fault) -> None:
+    if fault.status is not None and fault.status not in REFUSALS:
+        raise BadField("status", f"{fault.status} is none of {', '.join(map(str, REFUSALS))}")
+    if fault.method is not None and fault.method not in METHODS:
+        raise BadField("method", f"'{fault.method[:100]}' is none of {', '.join(METHODS)}")
 
 
 def check_partition(fault: Fault, namespace: Namespace) -> None:

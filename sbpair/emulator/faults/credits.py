@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
+from sbpair.emulator.errors import ServerBusy, Throttled
 from sbpair.emulator.faults.kinds import busy
 
 if TYPE_CHECKING:
@@ -16,10 +17,20 @@ if TYPE_CHECKING:
 
     from sbpair.emulator.agenda import Agenda
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.faults.points import FaultPoints
 
 PERIOD_MS: Final = 1_000
 MANAGEMENT: Final = 10
 """What a request to the management door costs; a message in or out costs 1, and so does the evaluation of a filter."""
+
+
+def charge_management(points: FaultPoints, path: str) -> None:
+    """Throttled where a request to the management door is too much."""
+    if points.meter is not None:
+        try:
+            points.meter.spend(MANAGEMENT, path)
+        except ServerBusy as busy:
+            raise Throttled(busy.message) from busy
 
 
 class Budget:

@@ -14,6 +14,7 @@ from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.errors import EntityUnavailable, ServerBusy
 from sbpair.emulator.faults.line import Action, LineFault
 from sbpair.emulator.faults.points import Swallow, belongs
+from sbpair.emulator.faults.requests import RequestFault
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -33,6 +34,10 @@ class Fault:
     count: int | None = None
     ms: int | None = None
     seed: int | None = None
+    status: int | None = None
+    sub_code: int | None = None
+    method: str | None = None
+    retry_after_seconds: int | None = None
 
     @property
     def path(self) -> str:
@@ -53,6 +58,8 @@ class Kind:
     begin: Callable[[Stage, Fault], AbstractContextManager[None]]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    of_any_entity: bool = False
+    """The entity need not be there yet."""
 
 
 @contextmanager
@@ -210,12 +217,26 @@ def throttle(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
+def refuse_requests(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Management requests are answered with `status`: `count` of them, or all; one entity's, or one method's."""
+    refusing = RequestFault(
+        fault.status or 500, fault.sub_code, fault.retry_after_seconds, fault.path, fault.method or "", fault.count
+    )
+    stage.namespace.points.request_faults.append(refusing)
+    try:
+        yield
+    finally:
+        stage.namespace.points.request_faults.remove(refusing)
+
+
+@contextmanager
 def clock(stage: Stage, fault: Fault) -> Iterator[None]:
     """The time of the whole emulator jumps by `ms`. It cannot be put back."""
     stage.advance(fault.ms or 0)
     yield
 
 
+_REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")
 _LINE: Final = ("after_frames", "count", "entity")
 
 KINDS: Final[dict[str, Kind]] = {
@@ -230,5 +251,6 @@ KINDS: Final[dict[str, Kind]] = {
     "detach": Kind(detach, takes=("entity",)),
     "expire-locks": Kind(expire_locks, takes=("entity",)),
     "throttle": Kind(throttle, takes=("entity", "count")),
+    "refuse-requests": Kind(refuse_requests, needs=("status",), takes=_REQUESTS, of_any_entity=True),
     "clock": Kind(clock, needs=("ms",)),
 }

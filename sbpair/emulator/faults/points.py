@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sbpair.emulator.faults.line import Door, LineFault
+    from sbpair.emulator.faults.requests import RequestFault
 
 CONNECTIONS_MOST: Final = 5_000
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class FaultPoints:
         self.lines: dict[Door, FaultyLine] = {}
         self.swallows: list[Swallow] = []
         self.meter: Meter | None = None
+        self.request_faults: list[RequestFault] = []
         self.latency_seconds = 0.0
         self.connections_most = CONNECTIONS_MOST
         self._meters: list[Meter] = []
@@ -174,7 +176,12 @@ class FaultPoints:
         for door in list(self.doors):
             door.detach(entity, condition, text)
 
-    # Sends and limits
+    # Requests, sends and limits
+
+    def check_request(self, method: str, path: str) -> None:
+        """RequestRefused where a management request is to be answered so."""
+        for fault in self.request_faults:
+            fault.check(method, path.lower())
 
     def acknowledged(self, path: str, accepted: list[T]) -> list[T]:
         for swallow in self.swallows:

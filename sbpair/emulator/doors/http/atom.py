@@ -33,11 +33,9 @@ from sbpair.emulator.errors import (
     InternalError,
     NotAuthenticated,
     Refusal,
-    ServerBusy,
-    Throttled,
     log_mistake,
 )
-from sbpair.emulator.faults.credits import MANAGEMENT
+from sbpair.emulator.faults.credits import charge_management
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -68,12 +66,17 @@ class AtomDoor:
     def _refuse(self, ask: Ask, refusal: Refusal) -> web.Response:
         now = self._namespace.clock.now_ms()
         tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{ask.path}"
-        detail = f"SubCode={refusal.sub_code}. {refusal.message} {tracker}, Timestamp:{xml.instant(now)}"
-        return respond(xml.error_xml(refusal.status, detail), refusal.status)
+        sub_code = f"SubCode={refusal.sub_code}. " if refusal.sub_code else ""
+        detail = f"{sub_code}{refusal.message} {tracker}, Timestamp:{xml.instant(now)}"
+        answer = respond(xml.error_xml(refusal.status, detail), refusal.status)
+        if refusal.retry_after_seconds is not None:
+            answer.headers["Retry-After"] = str(refusal.retry_after_seconds)
+        return answer
 
     def _answer(self, ask: Ask, body: bytes) -> web.Response:
+        self._namespace.points.check_request(ask.method, ask.path)
         self._authorize(ask)
-        self._charge(ask)
+        charge_management(self._namespace.points, scope_of(ask.path))
         if ask.api_version not in API_VERSIONS:
             raise ArgumentInvalid(f"The api-version '{ask.api_version[:40]}' is not one of {', '.join(API_VERSIONS)}.")
         if ask.path.lower() in _LISTS or ask.path.lower() == "$namespaceinfo":
@@ -96,14 +99,6 @@ class AtomDoor:
         # `$Resources/…` is nobody's but the namespace's: no entity has keys that sign for it.
         grant = self._namespace.authenticate(ask.token, ask.path)
         grant.require(Claim.MANAGE, scope_of(ask.path), self._namespace.clock.now_ms())
-
-    def _charge(self, ask: Ask) -> None:
-        meter = self._namespace.points.meter
-        if meter is not None:
-            try:
-                meter.spend(MANAGEMENT, scope_of(ask.path))
-            except ServerBusy as busy:
-                raise Throttled(busy.message) from busy
 
     def _answer_of_namespace(self, ask: Ask) -> web.Response:
         if ask.method != "GET":

@@ -14,6 +14,7 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, check_order, show_value
+from sbpair.emulator.entities.tiers import PREMIUM
 from sbpair.emulator.errors import ArgumentInvalid
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def namespace_xml(namespace: Namespace) -> str:
         f'<NamespaceInfo xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">'
         + element("CreatedTime", instant(namespace.created_at_ms))
         + element("MessagingSKU", namespace.tier.name)
+        + (element("MessagingUnits", str(namespace.partitions)) if namespace.tier is PREMIUM else "")
         + element("ModifiedTime", instant(namespace.created_at_ms))
         + element("Name", namespace.name)
         + element("NamespaceType", "Messaging")

@@ -15,10 +15,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from sbpair.emulator.doors.http import control as control_door
 from sbpair.emulator.doors.http import identity as identity_door
+from sbpair.emulator.doors.http.arm_request import is_arm
 from sbpair.emulator.doors.http.atom import AtomDoor
 from sbpair.emulator.errors import log_mistake
 
 if TYPE_CHECKING:
+    from sbpair.emulator.doors.http.arm import ArmDoor
     from sbpair.emulator.doors.http.control import ControlDoor
     from sbpair.emulator.doors.http.identity import IdentityDoor
     from sbpair.emulator.entities.namespace import Namespace
@@ -44,7 +46,9 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
             super().debug(msg, *args, exc_info=exc_info, **others)
 
 
-def http_door(namespace: Namespace, control: ControlDoor, identity: IdentityDoor | None = None) -> web.Server:
+def http_door(
+    namespace: Namespace, control: ControlDoor, arm: ArmDoor, identity: IdentityDoor | None = None
+) -> web.Server:
     atom = AtomDoor(namespace)
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -57,6 +61,8 @@ def http_door(namespace: Namespace, control: ControlDoor, identity: IdentityDoor
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=503)
+        if is_arm(request.raw_path):
+            return await arm.handle(request)
         if namespace.points.latency_seconds:
             await asyncio.sleep(namespace.points.latency_seconds)
         answer = await atom.handle(request)

@@ -1,0 +1,284 @@
+"""One of the two namespaces of a run: what is wanted there, what is there, and the making of what is missing.
+
+Reads all it needs before anything is made. What could not be made is an Item of the report, never an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sbpair import backlog, tiers, topology
+from sbpair.entity import DEFAULT_RULE, AnyEntity, Queue, Rule, Subscription, Topic
+from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, UsageError
+from sbpair.model import Difference, Drift, Match, QueueSpec
+from sbpair.provision.calls import Calls, NotTried, first_error, together
+from sbpair.report import Item, Outcome
+from sbpair.topology import application
+from sbpair.topology.application import Described, Key, key
+from sbpair.topology.limits import complaints_of_tier, fitted
+
+if TYPE_CHECKING:
+    from sbpair.bus.control import NamespaceControl
+    from sbpair.topology.entities_file import Layout
+
+DOUBT = "no answer came before the run was broken off: it may be there"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a report says of one entity, beside its name. `index` is a backlog queue's, and None for all others."""
+
+    namespace: str
+    kind: str
+    index: int | None = None
+    differences: tuple[Difference, ...] = ()
+    partitioned: bool = False
+
+
+EntityItem = Item[Finding]
+
+
+@dataclass(slots=True)
+class Side:
+    """`backlog` are the backlog queues that this namespace should have, and `primary` whose they are."""
+
+    namespace: str
+    control: NamespaceControl
+    calls: Calls
+    layout: Layout
+    primary: str = ""
+    backlog: Sequence[QueueSpec] = ()
+    plan: application.Plan = field(default_factory=application.Plan)
+    items: list[EntityItem] = field(default_factory=list)
+    _made: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
+
+    # Reading
+
+    async def look(self) -> None:
+        """Make the plan, and an Item of all that is there. Raises what stops everything, before anything is made."""
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                listed, asked = group.create_task(self._list()), group.create_task(self._tier())
+        there, tier = listed.result(), asked.result()
+        wanted = [fitted(entity, tier) for entity in self.layout.entities]
+        self._check_tier([*wanted, *self.backlog[:1]], tier)
+        actual, taken = await self._read(wanted)
+        found = application.plan(
+            [each for each in wanted if key(each) not in taken], actual, await self._rules(wanted, actual)
+        )
+        await self._check_targets(wanted)
+        self.items += [self._item(each, Outcome.FAILED, *taken[key(each)]) for each in wanted if key(each) in taken]
+        self.items += [self._compared(each.entity, each.differences) for each in found.there]
+        self.items += [*map(self._of_backlog, there.matches), *map(self._of_backlog, there.drifted)]
+        self.plan = application.Plan((*found.creates, *(each.spec for each in there.creates)), (), found.drops)
+
+    async def _list(self) -> topology.Plan:
+        if not self.backlog:
+            return topology.Plan()
+        there = await self.calls.read("list the queues", lambda: self.control.list_under(backlog.prefix(self.primary)))
+        return topology.diff(self.backlog, there)
+
+    async def _tier(self) -> tiers.Tier:
+        tier = tiers.named(await self.calls.read("read the namespace's tier", self.control.tier))
+        if tier is tiers.PREMIUM:
+            self.calls.at_once = None
+        return tier
+
+    def _check_tier(self, wanted: Sequence[Described], tier: tiers.Tier) -> None:
+        for entity in wanted:
+            for each in complaints_of_tier(entity, tier):
+                raise UsageError(
+                    f"{self.layout.where(entity, each.name)}{each.told} ({self.namespace})",
+                    hint="the service would refuse it: nothing was created",
+                )
+        partitioned = sum(getattr(each, "enable_partitioning", False) for each in wanted)
+        if tier.partitioned_most is not None and partitioned > tier.partitioned_most:
+            raise UsageError(
+                f"{partitioned} entities are to be partitioned, and {self.namespace} may have {tier.partitioned_most}",
+                hint="partition those that need it",
+            )
+
+    async def _read(self, wanted: Sequence[Described]) -> tuple[dict[Key, Described], dict[Key, tuple[str, int]]]:
+        """What is there of what is wanted; and what has the name of something else, with why that is so."""
+        actual: dict[Key, Described] = {}
+        taken: dict[Key, tuple[str, int]] = {}
+
+        async def look(entity: Queue | Topic | Subscription) -> None:
+            try:
+                actual[key(entity)] = await self.calls.read(f"read {entity.path}", lambda: self._ask(entity))
+            except EntityMissing:
+                return
+            except NameTaken as error:
+                taken[key(entity)] = f"{error.message}: {error.hint}", error.exit_code
+
+        await together(look(each) for each in wanted if isinstance(each, (Queue, Topic)))
+        subscriptions = [each for each in wanted if isinstance(each, Subscription)]
+        await together(look(each) for each in subscriptions if application.path_key(each.topic) in actual)
+        return actual, taken
+
+    async def _ask(self, entity: AnyEntity) -> AnyEntity:
+        # An arm for each kind, since what is read is of the kind that was asked for.
+        match entity:
+            case Queue():
+                return await self.control.read(entity)
+            case Topic():
+                return await self.control.read(entity)
+            case Subscription():
+                return await self.control.read(entity)
+            case Rule():
+                return await self.control.read(entity)
+
+    async def _rules(self, wanted: Sequence[Described], actual: dict[Key, Described]) -> Mapping[Key, Sequence[Rule]]:
+        """The rules of each subscription that is there and that rules are wanted of; they are `actual` from now on."""
+        found: dict[Key, list[Rule]] = {}
+
+        async def look(subscription: Key, of: Rule) -> None:
+            found[subscription] = await self.calls.read(
+                f"list the rules of {of.topic}/{of.subscription}",
+                lambda: self.control.rules(of.topic, of.subscription),
+            )
+
+        each_of = {key(Subscription(each.topic, each.subscription)): each for each in wanted if isinstance(each, Rule)}
+        await together(look(subscription, of) for subscription, of in each_of.items() if subscription in actual)
+        actual |= {key(rule): rule for rules in found.values() for rule in rules}
+        return found
+
+    async def _check_targets(self, wanted: Sequence[Described]) -> None:
+        async def look(target: str) -> None:
+            try:
+                await self.calls.read(f"read {target}", lambda: self.control.read(Queue(target)))
+            except NameTaken:
+                return
+            except EntityMissing as error:
+                raise self._no_target(wanted, target) from error
+
+        await together(look(target) for target in application.outside(wanted).values())
+
+    def _no_target(self, wanted: Iterable[Described], target: str) -> UsageError:
+        entity, name = next(
+            (each, name) for each in wanted for name in application.FORWARDS if getattr(each, name, "") == target
+        )
+        return UsageError(
+            f"{self.layout.where(entity, name)}{entity.kind} {entity.path} forwards to {target}, which {self.namespace}"
+            " does not have",
+            hint="describe it too, or create it first",
+        )
+
+    # Making
+
+    def would_create(self) -> list[EntityItem]:
+        return [self._item(each, Outcome.WOULD_CREATE) for each in self.plan.creates]
+
+    def not_tried(self) -> list[EntityItem]:
+        """An Item of all that is wanted, for a run that was broken off before it knew what is there."""
+        wanted: list[Described] = [*self.layout.entities, *self.backlog]
+        return [self._item(each, Outcome.NOT_TRIED, "the run was broken off before it came to this") for each in wanted]
+
+    def sorted_items(self) -> list[EntityItem]:
+        """In the order of the file, and backlog queues by index after that."""
+        places = {each.path.lower(): place for place, each in enumerate(self.layout.entities)}
+
+        def place(item: EntityItem) -> tuple[int, int]:
+            index = item.detail.index if item.detail else None
+            return (places.get(item.name.lower(), len(places)), -1) if index is None else (len(places) + 1, index)
+
+        return sorted(self.items, key=place)
+
+    def tasks(self) -> list[Coroutine[Any, Any, EntityItem | None]]:
+        """Everything that is to be made, each of which waits for what it needs."""
+        loop = asyncio.get_running_loop()
+        self._made = {key(entity): loop.create_future() for entity in self.plan.creates}
+        return [*(self._make(each) for each in self.plan.creates), *(self._drop(each) for each in self.plan.drops)]
+
+    async def _make(self, entity: Described) -> EntityItem:
+        item = await self._made_item(entity)
+        self._made[key(entity)].set_result(item.outcome)
+        return item
+
+    async def _made_item(self, entity: Described) -> EntityItem:
+        for need in application.needs(entity):
+            if need in self._made and await self._made[need] in (Outcome.FAILED, Outcome.NOT_TRIED):
+                return self._item(entity, Outcome.NOT_TRIED, f"it needs {need[1]}, which could not be created")
+        return await self._tried(entity, f"create {entity.path}", lambda: self._create_or_compare(entity))
+
+    async def _drop(self, rule: Rule) -> EntityItem | None:
+        """Take the service's own rule from a subscription that this run has made, once all others are there."""
+        subscription = key(Subscription(rule.topic, rule.subscription))
+        if await self._made[subscription] is not Outcome.CREATED:
+            return None
+        others = [
+            each for each in self.plan.creates if isinstance(each, Rule) and subscription in application.needs(each)
+        ]
+        if any([await self._made[key(each)] in (Outcome.FAILED, Outcome.NOT_TRIED) for each in others]):
+            reason = f"{DEFAULT_RULE}, which takes every message, stays until all other rules are there: remove it then"
+            return self._item(rule, Outcome.NOT_TRIED, reason)
+        item = await self._tried(rule, f"delete {rule.path}", lambda: self._removed(rule))
+        return None if item.outcome is Outcome.OK else item
+
+    async def _tried(self, entity: Described, what: str, action: Callable[[], Awaitable[EntityItem]]) -> EntityItem:
+        try:
+            return await self.calls.make(what, action)
+        except NotTried as error:
+            return self._item(entity, Outcome.NOT_TRIED, str(error))
+        except TimeoutError:
+            return self._item(entity, Outcome.FAILED, DOUBT, 6)
+        except AccessError as error:
+            self.calls.halt.refused(error)
+            return self._item(entity, Outcome.FAILED, error.message, error.exit_code)
+        except SbpairError as error:
+            return self._item(entity, Outcome.FAILED, error.message, error.exit_code)
+
+    async def _removed(self, rule: Rule) -> EntityItem:
+        await self.control.delete_rule(rule)
+        return self._item(rule, Outcome.OK)
+
+    async def _create_or_compare(self, entity: Described) -> EntityItem:
+        if await self.control.create(entity):
+            return self._item(entity, Outcome.CREATED)
+        try:
+            return await self._read_again(entity)
+        except (EntityMissing, NameTaken) as error:
+            reason = f"{entity.path} is taken, and not by a {entity.kind}: rename or delete what has its name"
+            return self._item(entity, Outcome.FAILED, reason, error.exit_code)
+
+    async def _read_again(self, entity: Described) -> EntityItem:
+        if isinstance(entity, AnyEntity):
+            return self._compared(entity, application.differences(entity, await self._ask(entity)))
+        state, index = await self.control.get(entity.path), self._index(entity) or 0
+        differences = topology.compare(entity, state)
+        return self._of_backlog(Drift(state, index, differences) if differences else Match(state, index))
+
+    # Items
+
+    def _compared(self, entity: Described, differences: tuple[Difference, ...]) -> EntityItem:
+        if differences:
+            return self._item(entity, Outcome.DRIFTED, topology.told(differences), differences=differences)
+        return self._item(entity, Outcome.EXISTING)
+
+    def _of_backlog(self, change: Match | Drift) -> EntityItem:
+        differences = change.differences if isinstance(change, Drift) else ()
+        return Item(
+            change.path,
+            Outcome.DRIFTED if differences else Outcome.EXISTING,
+            topology.told(differences),
+            Finding(self.namespace, "queue", change.index, differences, change.state.partitioned),
+        )
+
+    def _item(
+        self,
+        entity: Described,
+        outcome: Outcome,
+        reason: str = "",
+        code: int = 0,
+        *,
+        differences: tuple[Difference, ...] = (),
+    ) -> EntityItem:
+        partitioned = bool(getattr(entity, "enable_partitioning", False))
+        detail = Finding(self.namespace, entity.kind, self._index(entity), differences, partitioned)
+        return Item(entity.path, outcome, reason, detail, code)
+
+    def _index(self, entity: Described) -> int | None:
+        return backlog.index_of(self.primary, entity.path) if type(entity) is QueueSpec else None

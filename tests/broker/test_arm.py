@@ -1,0 +1,204 @@
+"""The door of Resource Manager, request by request: paths, versions, tokens, bodies, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession
+from yarl import URL
+
+from sbpair.emulator.access.bearer import ARM_AUDIENCES
+from sbpair.emulator.access.sas import sign
+from sbpair.emulator.testing import Emulator, Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
+GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/any/providers/Microsoft.ServiceBus"
+CONTOSO = f"{GROUP}/namespaces/contoso"
+RULES = "topics/t~1/subscriptions/all/rules"
+VERSION = "api-version=2026-01-01"
+
+
+class Manager:
+    """Sends requests with a good token, unless told otherwise."""
+
+    def __init__(self, emulator: Emulator, session: ClientSession) -> None:
+        self.emulator = emulator
+        self.namespace = emulator.namespaces["contoso"]
+        self._session = session
+        assert emulator._identity is not None
+        token, _ = emulator._identity.issuer.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
+        self.token = f"Bearer {token}"
+
+    async def ask(
+        self, method: str, path: str, body: object = None, *, query: str = VERSION, token: str | None = None
+    ) -> tuple[int, Any]:
+        url = URL(f"http://{self.namespace.authority}{path}?{query}", encoded=True)
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        headers = {"Authorization": self.token if token is None else token} if token != "" else {}
+        async with self._session.request(method, url, data=data, headers=headers) as answer:
+            text = await answer.text()
+            assert (answer.status == 401) == ("WWW-Authenticate" in answer.headers)
+            return answer.status, json.loads(text) if text else None
+
+
+def managed(scenario: Callable[[Manager], Awaitable[None]], **setup: Any) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(20),
+            Emulator([("contoso", 0)], setup=Setup(identity=True, **setup)) as emulator,
+            ClientSession() as session,
+        ):
+            emulator.namespaces["contoso"].create_queue("a/b")
+            emulator.namespaces["contoso"].create_topic("t/1").create_subscription("all")
+            await scenario(Manager(emulator, session))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "status", "code"),
+    [
+        ("GET", CONTOSO, "", 400, "MissingApiVersionParameter"),
+        ("GET", CONTOSO, "api-version=2024-05", 400, "InvalidApiVersionParameter"),
+        ("GET", CONTOSO.replace("0000-0000", "0000"), VERSION, 400, "InvalidSubscriptionId"),
+        ("GET", f"{GROUP}/namespaces/fabrikam", VERSION, 404, "ResourceNotFound"),
+        ("GET", f"{GROUP}/namespaces/fabrikam/queues/x", VERSION, 404, "ParentResourceNotFound"),
+        ("GET", GROUP, VERSION, 404, "InvalidResourceType"),
+        ("GET", f"{GROUP}/operations", VERSION, 404, "InvalidResourceType"),
+        ("GET", f"{CONTOSO}/relays", VERSION, 404, "InvalidResourceType"),
+        ("GET", f"{CONTOSO}/queues//x", VERSION, 404, "InvalidResourceType"),
+        ("GET", f"{CONTOSO}/queues/a~b/rules", VERSION, 404, "InvalidResourceType"),
+        ("GET", f"{CONTOSO}/queues/a%2Fb", VERSION, 400, "InvalidResourceName"),
+        ("GET", f"{CONTOSO}/queues/a~c", VERSION, 404, "MessagingGatewayNotFoundStatusCode"),
+        ("GET", f"{CONTOSO}/topics/a~b", VERSION, 404, "MessagingGatewayNotFoundStatusCode"),
+        ("GET", f"{CONTOSO}/topics/none/subscriptions", VERSION, 404, "MessagingGatewayNotFoundStatusCode"),
+        ("GET", f"{CONTOSO}/topics/t~1/subscriptions/x/rules", VERSION, 404, "MessagingGatewayNotFoundStatusCode"),
+        ("GET", f"{CONTOSO}/queues", f"{VERSION}&$skip=-1", 400, "BadRequest"),
+        ("POST", f"{CONTOSO}/queues/a~b/listKeys", VERSION, 404, "InvalidResourceType"),
+        ("GET", f"{CONTOSO}/authorizationRules/RootManageSharedAccessKey/listKeys", VERSION, 405, "MethodNotAllowed"),
+        ("POST", f"{CONTOSO}/queues/a~b", VERSION, 405, "MethodNotAllowed"),
+        ("PUT", f"{CONTOSO}/queues", VERSION, 405, "MethodNotAllowed"),
+        ("POST", f"{GROUP}/namespaces", VERSION, 405, "MethodNotAllowed"),
+        ("PUT", CONTOSO, VERSION, 409, "OperationNotAllowed"),
+        ("DELETE", CONTOSO, VERSION, 409, "OperationNotAllowed"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_a_code(method: str, path: str, query: str, status: int, code: str) -> None:
+    async def scenario(manager: Manager) -> None:
+        answered, document = await manager.ask(method, path, query=query)
+        assert (answered, document["error"]["code"]) == (status, code)
+        assert document["error"]["message"]
+
+    managed(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("queues/x", b"{", 400, "could not be read"),
+        ("queues/x", b"[" * 30_000, 400, "could not be read"),
+        ("queues/x", [], 400, "no JSON object"),
+        ("queues/x", {"properties": []}, 400, "no JSON object"),
+        ("queues/x", {"properties": None}, 200, ""),
+        ("queues/x", b"null", 400, "no JSON object"),
+        ("queues/x", {"properties": [1]}, 400, "no JSON object"),
+        ("queues/x", {"properties": {"maxSize": 1}}, 400, "'maxSize'"),
+        ("queues/x", {"properties": {"maxDeliveryCount": "5"}}, 400, "not of the type int"),
+        ("queues/x", {"properties": {"maxDeliveryCount": True}}, 400, "not of the type int"),
+        ("queues/x", {"properties": {"requiresSession": "true"}}, 400, "not of the type bool"),
+        ("queues/x", {"properties": {"lockDuration": 60}}, 400, "not of the type str"),
+        ("queues/x", {"properties": {"lockDuration": "PT6M"}}, 400, "SubCode=40000. The value of LockDuration"),
+        ("queues/x", {"properties": {"maxSizeInMegabytes": 81920}}, 400, "MaxSizeInMegabytes"),
+        ("queues/x", {"properties": {"messageCount": 7, "countDetails": None, "lockDuration": None}}, 200, ""),
+        ("queues/x+y", {}, 400, "not allowed in an entity path"),
+        ("queues/t~1", {}, 409, "already exists"),
+        ("topics/x", {"properties": {"lockDuration": "PT1M"}}, 400, "'lockDuration'"),
+        ("topics/t~1/subscriptions/s", {"properties": {"isClientAffine": True}}, 400, "JMS"),
+        ("topics/t~1/subscriptions/s", {"properties": {"isClientAffine": False}}, 200, ""),
+        (f"{RULES}/r", {"properties": {"filterType": "Other"}}, 400, "filterType"),
+        (
+            f"{RULES}/r",
+            {"properties": {"sqlFilter": {"sqlExpression": "a ="}}},
+            400,
+            "SubCode",
+        ),
+        (f"{RULES}/r", {"properties": {"sqlFilter": 1}}, 400, "no JSON object"),
+        (f"{RULES}/r", {"properties": {"correlationFilter": {"x": 1}}}, 400, "'x'"),
+        (f"{RULES}/r", {}, 200, ""),
+        ("authorizationRules/r", {"properties": {"rights": "Send"}}, 400, "no list"),
+        ("authorizationRules/r", {"properties": {"rights": ["Sing"]}}, 400, "Manage, Send and Listen"),
+        ("authorizationRules/r", {"properties": {"rights": ["Send"]}}, 200, ""),
+    ],
+)
+def test_a_body_is_read_strictly(path: str, body: object, status: int, says: str) -> None:
+    async def scenario(manager: Manager) -> None:
+        answered, document = await manager.ask("PUT", f"{CONTOSO}/{path}", body)
+        assert answered == status, document
+        if status == 200:
+            assert document["id"] == f"{CONTOSO}/{path}"
+            assert await manager.ask("GET", f"{CONTOSO}/{path}") == (200, document)
+        else:
+            assert says in document["error"]["message"]
+
+    managed(scenario)
+
+
+def test_only_bearer_tokens_are_good_here() -> None:
+    async def scenario(manager: Manager) -> None:
+        signed = sign(manager.namespace.keys[0], f"https://{manager.namespace.authority}", 2**33)
+        for token, code in {
+            "": "AuthenticationFailed",
+            signed: "AuthenticationFailed",
+            "Bearer ": "InvalidAuthenticationToken",
+            f"{manager.token}x": "InvalidAuthenticationToken",
+        }.items():
+            status, document = await manager.ask("GET", f"{CONTOSO}/queues", token=token)
+            assert (status, document["error"]["code"]) == (401, code)
+            assert "SAS_KEY" not in document["error"]["message"]
+
+    managed(scenario)
+
+
+def test_a_token_for_resource_manager_is_none_for_the_namespace_itself() -> None:
+    async def scenario(manager: Manager) -> None:
+        url = f"http://{manager.namespace.authority}/a/b"
+        async with ClientSession() as session, session.get(url, headers={"Authorization": manager.token}) as answer:
+            assert answer.status == 401
+            assert "InvalidAudience" in await answer.text()
+
+    managed(scenario)
+
+
+def test_any_well_formed_token_will_do_where_any_does() -> None:
+    async def scenario(manager: Manager) -> None:
+        foreign = manager.token.rpartition(".")[0] + ".c2lnbmVk"
+        assert (await manager.ask("GET", f"{CONTOSO}/queues", token=foreign))[0] == 200
+
+    managed(scenario, accept_any_token=True)
+
+
+def test_types_are_read_in_any_case_and_a_subscription_needs_no_group() -> None:
+    async def scenario(manager: Manager) -> None:
+        path = f"/SUBSCRIPTIONS/{SUBSCRIPTION}/RESOURCEGROUPS/X/PROVIDERS/microsoft.servicebus/NAMESPACES/Contoso"
+        status, document = await manager.ask("GET", f"{path}/QUEUES/A~B")
+        assert (status, document["name"]) == (200, "a~b")
+        status, document = await manager.ask("GET", CONTOSO.replace("/resourceGroups/any", ""))
+        assert (status, document["name"]) == (200, "contoso")
+
+    managed(scenario)
+
+
+def test_management_requests_cost_credits_here_too() -> None:
+    async def scenario(manager: Manager) -> None:
+        answered = [await manager.ask("GET", f"{CONTOSO}/queues") for _ in range(3)]
+        status, document = answered[-1]
+        assert (status, document["error"]["code"]) == (429, "MessagingGatewayTooManyRequests")
+        assert answered[0][0] == 200
+
+    managed(scenario, credits=10)

@@ -1,0 +1,295 @@
+"""Provisioning through Azure Resource Manager: the same entities as over Atom, and the same refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair import errors, provision
+from sbpair.bus.arm import manager_of
+from sbpair.bus.management import open_namespace
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.testing import Emulator, Setup
+from sbpair.entity import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model import Endpoint, Identity, Pair, QueueSpec, ResourceGroup, SasKey, endpoint_from_connection_string
+from sbpair.report import Outcome
+from sbpair.topology import entities_file
+
+if TYPE_CHECKING:
+    from sbpair.bus.control import NamespaceControl
+
+GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
+VIA = {"atom": None, "arm": GROUP}
+FIRST = "contoso/x-servicebus-transfer/0"
+ENTITIES: list[AnyEntity] = [
+    Queue("billing/invoices", lock_duration="PT30S", requires_session=True, user_metadata="it's ours"),
+    Queue("orders", requires_duplicate_detection=True, duplicate_detection_history_time_window="PT1H"),
+    Queue("split", enable_partitioning=True, max_size_in_megabytes=5120, forward_to="orders", status="SendDisabled"),
+    Topic("events/all", enable_partitioning=True, default_message_time_to_live="P14D", support_ordering=False),
+    Subscription("events/all", "audit", max_delivery_count=3, forward_dead_lettered_messages_to="billing/invoices"),
+    Rule("events/all", "audit", "big", SqlFilter("size > 10 AND kind = 'x'"), "SET seen = 1"),
+    Rule("events/all", "audit", "ours", CorrelationFilter(label="x", properties=(("a", "b"), ("c", "d")))),
+    Rule("events/all", "audit", "none", SqlFilter("1=0")),
+]
+
+
+def run(scenario: Callable[[Emulator, Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, *tier: object) -> None:
+    async def main() -> None:
+        wanted = [("contoso", 0), ("contoso-dr", 0, *tier)]
+        async with asyncio.timeout(60), Emulator(wanted, setup=Setup(identity=True)) as emulator:
+            assert emulator.ready.sign_in
+            for name, value in emulator.ready.sign_in.environment.items():
+                monkeypatch.setenv(name, value)
+            sides = [
+                endpoint_from_connection_string(each.connection_string, name=name)
+                for name, each in emulator.namespaces.items()
+            ]
+            await scenario(emulator, Pair("orders", *sides, backlog_queues=3))
+
+    asyncio.run(main())
+
+
+async def both(stack: AsyncExitStack, endpoint: Endpoint) -> tuple[NamespaceControl, NamespaceControl]:
+    atom = await stack.enter_async_context(open_namespace(endpoint))
+    return atom, await stack.enter_async_context(open_namespace(endpoint, GROUP))
+
+
+async def no_wait(_seconds: float) -> None:
+    """Time passes at once."""
+
+
+def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        namespace, made = emulator.namespaces["contoso-dr"], {}
+        for via, group in VIA.items():
+            report = await provision.run(pair, group=group)
+            assert {item.outcome for item in report.items} == {Outcome.CREATED}
+            async with AsyncExitStack() as stack:
+                atom, arm = await both(stack, pair.secondary)
+                made[via] = (
+                    await atom.list_under(""),
+                    await arm.list_under(""),
+                    [queue.description for queue in namespace.queues()],
+                )
+            again = await provision.run(pair, group=VIA["arm" if via == "atom" else "atom"])
+            assert {item.outcome for item in again.items} == {Outcome.EXISTING}
+            for queue in namespace.queues():
+                namespace.delete_queue(queue.path)
+        assert made["atom"] == made["arm"]
+        assert made["atom"][0] == made["atom"][1]
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("first", VIA)
+def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(_: Emulator, pair: Pair) -> None:
+        async with AsyncExitStack() as stack:
+            atom, arm = await both(stack, pair.secondary)
+            maker = {"atom": atom, "arm": arm}[first]
+            for entity in ENTITIES:
+                assert await maker.create(entity)
+                assert not await arm.create(entity)
+                assert not await atom.create(entity)
+                read = await arm.read(entity)
+                assert read == await atom.read(entity)
+                if isinstance(read, (Queue, Topic)):
+                    read = replace(read, max_message_size_in_kilobytes=None)
+                assert read == entity
+            await arm.delete_rule(Rule("events/all", "audit", "$Default"))
+            await arm.delete_rule(Rule("events/all", "audit", "$Default"))
+            assert await arm.queues() == await atom.queues()
+            assert await arm.topics() == await atom.topics()
+            assert await arm.subscriptions("events/all") == await atom.subscriptions("events/all")
+            assert await arm.rules("events/all", "audit") == await atom.rules("events/all", "audit")
+            assert len(await arm.rules("events/all", "audit")) == 3
+
+    run(scenario, monkeypatch)
+
+
+def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_expects_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = """
+        [queues.orders]
+        forward_dead_lettered_messages_to = "billing/failures"
+        [queues."billing/failures"]
+        [topics.events.subscriptions.audit]
+        forward_to = "orders"
+        [topics.events.subscriptions.audit.rules.europe]
+        sql = "region = 'eu'"
+    """
+    layout = entities_file.read(file, "entities.toml")
+
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        report = await provision.run(pair, group=GROUP, entities=layout)
+        assert {item.outcome for item in report.items} == {Outcome.CREATED}
+        for namespace in emulator.namespaces.values():
+            assert [rule.name for rule in namespace.topic("events").subscription("audit").rules] == ["europe"]
+        for group in VIA.values():
+            again = await provision.run(pair, group=group, entities=layout)
+            assert {item.outcome for item in again.items} == {Outcome.EXISTING}
+            assert len(again.items) == len(report.items)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(_: Emulator, pair: Pair) -> None:
+        async with AsyncExitStack() as stack:
+            atom, arm = await both(stack, pair.secondary)
+            assert await arm.tier() == "Premium"
+            assert await arm.create(Queue("orders", max_size_in_megabytes=81920, enable_partitioning=True))
+            assert (await arm.read(Queue("orders"))).max_size_in_megabytes == 81920
+            assert await arm.read(Queue("orders")) == await atom.read(Queue("orders"))
+
+    run(scenario, monkeypatch, "premium", 2)
+
+
+def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        namespace = emulator.namespaces["contoso-dr"]
+        namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
+        report = await provision.run(pair, group=GROUP)
+        assert [item.name for item in report.of(Outcome.DRIFTED)] == [FIRST]
+        async with open_namespace(pair.secondary, GROUP) as arm:
+            assert not await arm.create(QueueSpec(FIRST, max_delivery_count=5))
+        assert namespace.queue(FIRST).description == QueueDescription(max_delivery_count=10)
+
+    run(scenario, monkeypatch)
+
+
+def test_two_that_provision_at_the_same_time_do_not_hinder_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        groups = [GROUP, GROUP, None]
+        reports = await asyncio.gather(*(provision.run(pair, group=group, sleep=no_wait) for group in groups))
+        assert all(provision.exit_code_of(report, strict=True) == 0 for report in reports)
+        assert len(emulator.namespaces["contoso-dr"].queues()) == 3
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("via", VIA)
+@pytest.mark.parametrize(
+    ("status", "sub_code", "raised"),
+    [
+        (401, None, errors.NotAuthenticated),
+        (403, None, errors.NotAuthorized),
+        (403, 40300, errors.ServiceRefused),
+        (409, None, errors.Unavailable),
+        (429, None, errors.Throttled),
+        (429, 40901, errors.Unavailable),
+        (500, None, errors.Unavailable),
+        (503, None, errors.Unavailable),
+    ],
+)
+def test_a_refusal_means_the_same_either_way(
+    via: str, status: int, sub_code: int | None, raised: type[errors.SbpairError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        async with open_namespace(pair.secondary, VIA[via]) as namespace:
+            for method, action in {
+                "GET": namespace.queues,
+                "PUT": lambda: namespace.create(Queue("orders")),
+            }.items():
+                emulator.faults.refuse_requests("contoso-dr", status, method=method, sub_code=sub_code, count=1)
+                with pytest.raises(errors.SbpairError) as caught:
+                    await action()
+                assert type(caught.value) is raised
+                assert caught.value.hint
+                assert "\n" not in caught.value.message + caught.value.hint
+            assert await namespace.create(Queue("orders"))
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("via", VIA)
+def test_a_conflict_over_a_name_is_a_name_that_was_taken(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        emulator.faults.refuse_requests("contoso-dr", 409, "orders", method="PUT", sub_code=40900)
+        emulator.namespaces["contoso-dr"].create_topic("taken")
+        async with open_namespace(pair.secondary, VIA[via]) as namespace:
+            assert not await namespace.create(Queue("orders"))
+            assert not await namespace.create(Queue("taken"))
+            with pytest.raises(errors.NameTaken):
+                await namespace.read(Queue("taken"))
+            with pytest.raises(errors.EntityMissing):
+                await namespace.read(Topic("missing"))
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("via", VIA)
+def test_one_queue_that_is_refused_is_named_and_the_others_are_made(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        emulator.faults.refuse_requests("contoso-dr", 500, FIRST, method="PUT")
+        report = await provision.run(pair, group=VIA[via], sleep=no_wait)
+        (failed,) = report.of(Outcome.FAILED)
+        assert (failed.name, failed.exit_code) == (FIRST, 6)
+        assert len(report.of(Outcome.CREATED)) == 2
+        assert provision.exit_code_of(report) == 3
+
+    run(scenario, monkeypatch)
+
+
+def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(_: Emulator, pair: Pair) -> None:
+        elsewhere = replace(pair, secondary=replace(pair.secondary, name="fabrikam"))
+        with pytest.raises(errors.UsageError, match="no namespace fabrikam in that") as caught:
+            await provision.run(elsewhere, group=GROUP, sleep=no_wait)
+        assert "--resource-group" in caught.value.hint
+        async with open_namespace(elsewhere.secondary, GROUP) as namespace:
+            with pytest.raises(errors.UsageError, match="no namespace fabrikam in that"):
+                await namespace.tier()
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("host", "manager"),
+    [
+        ("contoso.servicebus.windows.net", "management.azure.com"),
+        ("contoso.servicebus.usgovcloudapi.net", "management.usgovcloudapi.net"),
+        ("Contoso.servicebus.chinacloudapi.cn", "management.chinacloudapi.cn"),
+    ],
+)
+def test_a_namespace_is_managed_in_its_own_cloud(host: str, manager: str) -> None:
+    endpoint = Endpoint("contoso", host, host, 5671, tls=True, credential=Identity())
+    road, (scope,) = manager_of(endpoint)
+    assert (road.scheme, road.netloc, road.authority) == ("https", manager, manager)
+    assert scope.startswith("https://management.")
+    assert scope.endswith("/.default")
+
+
+def test_what_is_on_this_machine_is_never_looked_for_in_azure() -> None:
+    host = "contoso.servicebus.windows.net"
+    endpoint = Endpoint("contoso", host, "127.0.0.1", 5673, tls=True, credential=SasKey("Root", "key"))
+    assert manager_of(endpoint)[0].netloc == "127.0.0.1:5673"
+    with pytest.raises(errors.UsageError, match=r"bus\.example\.com does not say in which cloud"):
+        manager_of(replace(endpoint, authority="bus.example.com", host="bus.example.com"))
+
+
+@pytest.mark.parametrize(
+    ("subscription", "name"),
+    [
+        ("", "group"),
+        ("mine", "group"),
+        ("00000000-0000-0000-0000-00000000000", "group"),
+        ("00000000-0000-0000-0000-000000000000\n", "group"),
+        ("00000000-0000-0000-0000-000000000000", ""),
+        ("00000000-0000-0000-0000-000000000000", "a/b"),
+        ("00000000-0000-0000-0000-000000000000", "ends."),
+        ("00000000-0000-0000-0000-000000000000", "x" * 91),
+        ("00000000-0000-0000-0000-000000000000", "a b"),
+    ],
+)
+def test_what_can_be_no_resource_group_is_refused(subscription: str, name: str) -> None:
+    with pytest.raises(errors.UsageError):
+        ResourceGroup(subscription, name)

@@ -1,0 +1,252 @@
+"""azure-mgmt-servicebus, unmodified, against the emulator's Resource Manager: what it gets, and what it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+)
+from azure.identity import ManagedIdentityCredential
+from azure.mgmt.servicebus import ServiceBusManagementClient as SyncClient
+from azure.mgmt.servicebus.aio import ServiceBusManagementClient
+from azure.mgmt.servicebus.models import SBAuthorizationRule, SBQueue, SBSubscription, SBTopic
+
+from sbpair.emulator.access.bearer import ARM_AUDIENCES, AUDIENCE
+from sbpair.emulator.testing import Emulator, Setup
+
+SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
+PLACE = ("any-group", "contoso")
+PLAIN = {"enforce_https": False}
+"""These clients send no token over plain HTTP otherwise."""
+
+
+class Issued:
+    """A credential that the emulator's own issuer signs for."""
+
+    def __init__(self, emulator: Emulator, audience: str = ARM_AUDIENCES[0], *, old_seconds: int = 0) -> None:
+        assert emulator._identity is not None
+        now_ms = emulator.clock.now_ms() - old_seconds * 1000
+        self._token, _ = emulator._identity.issuer.issue(audience, now_ms)
+
+    async def get_token(self, *_: str, **__: Any) -> AccessToken:
+        return AccessToken(self._token, 2**40)
+
+
+@asynccontextmanager
+async def client_of(emulator: Emulator, **token: Any) -> AsyncIterator[ServiceBusManagementClient]:
+    base_url = f"http://{emulator.namespaces['contoso'].authority}"
+    credential: Any = Issued(emulator, **token)
+    async with ServiceBusManagementClient(credential, SUBSCRIPTION, base_url, retry_total=0) as client:
+        yield client
+
+
+def run(scenario: Callable[[Emulator, ServiceBusManagementClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        wanted = [("contoso", 0), ("contoso-dr", 0, "premium", 2)]
+        async with (
+            asyncio.timeout(30),
+            Emulator(wanted, setup=Setup(identity=True)) as emulator,
+            client_of(emulator) as client,
+        ):
+            await scenario(emulator, client)
+
+    asyncio.run(main())
+
+
+async def every(pages: Any) -> list[Any]:
+    return [each async for each in pages]
+
+
+def test_namespaces_are_told_from_any_port_with_their_tiers() -> None:
+    async def scenario(_: Emulator, client: ServiceBusManagementClient) -> None:
+        for pages in (client.namespaces.list(**PLAIN), client.namespaces.list_by_resource_group("any", **PLAIN)):
+            standard, premium = await every(pages)
+            assert (standard.name, standard.sku.name, standard.sku.capacity) == ("contoso", "Standard", None)
+            assert (premium.name, premium.sku.tier, premium.sku.capacity) == ("contoso-dr", "Premium", 2)
+            assert premium.premium_messaging_partitions == 2
+        one = await client.namespaces.get("mine", "CONTOSO-DR", **PLAIN)
+        assert one.id == (
+            f"/subscriptions/{SUBSCRIPTION}/resourceGroups/mine/providers/Microsoft.ServiceBus/namespaces/contoso-dr"
+        )
+        with pytest.raises(ResourceNotFoundError) as missing:
+            await client.namespaces.get("mine", "fabrikam", **PLAIN)
+        assert missing.value.error.code == "ResourceNotFound"
+
+    run(scenario)
+
+
+def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde() -> None:
+    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+        queues, name = client.queues, "contoso~x-servicebus-transfer~0"
+        wanted = SBQueue(max_size_in_megabytes=5120, enable_partitioning=True, lock_duration=timedelta(seconds=30))
+        made = await queues.create_or_update(*PLACE, name, wanted, **PLAIN)
+        assert (made.name, made.max_size_in_megabytes) == (name, 81920)
+        inside = emulator.namespaces["contoso"].queue("contoso/x-servicebus-transfer/0")
+        assert inside.description.max_size_in_megabytes == 5120
+        read = await queues.get(*PLACE, name, **PLAIN)
+        assert read["properties"]["lockDuration"] == "PT30S"
+        assert read["properties"]["defaultMessageTimeToLive"] == "P10675199DT2H48M5.4775807S"
+        assert (read.count_details.active_message_count, read.size_in_bytes, read.message_count) == (0, 0, 0)
+        changed = {"properties": {"maxDeliveryCount": 3, "forwardTo": "a/b"}}
+        again = await queues.create_or_update(*PLACE, name, changed, **PLAIN)
+        assert (again.max_delivery_count, again.forward_to, again.enable_partitioning) == (3, "a/b", True)
+        assert again.lock_duration == timedelta(minutes=1)
+        with pytest.raises(HttpResponseError, match="RequiresSession") as refused:
+            await queues.create_or_update(*PLACE, name, SBQueue(requires_session=True), **PLAIN)
+        assert (refused.value.status_code, refused.value.error.code) == (400, "MessagingGatewayBadRequest")
+        await queues.delete(*PLACE, name, **PLAIN)
+        await queues.delete(*PLACE, name, **PLAIN)
+        with pytest.raises(ResourceNotFoundError) as missing:
+            await queues.get(*PLACE, name, **PLAIN)
+        assert missing.value.error.code == "MessagingGatewayNotFoundStatusCode"
+
+    run(scenario)
+
+
+def test_long_lists_come_in_pages() -> None:
+    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+        for number in range(205):
+            emulator.namespaces["contoso"].create_queue(f"queue/{number:03}")
+        found = [each.name for each in await every(client.queues.list_by_namespace(*PLACE, **PLAIN))]
+        assert found == [f"queue~{number:03}" for number in range(205)]
+        some = [each.name for each in await every(client.queues.list_by_namespace(*PLACE, skip=200, top=2, **PLAIN))]
+        assert some == found[200:]
+
+    run(scenario)
+
+
+def test_topics_subscriptions_and_rules_are_kept() -> None:
+    async def scenario(_: Emulator, client: ServiceBusManagementClient) -> None:
+        await client.topics.create_or_update(*PLACE, "t~1", SBTopic(support_ordering=True), **PLAIN)
+        place = (*PLACE, "t~1")
+        wanted = SBSubscription(max_delivery_count=4, dead_lettering_on_filter_evaluation_exceptions=False)
+        made = await client.subscriptions.create_or_update(*place, "all", wanted, **PLAIN)
+        assert (made.max_delivery_count, made.dead_lettering_on_filter_evaluation_exceptions) == (4, False)
+        correlation = {"label": "x", "contentType": "text/plain", "properties": {"a": "b"}}
+        rule = {"filterType": "CorrelationFilter", "correlationFilter": correlation}
+        action = {"sqlExpression": "SET seen = 1"}
+        await client.rules.create_or_update(*place, "all", "r", {"properties": {**rule, "action": action}}, **PLAIN)
+        default, own = await every(client.rules.list_by_subscriptions(*place, "all", **PLAIN))
+        assert (default.name, default.sql_filter.sql_expression) == ("$Default", "1=1")
+        assert own.correlation_filter.as_dict() == correlation
+        assert own.action.sql_expression == "SET seen = 1"
+        assert [each.name for each in await every(client.subscriptions.list_by_topic(*place, **PLAIN))] == ["all"]
+        assert (await client.topics.get(*place, **PLAIN)).subscription_count == 1
+        await client.rules.delete(*place, "all", "$Default", **PLAIN)
+        await client.subscriptions.delete(*place, "all", **PLAIN)
+        await client.topics.delete(*place, **PLAIN)
+        assert await every(client.topics.list_by_namespace(*PLACE, **PLAIN)) == []
+
+    run(scenario)
+
+
+def test_authorization_rules_and_their_keys_belong_to_a_namespace_or_to_an_entity() -> None:
+    async def scenario(_: Emulator, client: ServiceBusManagementClient) -> None:
+        namespaces, queues, queue = client.namespaces, client.queues, (*PLACE, "orders")
+        await queues.create_or_update(*queue, SBQueue(), **PLAIN)
+        await queues.create_or_update_authorization_rule(*queue, "send", SBAuthorizationRule(rights=["Send"]), **PLAIN)
+        (rule,) = await every(queues.list_authorization_rules(*queue, **PLAIN))
+        assert (rule.name, rule.rights) == ("send", ["Send"])
+        keys = await queues.list_keys(*queue, "send", **PLAIN)
+        assert keys.primary_connection_string.endswith(
+            f";SharedAccessKeyName=send;SharedAccessKey={keys.primary_key};EntityPath=orders"
+        )
+        renewed = await queues.regenerate_keys(*queue, "send", {"keyType": "PrimaryKey"}, **PLAIN)
+        assert renewed.primary_key != keys.primary_key
+        assert renewed.secondary_key == keys.secondary_key
+        # What is changed without its rules keeps them.
+        await queues.create_or_update(*queue, SBQueue(max_delivery_count=2), **PLAIN)
+        assert (await queues.list_keys(*queue, "send", **PLAIN)).primary_key == renewed.primary_key
+        root = await namespaces.list_keys(*PLACE, "RootManageSharedAccessKey", **PLAIN)
+        assert root.primary_key == "SAS_KEY_VALUE"
+        with pytest.raises(HttpResponseError, match="cannot be deleted"):
+            await namespaces.delete_authorization_rule(*PLACE, "RootManageSharedAccessKey", **PLAIN)
+        with pytest.raises(HttpResponseError, match="all with Manage"):
+            await namespaces.create_or_update_authorization_rule(
+                *PLACE, "half", SBAuthorizationRule(rights=["Manage"]), **PLAIN
+            )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        ({"audience": AUDIENCE}, "InvalidAudience"),
+        ({"old_seconds": 100_000}, "ExpiredToken"),
+    ],
+)
+def test_a_token_for_something_else_or_of_yesterday_is_refused(token: dict[str, Any], says: str) -> None:
+    async def scenario(emulator: Emulator, _: ServiceBusManagementClient) -> None:
+        async with client_of(emulator, **token) as client:
+            with pytest.raises(ClientAuthenticationError, match=says) as refused:
+                await every(client.namespaces.list(**PLAIN))
+        assert refused.value.error.code == "InvalidAuthenticationToken"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "text"),
+    [
+        (401, "ExpiredAuthenticationToken", "expired"),
+        (403, "AuthorizationFailed", "authorization"),
+        (409, "MessagingGatewayConflict", "SubCode=40901"),
+        (429, "MessagingGatewayTooManyRequests", "SubCode=50004"),
+        (500, "InternalServerError", "SubCode=50000"),
+        (503, "ServiceUnavailable", "SubCode=50300"),
+    ],
+)
+def test_injected_refusals_have_resource_managers_form(status: int, code: str, text: str) -> None:
+    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+        emulator.faults.refuse_requests("contoso", status, "a/b", method="PUT", count=1, retry_after_seconds=3)
+        with pytest.raises(HttpResponseError, match=text) as refused:
+            await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
+        assert (refused.value.status_code, refused.value.error.code) == (status, code)
+        assert refused.value.response.headers["Retry-After"] == "3"
+        await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
+
+    run(scenario)
+
+
+def test_a_name_that_another_kind_has_is_a_conflict() -> None:
+    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+        emulator.namespaces["contoso"].create_topic("a/b")
+        with pytest.raises(ResourceExistsError, match="already exists"):
+            await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
+
+    run(scenario)
+
+
+def test_a_namespace_that_is_down_is_unavailable_and_can_still_be_listed_elsewhere() -> None:
+    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+        emulator.faults.namespace_down("contoso-dr")
+        with pytest.raises(HttpResponseError) as refused:
+            await client.queues.get("any", "contoso-dr", "orders", **PLAIN)
+        assert refused.value.status_code == 503
+        assert len(await every(client.namespaces.list(**PLAIN))) == 2
+
+    run(scenario)
+
+
+def test_the_sync_client_signs_in_as_a_managed_identity(another: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with another(setup=Setup(identity=True)) as signing:
+        for name, value in signing.emulator.ready.sign_in.environment.items():
+            monkeypatch.setenv(name, value)
+        base_url = f"http://{signing.namespace.authority}"
+        with (
+            ManagedIdentityCredential() as credential,
+            SyncClient(credential, SUBSCRIPTION, base_url, retry_total=0) as client,
+        ):
+            client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
+            assert [each.name for each in client.queues.list_by_namespace(*PLACE, **PLAIN)] == ["a~b"]

@@ -1,0 +1,196 @@
+"""Every way to sign in, on the data plane by both engines, over Atom and with Resource Manager; and nobody is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sbpair import audit, errors, provision, syphon
+from sbpair.backlog import queue_path
+from sbpair.bus import data_plane
+from sbpair.bus.credentials import token_getter
+from sbpair.emulator.testing import Emulator, Setup
+from sbpair.model import Endpoint, Identity, Pair, ResourceGroup, endpoint_from_connection_string
+from sbpair.report import Outcome
+from sbpair.syphon import lane
+from sbpair.wire.client import connect
+from tests.integration.test_syphon import put, stranded
+
+GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
+SECONDS_MOST = 60
+
+# It leaves the sockets of what has failed to whoever collects the garbage.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+SIGNED_IN = """#!{python} -SE
+import json, sys, time, urllib.parse, urllib.request
+
+assert sys.argv[1:5] == ["account", "get-access-token", "--output", "json"], sys.argv
+resource = urllib.parse.quote(sys.argv[sys.argv.index("--resource") + 1])
+url = "{endpoint}?api-version=2019-08-01&resource=" + resource
+request = urllib.request.Request(url, headers={{"X-IDENTITY-HEADER": "{header}"}})
+with urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(request) as answer:
+    token = json.load(answer)
+expires_on = int(token["expires_on"])
+print(json.dumps({{
+    "accessToken": token["access_token"],
+    "expiresOn": time.strftime("%Y-%m-%d %H:%M:%S.000000", time.localtime(expires_on)),
+    "expires_on": expires_on,
+    "subscription": "00000000-0000-0000-0000-000000000000",
+    "tenant": "00000000-0000-0000-0000-000000000000",
+    "tokenType": "Bearer",
+}}))
+"""
+SIGNED_OUT = """#!/bin/sh
+echo "ERROR: Please run 'az login' to setup account." >&2
+exit 1
+"""
+
+
+class Signing:
+    """A way to sign in to an emulator: what it does to the environment, and the pair that goes with it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch = monkeypatch
+        self._folder = folder
+
+    def with_keys(self, emulator: Emulator) -> Pair:
+        return Pair("keys", *self._ends(emulator), backlog_queues=1)
+
+    def with_managed_identity(self, emulator: Emulator) -> Pair:
+        assert emulator.ready.sign_in
+        for name, value in emulator.ready.sign_in.environment.items():
+            self._monkeypatch.setenv(name, value)
+        return self._by_name(emulator)
+
+    def with_az_login(self, emulator: Emulator) -> Pair:
+        assert emulator.ready.sign_in
+        endpoint, header = emulator.ready.sign_in.endpoint, emulator.ready.sign_in.header
+        self._az(SIGNED_IN.format(python=sys.executable, endpoint=endpoint, header=header))
+        return self._by_name(emulator)
+
+    def with_nobody(self, emulator: Emulator) -> Pair:
+        self._az(SIGNED_OUT)
+        return self._by_name(emulator)
+
+    def _az(self, script: str) -> None:
+        az = self._folder / "az"
+        az.write_text(script)
+        az.chmod(az.stat().st_mode | stat.S_IXUSR)
+        self._monkeypatch.setenv("PATH", f"{self._folder}{os.pathsep}{os.environ['PATH']}")
+        # Others than this one would look for themselves outside of this machine.
+        self._monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")
+
+    def _by_name(self, emulator: Emulator) -> Pair:
+        """Both namespaces as `namespace = …` in the configuration means them, and where they are."""
+        ends = [
+            replace(
+                end,
+                authority=f"{end.name}.servicebus.windows.net",
+                credential=Identity(),
+                emulator=False,
+            )
+            for end in self._ends(emulator)
+        ]
+        return Pair("identity", *ends, backlog_queues=1)
+
+    def _ends(self, emulator: Emulator) -> list[Endpoint]:
+        return [
+            endpoint_from_connection_string(each.connection_string, name=name)
+            for name, each in emulator.namespaces.items()
+        ]
+
+
+@pytest.fixture
+def signing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
+    for name in ("IDENTITY_ENDPOINT", "IDENTITY_HEADER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.5)
+    return Signing(monkeypatch, tmp_path)
+
+
+def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
+    async def main() -> None:
+        wanted = [("contoso", 0), ("contoso-dr", 0)]
+        async with asyncio.timeout(SECONDS_MOST), Emulator(wanted, setup=Setup(identity=True)) as emulator:
+            await scenario(emulator)
+
+    asyncio.run(main())
+
+
+async def no_wait(_seconds: float) -> None:
+    """Time passes at once."""
+
+
+@pytest.mark.parametrize("way", ["with_managed_identity", "with_az_login"])
+def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way: str) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        pair = getattr(signing, way)(emulator)
+        for group in (None, GROUP):
+            report = await provision.run(pair, group=group)
+            assert [item.outcome for item in report.items] == [Outcome.CREATED if group is None else Outcome.EXISTING]
+        assert audit.exit_code_of(await audit.run(pair)) == 0
+        orders = emulator.namespaces["contoso"].create_queue("orders")
+        backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
+        for number, engine in enumerate((syphon.WIRE, syphon.SDK), 1):
+            put(backlog, stranded(number, "orders"))
+            result = await syphon.run(pair, once=True, engine=engine)
+            assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, number, 0)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_where_nobody_is_signed_in_management_says_so_once(signing: Signing, group: ResourceGroup | None) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        pair = signing.with_nobody(emulator)
+        with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
+            await provision.run(pair, group=group, sleep=no_wait)
+        check(refused.value)
+        assert ("--via atom" in refused.value.hint) == (group is not None)
+
+    run(scenario)
+
+
+def test_a_connection_string_alone_does_not_get_in_to_resource_manager(signing: Signing) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        signing.with_nobody(emulator)
+        with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
+            await provision.run(signing.with_keys(emulator), group=GROUP, sleep=no_wait)
+        check(refused.value)
+        assert "takes no connection string" in refused.value.hint
+
+    run(scenario)
+
+
+def test_where_nobody_is_signed_in_both_engines_say_so(signing: Signing) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        pair = signing.with_nobody(emulator)
+        emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
+        for engine in (syphon.WIRE, syphon.SDK):
+            with pytest.raises(errors.NotAuthenticated) as refused:
+                await syphon.run(pair, once=True, engine=engine)
+            check(refused.value)
+        with pytest.raises(errors.NotAuthenticated) as by_wire:
+            async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
+                await wire.receiver(queue_path("contoso", 0))
+        check(by_wire.value)
+        with pytest.raises(errors.NotAuthenticated) as by_sdk:
+            async with data_plane.open_receiver(pair.secondary, queue_path("contoso", 0)):
+                pass
+        check(by_sdk.value)
+
+    run(scenario)
+
+
+def check(error: errors.SbpairError) -> None:
+    assert error.exit_code == 5
+    assert "\n" not in error.message + error.hint
+    assert "az login" in error.hint

@@ -1,0 +1,88 @@
+"""Asking for tokens: once for all who want the same, to the end, and again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken
+
+from sbpair.bus.credentials import OneAsker
+
+
+class Slow:
+    """A credential that answers when it is told to, and counts who asked."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.answered = 0
+        self.answer = asyncio.Event()
+        self._failures = list(failures)
+
+    async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        self.asked.append(scopes)
+        await self.answer.wait()
+        self.answered += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        return AccessToken(f"{scopes[0]} {self.answered}", 2**40)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    async def __aenter__(self) -> Slow:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def soon() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_those_who_want_the_same_token_at_once_share_one_request() -> None:
+    async def main() -> None:
+        slow = Slow()
+        async with OneAsker(slow) as asker:
+            wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("a", "a", "b", "a")]
+            await soon()
+            assert slow.asked == [("a",), ("b",)]
+            slow.answer.set()
+            assert [(await each).token[0] for each in wanting] == ["a", "a", "b", "a"]
+            assert (await asker.get_token("a")).token == "a 3"
+
+    asyncio.run(main())
+
+
+def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for() -> None:
+    async def main() -> None:
+        unheard: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+        slow = Slow(ValueError("nobody looks at it"))
+        async with OneAsker(slow) as asker:
+            wanting = asyncio.create_task(asker.get_token("a"))
+            await soon()
+            wanting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await wanting
+            slow.answer.set()
+        assert slow.answered == 1
+        await soon()
+        assert not unheard
+
+    asyncio.run(main())
+
+
+def test_a_failure_is_everybodys_and_is_not_kept() -> None:
+    async def main() -> None:
+        slow = Slow(ValueError("not now"))
+        slow.answer.set()
+        async with OneAsker(slow) as asker:
+            both = await asyncio.gather(asker.get_token("a"), asker.get_token("a"), return_exceptions=True)
+            assert [str(each) for each in both] == ["not now", "not now"]
+            assert (await asker.get_token("a")).token == "a 2"
+
+    asyncio.run(main())

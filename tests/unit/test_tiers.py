@@ -1,0 +1,88 @@
+"""What each tier lets an entity be, and what its size means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair import tiers
+from sbpair.errors import ServiceRefused, UsageError
+from sbpair.tiers import BASIC, PREMIUM, STANDARD, TIERS
+
+every_tier = st.sampled_from(TIERS)
+
+
+@pytest.mark.parametrize(("size", "tier"), [(1, STANDARD), (5, STANDARD), (5, BASIC), (1, PREMIUM), (80, PREMIUM)])
+def test_a_size_that_a_tier_has(size, tier) -> None:
+    tiers.check_size(size, tier)
+    tiers.check_size(size, *TIERS)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 6, 10, 20, 40, 80, 81920, 2**70])
+def test_standard_says_what_its_sizes_come_to(size) -> None:
+    with pytest.raises(UsageError, match=f"of a Standard namespace cannot be of {size} GB") as refused:
+        tiers.check_size(size, STANDARD)
+    assert refused.value.hint == "choose 1, 2, 3, 4 or 5: it has 16 partitions of that size, and 5 makes 80 GB"
+
+
+@pytest.mark.parametrize("size", [-80, 0, 6, 7, 8, 9, 11, 16, 30, 79, 81, 160, 1024])
+def test_no_tier_has_such_a_size(size) -> None:
+    with pytest.raises(UsageError, match=f"a queue or topic cannot be of {size} GB") as refused:
+        tiers.check_size(size, *TIERS)
+    assert refused.value.hint == "choose 1, 2, 3, 4, 5, 10, 20, 40 or 80"
+
+
+@pytest.mark.parametrize(("tier", "effective"), [(STANDARD, 81_920), (BASIC, 81_920), (PREMIUM, 5_120)])
+def test_five_gigabytes_are_eighty_but_in_premium(tier, effective) -> None:
+    assert tiers.effective_megabytes(tier, 5_120, partitioned=True) == effective
+    assert tiers.effective_megabytes(tier, 5_120, partitioned=False) == 5_120
+
+
+@given(every_tier, st.data(), st.booleans())
+def test_what_was_read_is_never_taken_for_what_was_chosen(tier, data, partitioned) -> None:
+    megabytes = data.draw(st.sampled_from(tier.sizes_gb)) * tiers.MEGABYTES
+    effective = tiers.effective_megabytes(tier, megabytes, partitioned=partitioned)
+    assert tiers.chosen_megabytes(tier, effective, partitioned=partitioned) == megabytes
+
+
+@pytest.mark.parametrize(
+    ("partitioned", "units", "possible"),
+    [
+        (False, 4, (1,)),
+        (True, 1, (1,)),
+        (None, 1, (1,)),
+        (None, None, (1, 2, 4)),
+        (None, 2, (1, 2)),
+        (None, 16, (1, 2, 4)),
+        (True, 2, (2,)),
+        (True, 4, (2, 4)),
+        (True, None, (2, 4)),
+        (True, 3, (1,)),
+    ],
+)
+def test_a_premium_namespace_divides_its_messaging_units(partitioned, units, possible) -> None:
+    assert tiers.partitions_possible(PREMIUM, partitioned=partitioned, units=units) == possible
+
+
+@given(st.sampled_from([BASIC, STANDARD]), st.booleans(), st.none() | st.integers(1, 16))
+def test_elsewhere_an_entity_has_sixteen_or_one(tier, partitioned, units) -> None:
+    assert tiers.partitions_possible(tier, partitioned=partitioned, units=units) == ((16,) if partitioned else (1,))
+
+
+@given(st.none() | st.booleans(), st.none() | st.integers(1, 64))
+def test_some_number_of_partitions_is_always_possible(partitioned, units) -> None:
+    possible = tiers.partitions_possible(PREMIUM, partitioned=partitioned, units=units)
+    assert possible
+    assert set(possible) <= {1, 2, 4}
+
+
+@pytest.mark.parametrize("name", ["standard", "Standard", "STANDARD"])
+def test_a_tier_is_known_by_its_name(name) -> None:
+    assert tiers.named(name) is STANDARD
+
+
+@pytest.mark.parametrize("name", ["", "None", "Gold", "Standard "])
+def test_a_tier_of_the_future_is_said_to_be_unknown(name) -> None:
+    with pytest.raises(ServiceRefused, match="nothing is known of that one here"):
+        tiers.named(name)
