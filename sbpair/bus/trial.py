@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 
-from sbpair.bus.atom import description, open_client, state_of
+from sbpair.bus.atom import open_client, state_of
+from sbpair.bus.atom_entities import description
 from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS
 from sbpair.errors import EntityMissing

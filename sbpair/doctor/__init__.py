@@ -63,7 +63,7 @@ async def run(
         roads, access = {}, {}
         for side, endpoint in subject.endpoints.items():
             roads[side] = group.create_task(walk(side, endpoint, seconds, tell), name=f"road to {side}")
-            looked = examine(side, endpoint, _paths(side, subject), seconds, tell)
+            looked = examine(side, endpoint, _paths(side, subject), seconds, tell, roads[side])
             access[side] = group.create_task(looked, name=f"access to {side}")
     checks = here.result()
     for side in subject.endpoints:

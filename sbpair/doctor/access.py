@@ -6,22 +6,42 @@ Send and Listen are tried by opening a link, to which no message is given and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sbpair.bus.credentials import getter_for
 from sbpair.bus.greeting import Greeting, greet
 from sbpair.bus.trial import Look, look
-from sbpair.doctor.check import Check, Tell, bounded, failed, note, of_error, skipped, unknown, well
-from sbpair.errors import AccessError, EntityMissing, NotAuthenticated, NotAuthorized, SbpairError, TimedOut
+from sbpair.doctor.check import (
+    AGAIN,
+    Check,
+    Result,
+    Tell,
+    bounded,
+    failed,
+    note,
+    of_error,
+    skipped,
+    unknown,
+    well,
+    within,
+)
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    NotAuthenticated,
+    NotAuthorized,
+    SbpairError,
+    TimedOut,
+    Unavailable,
+)
 from sbpair.model import Identity, SasKey
+from sbpair.report import Outcome
 from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint
-
-_Result = TypeVar("_Result")
 
 SKEW_SECONDS = 60.0
 """By how much clocks may differ: a lock lasts no longer, and a machine that keeps time is a thousand times better."""
@@ -52,13 +72,14 @@ class Found:
 
 
 async def examine(
-    side: str, endpoint: Endpoint, paths: tuple[str, ...], seconds: float, tell: Tell
+    side: str, endpoint: Endpoint, paths: tuple[str, ...], seconds: float, tell: Tell, road: Awaitable[list[Check]]
 ) -> tuple[list[Check], str]:
     """All that concerns access and management; and the tier, "" where it is not known.
 
-    `paths` are the entities to open links to, in this order; without Manage there is no other.
+    `paths` are the entities to open links to, in this order; without Manage there is no other. `road` is what comes of
+    the way there, which is walked at the same time: what is told of that is not told again of each claim.
     """
-    checks = [*await _management(side, endpoint, seconds, tell)]
+    checks = await _management(side, endpoint, seconds, tell)
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(_outcome(look(endpoint, seconds=seconds), seconds), name=f"look at {side}")
         named = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
@@ -67,7 +88,8 @@ async def examine(
     if isinstance(seen, Look) and seen.queue and _nothing_there(found):
         found = await _links(endpoint, (seen.queue,), seconds)
     found["Manage"] = Found(None if isinstance(seen, Look) else seen)
-    checks += [tell(each) for each in (*_verdicts(side, endpoint, found), *_tier(side, seen))]
+    passable = {check.name for check in (*checks, *await road) if check.outcome is Outcome.OK}
+    checks += [tell(each) for each in (*_verdicts(side, endpoint, found, passable), *_tier(side, seen))]
     return checks, seen.tier if isinstance(seen, Look) else ""
 
 
@@ -134,17 +156,17 @@ def _nothing_there(found: dict[str, Found]) -> bool:
     return all(isinstance(each.error, EntityMissing) for each in found.values())
 
 
-def _verdicts(side: str, endpoint: Endpoint, found: dict[str, Found]) -> list[Check]:
+def _verdicts(side: str, endpoint: Endpoint, found: dict[str, Found], passable: set[str]) -> list[Check]:
     stranger = next((each.error for each in found.values() if isinstance(each.error, NotAuthenticated)), None)
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
     if stranger is not None:
         return [of_error(name, stranger), *skipped(names, name)]
     known = any(each.error is None or isinstance(each.error, AccessError) for each in found.values())
     signed = well(name, f"accepted: {_who(endpoint)}") if known else unknown(name, "nothing could be tried")
-    return [signed, *(_verdict(side, claim, found[claim].error) for claim in CLAIMS)]
+    return [signed, *(_verdict(side, claim, found[claim].error, passable) for claim in CLAIMS)]
 
 
-def _verdict(side: str, claim: str, error: SbpairError | None) -> Check:
+def _verdict(side: str, claim: str, error: SbpairError | None, passable: set[str]) -> Check:
     name = f"{side}.{claim.lower()}"
     if error is None:
         return well(name, f"{claim} is granted")
@@ -155,7 +177,11 @@ def _verdict(side: str, claim: str, error: SbpairError | None) -> Check:
         return note(name, f"{claim} is not granted, and sbpair does without it here")
     if isinstance(error, EntityMissing):
         return unknown(name, f"{claim} could not be tried: there is no queue to open", _mend_missing(side))
-    return unknown(name, f"{claim} could not be tried: {error.message}", error.hint)
+    what = f"{claim} could not be tried: {error.message}"
+    way = f"{side}.{'http' if claim == 'Manage' else 'amqp'}"
+    if isinstance(error, Unavailable) and way in passable:
+        return failed(name, what, error.hint, error.exit_code)
+    return unknown(name, what, error.hint)
 
 
 def _mend_missing(side: str) -> str:
@@ -174,7 +200,7 @@ def _who(endpoint: Endpoint) -> str:
 def _tier(side: str, seen: Look | SbpairError) -> list[Check]:
     name = f"{side}.tier"
     if isinstance(seen, SbpairError):
-        return skipped([name], f"{side}.{'manage' if isinstance(seen, AccessError) else 'http'}")
+        return skipped([name], f"{side}.manage")
     told = TIERS.get(seen.tier, seen.tier)
     if seen.tier != "Basic":
         return [well(name, told)]
@@ -183,12 +209,11 @@ def _tier(side: str, seen: Look | SbpairError) -> list[Check]:
     return [note(name, told, "what arrives twice after an outage stays twice there")]
 
 
-async def _outcome(action: Awaitable[_Result], seconds: float) -> _Result | SbpairError:
+async def _outcome(action: Coroutine[object, object, Result], seconds: float) -> Result | SbpairError:
     """What `action` comes to, as data."""
     try:
-        async with asyncio.timeout(seconds):
-            return await action
+        return await within(seconds, action)
     except TimeoutError:
-        return TimedOut(f"no answer within {seconds:g} s", hint="try again, with a longer --timeout")
+        return TimedOut(f"no answer within {seconds:g} s", hint=AGAIN)
     except SbpairError as error:
         return error

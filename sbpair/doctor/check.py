@@ -6,15 +6,18 @@ A check that failed has the exit code of what is wrong; notes and what is unknow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.report import PARTIAL_OR_FINDINGS, Item, Outcome, Report, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +78,43 @@ def exit_code_of(diagnosis: Diagnosis) -> int:
 
 
 AGAIN = "try again, with a longer --timeout"
+INSIST_SECONDS = 0.5
 
 
-async def bounded(name: str, seconds: float, action: Awaitable[str | Check], *, mend: str = AGAIN) -> Check:
+async def bounded(
+    name: str, seconds: float, action: Coroutine[object, object, str | Check], *, mend: str = AGAIN
+) -> Check:
     """The check that `action` comes to, a text meaning well, or what it failed with, in so many seconds at most.
 
     `mend` is for what has not answered by then.
     """
     try:
-        async with asyncio.timeout(seconds):
-            found = await action
+        found = await within(seconds, action)
     except TimeoutError:
         return failed(name, f"no answer within {seconds:g} s", mend, UNREACHABLE)
     except SbpairError as error:
         return of_error(name, error)
     return well(name, found) if isinstance(found, str) else found
+
+
+async def within(seconds: float, action: Coroutine[object, object, Result]) -> Result:
+    """What `action` comes to. Raises TimeoutError after so many seconds, and insists until it has really ended.
+
+    Some clean up for longer than anybody wants to wait: an identity whose provider does not answer, for one.
+    """
+    task = asyncio.ensure_future(action)
+    patience = seconds
+    ended: TimeoutError | asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task}, timeout=patience)
+            ended = ended if task.done() else ended or TimeoutError()
+        except asyncio.CancelledError as error:
+            ended = error
+        if not task.done():
+            task.cancel()
+            patience = INSIST_SECONDS
+    if ended is not None:
+        task.cancelled() or task.exception()  # whatever it was, nobody waits for it any more
+        raise ended
+    return task.result()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 1.0
 
-Step: TypeAlias = Callable[[str, "Endpoint"], Awaitable[str | Check]]
+Step: TypeAlias = Callable[[str, "Endpoint"], Coroutine[object, object, str | Check]]
 
 
 async def walk(side: str, endpoint: Endpoint, seconds: float, tell: Tell) -> list[Check]:

@@ -17,7 +17,7 @@ from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.entities.tiers import Wanted
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.testing import Emulator, Setup
-from sbpair.model import Endpoint, Pair, SasKey, SasToken, endpoint_from_connection_string
+from sbpair.model import Endpoint, Identity, Pair, SasKey, SasToken, endpoint_from_connection_string
 from sbpair.report import Outcome
 
 if TYPE_CHECKING:
@@ -255,15 +255,57 @@ def test_a_connection_that_falls_silent_is_not_waited_for() -> None:
     run(scenario)
 
 
-def test_a_busy_namespace_leaves_unknown_what_it_did_not_say() -> None:
+def test_a_busy_namespace_may_have_more_to_say_later() -> None:
     async def scenario(emulator: Emulator) -> None:
         await ready(emulator)
         emulator.faults.begin(Fault("throttle", "contoso"))
         checks = await look(emulator)
-        assert {"primary.manage", "primary.tier"} <= unknown(checks)
-        assert "primary.manage" not in failing(checks)
+        assert failing(checks) == {"primary.manage": 6}
+        assert "primary.tier" in unknown(checks)
+        well_said(checks)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("status", "failed"), [(401, {"secondary.sign_in": 5}), (403, {"secondary.manage": 5})])
+def test_a_management_side_that_refuses_leaves_its_neighbours_alone(status: int, failed: dict[str, int]) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.faults.begin(Fault("refuse-requests", "contoso-dr", status=status))
+        checks = await look(emulator)
+        assert failing(checks) == failed
+        assert checks["primary.manage"].outcome is Outcome.OK
+
+    run(scenario)
+
+
+def test_an_identity_whose_provider_does_not_answer_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}/token")
+            monkeypatch.setenv("IDENTITY_HEADER", "header")
+            await ready(emulator)
+            signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
+            checks = await look(emulator, seconds=1.0, paths={"primary": "orders"}, primary=signed_in)
+        assert failing(checks) == {"primary.send": 6, "primary.listen": 6, "primary.manage": 6}
+        assert "primary.sign_in" in unknown(checks)
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        assert emulator.ready.sign_in
+        for name, value in emulator.ready.sign_in.environment.items():
+            monkeypatch.setenv(name, value)
+        await ready(emulator)
+        signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
+        checks = await look(emulator, primary=signed_in)
+        assert (failing(checks), unknown(checks)) == ({}, set())
+        assert checks["primary.sign_in"].reason == "accepted: whoever is signed in"
+
+    run(scenario, setup=Setup(identity=True))
 
 
 def test_a_clock_that_is_wrong_is_told_with_its_mend() -> None:

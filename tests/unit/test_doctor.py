@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sbpair.bus.greeting import Greeting
-from sbpair.doctor import machine
+from sbpair.doctor import check, machine
 from sbpair.doctor.access import clock_check
-from sbpair.doctor.check import bounded, exit_code_of, failed, note, of_error, unknown, well
+from sbpair.doctor.check import bounded, exit_code_of, failed, note, of_error, unknown, well, within
 from sbpair.errors import NotAuthorized, UsageError
 from sbpair.report import Outcome, Report
 
@@ -40,10 +40,10 @@ def test_what_failed_alike_has_its_own_exit_code_and_everything_else_is_three(
 
 
 def test_an_error_becomes_what_and_mend() -> None:
-    check = of_error("primary.send", NotAuthorized("may not send", hint="use a key with Send"))
-    assert (check.reason, check.exit_code) == ("may not send", 5)
-    assert check.detail
-    assert check.detail.mend == "use a key with Send"
+    found = of_error("primary.send", NotAuthorized("may not send", hint="use a key with Send"))
+    assert (found.reason, found.exit_code) == ("may not send", 5)
+    assert found.detail
+    assert found.detail.mend == "use a key with Send"
 
 
 def test_what_does_not_answer_is_given_up_on() -> None:
@@ -51,10 +51,49 @@ def test_what_does_not_answer_is_given_up_on() -> None:
         await asyncio.Event().wait()
         return "well"
 
-    check = asyncio.run(bounded("x", 0.01, never(), mend="look there"))
-    assert (check.outcome, check.exit_code) == (Outcome.FAILED, 6)
-    assert check.detail
-    assert check.detail.mend == "look there"
+    found = asyncio.run(bounded("x", 0.01, never(), mend="look there"))
+    assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
+    assert found.detail
+    assert found.detail.mend == "look there"
+
+
+def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "INSIST_SECONDS", 0.01)
+    asked = 0
+
+    async def stubborn() -> str:
+        nonlocal asked
+        while asked < 3:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                asked += 1
+        return "well, at last"
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(within(0.01, stubborn()))
+    assert asked == 3
+
+
+def test_a_cancellation_from_outside_is_no_time_out() -> None:
+    async def main() -> None:
+        begun, ended = asyncio.Event(), []
+
+        async def work() -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        task = asyncio.create_task(within(60, work()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True]
+
+    asyncio.run(main())
 
 
 def test_a_bug_is_not_taken_for_a_finding() -> None:
@@ -119,8 +158,8 @@ def test_a_send_is_given_more_than_fifteen_seconds(seconds: float, outcome: Outc
     ],
 )
 def test_a_package_must_be_new_enough(version: str, outcome: Outcome) -> None:
-    check = machine.package_check("azure-servicebus", version, "7.15.0")
-    assert (check.outcome, check.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
+    found = machine.package_check("azure-servicebus", version, "7.15.0")
+    assert (found.outcome, found.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
 
 
 # Java
@@ -148,22 +187,22 @@ def java(directory: Path, text: str) -> dict[str, str]:
     ],
 )
 def test_java_must_be_new_enough(said: str, outcome: Outcome) -> None:
-    check = machine.java_version_check("/usr/bin/java", said)
-    assert (check.outcome, check.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
+    found = machine.java_version_check("/usr/bin/java", said)
+    assert (found.outcome, found.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
 
 
 def test_the_java_of_java_home_is_asked_for_its_version(tmp_path: Path) -> None:
     environ = java(tmp_path, """echo 'openjdk version "21.0.1" 2023-10-17' >&2""")
-    check = asyncio.run(machine.java_check(environ, 10, wanted=True))
-    assert (check.outcome, check.reason) == (Outcome.OK, f"21, at {tmp_path}/bin/java")
+    found = asyncio.run(machine.java_check(environ, 10, wanted=True))
+    assert (found.outcome, found.reason) == (Outcome.OK, f"21, at {tmp_path}/bin/java")
 
 
 @pytest.mark.parametrize(("wanted", "outcome", "code"), [(True, Outcome.FAILED, 7), (False, Outcome.NOTE, 0)])
 def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome: Outcome, code: int) -> None:
-    check = asyncio.run(machine.java_check({"PATH": "/nowhere"}, 10, wanted=wanted))
-    assert (check.outcome, check.exit_code) == (outcome, code)
-    assert check.detail
-    assert "install Java 17" in check.detail.mend
+    found = asyncio.run(machine.java_check({"PATH": "/nowhere"}, 10, wanted=wanted))
+    assert (found.outcome, found.exit_code) == (outcome, code)
+    assert found.detail
+    assert "install Java 17" in found.detail.mend
 
 
 def test_a_java_home_without_java_leaves_it_to_the_path(tmp_path: Path) -> None:
@@ -173,8 +212,8 @@ def test_a_java_home_without_java_leaves_it_to_the_path(tmp_path: Path) -> None:
 
 def test_a_java_that_does_not_end_is_ended(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    check = asyncio.run(machine.java_check(java(tmp_path, f"echo $$ > {pid}; exec sleep 600"), 0.5, wanted=True))
-    assert (check.outcome, check.exit_code) == (Outcome.FAILED, 6)
+    found = asyncio.run(machine.java_check(java(tmp_path, f"echo $$ > {pid}; exec sleep 600"), 0.5, wanted=True))
+    assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
@@ -205,9 +244,9 @@ def test_nobody_else_may_write_to_the_configuration_file(tmp_path: Path, mode: i
     file = tmp_path / "config.toml"
     file.touch()
     file.chmod(mode)
-    check = machine.file_check(file)
-    assert check.outcome is outcome
-    assert (outcome is Outcome.OK) or (check.detail and "chmod go-w" in check.detail.mend)
+    found = machine.file_check(file)
+    assert found.outcome is outcome
+    assert (outcome is Outcome.OK) or (found.detail and "chmod go-w" in found.detail.mend)
 
 
 def test_a_file_that_is_not_there_is_worth_a_note() -> None:
