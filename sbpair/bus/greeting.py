@@ -54,12 +54,15 @@ async def greet(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] 
                 f"the management side of {endpoint.name} does not speak TLS, or its certificate is not trusted",
                 hint="give the certificates to trust as ca_file, or check whether the port speaks TLS at all",
             ) from error
+        except aiohttp.ClientConnectionError as error:
+            raise Unreachable(
+                f"the management side of {endpoint.name} cannot be reached at {road.netloc}",
+                hint=f"let HTTPS out to {road.netloc}, or set HTTPS_PROXY where a proxy is the way",
+            ) from error
         except aiohttp.ClientError as error:
             raise Unreachable(
-                f"what answers as {endpoint.name} at {road.netloc} is no management side: {type(error).__name__}"
-                if not isinstance(error, aiohttp.ClientConnectionError)
-                else f"the management side of {endpoint.name} cannot be reached at {road.netloc}",
-                hint=f"let HTTPS out to {road.netloc}, or set HTTPS_PROXY where a proxy is the way",
+                f"what answers as {endpoint.name} at {road.netloc} does not speak HTTP ({type(error).__name__})",
+                hint="check the address and the proxy",
             ) from error
 
 

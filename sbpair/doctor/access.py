@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.bus.credentials import getter_for
 from sbpair.bus.greeting import Greeting, greet
@@ -64,11 +63,8 @@ TIERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a claim came to: granted (None), an error that says no, or one that says nothing of it."""
-
-    error: SbpairError | None = None
+Answers: TypeAlias = "dict[str, SbpairError | None]"
+"""What each claim came to: None where it is granted, else an error that says no, or that says nothing of it."""
 
 
 async def examine(
@@ -79,15 +75,14 @@ async def examine(
     `paths` are the entities to open links to, in this order; without Manage there is no other. `road` is what comes of
     the way there, which is walked at the same time: what is told of that is not told again of each claim.
     """
-    checks = await _management(side, endpoint, seconds, tell)
     async with asyncio.TaskGroup() as group:
+        greeted = group.create_task(_management(side, endpoint, seconds, tell), name=f"greet {side}")
         looking = group.create_task(_outcome(look(endpoint, seconds=seconds), seconds), name=f"look at {side}")
         named = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
-    seen = looking.result()
-    found = named.result()
+    checks, seen, found = greeted.result(), looking.result(), named.result()
     if isinstance(seen, Look) and seen.queue and _nothing_there(found):
         found = await _links(endpoint, (seen.queue,), seconds)
-    found["Manage"] = Found(None if isinstance(seen, Look) else seen)
+    found["Manage"] = None if isinstance(seen, Look) else seen
     passable = {check.name for check in (*checks, *await road) if check.outcome is Outcome.OK}
     checks += [tell(each) for each in (*_verdicts(side, endpoint, found, passable), *_tier(side, seen))]
     return checks, seen.tier if isinstance(seen, Look) else ""
@@ -104,11 +99,9 @@ async def _management(side: str, endpoint: Endpoint, seconds: float, tell: Tell)
         return f"answers ({greetings[0].status} to a stranger)"
 
     http = tell(await bounded(f"{side}.http", seconds, ask()))
-    clock = f"{side}.clock"
-    return [
-        http,
-        tell(clock_check(clock, endpoint.name, greetings[0]) if greetings else skipped([clock], http.name)[0]),
-    ]
+    name = f"{side}.clock"
+    [clock] = [clock_check(name, endpoint.name, each) for each in greetings] or skipped([name], http.name)
+    return [http, tell(clock)]
 
 
 def clock_check(name: str, namespace: str, greeting: Greeting) -> Check:
@@ -129,16 +122,16 @@ def clock_check(name: str, namespace: str, greeting: Greeting) -> Check:
 # Claims
 
 
-async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> dict[str, Found]:
-    async def attempt() -> dict[str, Found]:
+async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> Answers:
+    async def attempt() -> Answers:
         async with getter_for(endpoint.credential, endpoint.name) as get, connect(endpoint, get_token=get) as wire:
             return {"Send": await _open(wire.sender, paths), "Listen": await _open(wire.receiver, paths)}
 
     came_to = await _outcome(attempt(), seconds)
-    return dict.fromkeys(("Send", "Listen"), Found(came_to)) if isinstance(came_to, SbpairError) else came_to
+    return dict.fromkeys(("Send", "Listen"), came_to) if isinstance(came_to, SbpairError) else came_to
 
 
-async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ...]) -> Found:
+async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ...]) -> SbpairError | None:
     last: SbpairError = EntityMissing("there is no queue to try it on")
     for path in paths:
         try:
@@ -146,24 +139,24 @@ async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ..
         except EntityMissing as error:
             last = error
         except SbpairError as error:
-            return Found(error)
+            return error
         else:
-            return Found()
-    return Found(last)
+            return None
+    return last
 
 
-def _nothing_there(found: dict[str, Found]) -> bool:
-    return all(isinstance(each.error, EntityMissing) for each in found.values())
+def _nothing_there(found: Answers) -> bool:
+    return all(isinstance(each, EntityMissing) for each in found.values())
 
 
-def _verdicts(side: str, endpoint: Endpoint, found: dict[str, Found], passable: set[str]) -> list[Check]:
-    stranger = next((each.error for each in found.values() if isinstance(each.error, NotAuthenticated)), None)
+def _verdicts(side: str, endpoint: Endpoint, found: Answers, passable: set[str]) -> list[Check]:
+    stranger = next((each for each in found.values() if isinstance(each, NotAuthenticated)), None)
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
     if stranger is not None:
         return [of_error(name, stranger), *skipped(names, name)]
-    known = any(each.error is None or isinstance(each.error, AccessError) for each in found.values())
+    known = any(each is None or isinstance(each, AccessError) for each in found.values())
     signed = well(name, f"accepted: {_who(endpoint)}") if known else unknown(name, "nothing could be tried")
-    return [signed, *(_verdict(side, claim, found[claim].error, passable) for claim in CLAIMS)]
+    return [signed, *(_verdict(side, claim, found[claim], passable) for claim in CLAIMS)]
 
 
 def _verdict(side: str, claim: str, error: SbpairError | None, passable: set[str]) -> Check:
