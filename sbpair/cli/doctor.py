@@ -11,7 +11,7 @@ import typer
 from sbpair import config
 from sbpair.cli.complete import backlog_queues
 from sbpair.cli.options import Connection, Display, StateDirectory, options
-from sbpair.cli.output import Document, Screen, clean, columns
+from sbpair.cli.output import Document, Screen, clean, columns, spoken
 from sbpair.cli.pairs import flags_of
 from sbpair.cli.running import run
 from sbpair.errors import Unsafe, UsageError
@@ -166,16 +166,23 @@ def _with_mends(checks: list["Check"], rows: list[tuple[object, ...]]) -> Iterat
 
 
 def _spoken(check: "Check") -> str:
-    return check.name.replace(".", " ").replace("_", " ")
+    return _as_words(check.name)
+
+
+def _as_words(name: str) -> str:
+    return name.replace(".", " ").replace("_", " ")
 
 
 def _show(screen: Screen, event: "Checked | LiveEvent") -> None:
-    from sbpair.doctor.live import Asking
+    from sbpair.doctor.live import Asking, Waiting
 
-    if isinstance(event, Asking):
-        screen.say(f"asking {event.name.replace('.', ' ').replace('_', ' ')}")
-    else:
-        screen.detail(f"{_spoken(event.check)}: {event.check.outcome}, {event.check.reason}")
+    match event:
+        case Asking(name):
+            screen.say(f"asking: {_as_words(name)}")
+        case Waiting(name, seconds):
+            screen.say(f"waiting for {_as_words(name)}, about {spoken(seconds)}")
+        case _:
+            screen.detail(f"{_spoken(event.check)}: {event.check.outcome}, {event.check.reason}")
 
 
 def _agree(screen: Screen, namespaces: list[str], queues: tuple[str, ...], *, yes: bool) -> None:

@@ -51,12 +51,20 @@ IDLE_PATIENCE_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Event: a question is being put to a namespace; that of the idle link takes ten minutes."""
+    """Event: a question is being put to a namespace."""
 
     name: str
 
 
-LiveEvent = Asking | Checked
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Event: the answer to a question needs so many seconds, if it is the assumed one."""
+
+    name: str
+    seconds: float
+
+
+LiveEvent = Asking | Waiting | Checked
 OnEvent = Callable[[LiveEvent], object]
 
 
@@ -232,7 +240,7 @@ class Questions:
         receiver = await wire.receiver(path)
         receiver.grant(1)
         began = self.now()
-        self.on_event(Asking(self._name("idle_detach waits")))
+        self.on_event(Waiting(self._name("idle_detach"), IDLE_SECONDS))
         try:
             await receiver.take(1, seconds=IDLE_PATIENCE_SECONDS)
         except Unavailable as error:
