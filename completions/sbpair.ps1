@@ -1,5 +1,3 @@
-Import-Module PSReadLine
-Set-PSReadLineKeyHandler -Chord Tab -Function MenuComplete
 $scriptblock = {
     param($wordToComplete, $commandAst, $cursorPosition)
     $Env:_SBPAIR_COMPLETE = "complete_powershell"

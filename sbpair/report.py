@@ -35,6 +35,8 @@ class Outcome(StrEnum):
     REMOVED = "removed"
     KEPT = "kept"
     GONE = "gone"
+    NOTE = "note"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,23 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
 async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
     """How an identity's tokens are had, (scope) -> (token, seconds since 1970); None where none is needed."""
     identity = next((each for each in _credentials(pair) if isinstance(each, Identity)), None)
-    if identity is None:
+    async with getter_for(identity, pair.name) as get:
+        yield get
+
+
+@asynccontextmanager
+async def getter_for(
+    credential: Credential | None, who: str
+) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
+    """The same for one credential; `who` is signed in to, for the message of an error."""
+    if not isinstance(credential, Identity):
         yield None
         return
-    async with token_credential(identity) as credential:
+    async with token_credential(credential) as source:
 
         async def get(scope: str) -> tuple[str, float]:
-            with translated("sign in", pair.name):
-                token = await credential.get_token(scope)
+            with translated("sign in", who):
+                token = await source.get_token(scope)
             return token.token, float(token.expires_on)
 
         yield get

@@ -26,6 +26,8 @@ COMMANDS = {
     "partition": "Create partitioned queues and topics, list them, and explain partition keys.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",
+    "doctor": "Find out what keeps sbpair from working here, and what to do about it.",
+    "config": "Show the configuration that is in force, and where each value came from.",
     "drill": "Rehearse the whole story on an emulator, and compare every message to the byte.",
 }
 
@@ -84,7 +86,8 @@ def root(
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line. Raises SbpairError, also for what typer does not understand."""
     command = typer.main.get_command(app)
-    if COMPLETION_VARIABLE in os.environ:
+    # PowerShell leaves the variable behind, with nothing in it.
+    if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
     try:
         with command.make_context(PROGRAM, list(arguments) or ["--help"]) as context:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from sbpair.cli.complete import pairs
+
 CONNECTION = "Pair"
 DISPLAY = "Output"
 
@@ -38,6 +40,7 @@ class Connection:
             metavar="NAME",
             help="The pair of the configuration file [SBPAIR_PAIR]",
             rich_help_panel=CONNECTION,
+            autocompletion=pairs,
         ),
     ] = None
     config: Annotated[

@@ -18,7 +18,15 @@ def profile(
     connection: Connection, screen: Screen, *, count: int | None = None, state: Path | None = None
 ) -> config.Profile:
     """The same, and where its state is kept; -v tells where each value came from."""
-    flags = config.Flags(
+    found = config.load(flags_of(connection, count=count, state=state), os.environ)
+    for key, setting in sorted(found.settings.items()):
+        screen.detail(f"{key} from {setting.source or 'default'}")
+    return found
+
+
+def flags_of(connection: Connection, *, count: int | None = None, state: Path | None = None) -> config.Flags:
+    """What the command line said of the pair, as the configuration takes it."""
+    return config.Flags(
         pair=connection.pair,
         config=connection.config,
         state=state,
@@ -26,7 +34,3 @@ def profile(
         secondary=connection.secondary,
         backlog_queues=count,
     )
-    found = config.load(flags, os.environ)
-    for key, source in found.sources.items():
-        screen.detail(f"{key} from {source}")
-    return found

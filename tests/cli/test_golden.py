@@ -46,8 +46,16 @@ def help_text(name: str) -> str:
 def completion_script(shell: str) -> str:
     from typer.completion import get_completion_script
 
-    script = get_completion_script(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE, shell=shell)
-    return f"{script.strip()}\n"
+    script = get_completion_script(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE, shell=shell).strip()
+    if shell == "zsh":
+        # Zsh loads the file when it is first asked, and expects an answer then.
+        script += '\n\n[[ $funcstack[1] == _sbpair ]] && _sbpair_completion "$@"'
+    if shell == "powershell":
+        # What the Tab key does everywhere else is the user's own choice.
+        script = script.removeprefix(
+            "Import-Module PSReadLine\nSet-PSReadLineKeyHandler -Chord Tab -Function MenuComplete\n"
+        )
+    return f"{script}\n"
 
 
 @pytest.mark.parametrize("name", HELPS)

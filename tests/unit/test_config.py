@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.config import Flags, Layer, Profile, Setting, load, load_pair, merged
+from sbpair.config import Flags, Layer, Origin, Profile, Setting, load, load_pair, merged
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model import Identity, SasKey
 
@@ -86,10 +86,10 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(home: 
 
 def test_every_value_remembers_where_it_came_from(home: Path) -> None:
     path = write(home, FILE)
-    sources = loaded(home, Flags(backlog_queues=7), SBPAIR_PRIMARY_NAME="other").sources
-    assert sources["backlog_queues"] == "--count"
-    assert sources["primary.name"] == "SBPAIR_PRIMARY_NAME"
-    assert sources["primary.address"] == f"{path} [pairs.orders.primary]"
+    settings = loaded(home, Flags(backlog_queues=7), SBPAIR_PRIMARY_NAME="other").settings
+    assert settings["backlog_queues"] == Setting(7, "--count", Origin.FLAG)
+    assert settings["primary.name"] == Setting("other", "SBPAIR_PRIMARY_NAME", Origin.ENVIRONMENT)
+    assert settings["primary.address"] == Setting("contoso", f"{path} [pairs.orders.primary]", Origin.FILE)
 
 
 def test_a_layer_that_names_the_namespace_leaves_no_road_of_another_behind(home: Path) -> None:
@@ -105,9 +105,10 @@ def test_a_higher_layer_may_change_the_road_alone(home: Path) -> None:
 
 
 def test_merging_takes_the_first_that_says_something() -> None:
-    high: Layer = {"a": Setting(1, "high")}
-    low: Layer = {"a": Setting(2, "low"), "b": Setting(3, "low")}
-    assert merged(high, low) == {"a": Setting(1, "high"), "b": Setting(3, "low")}
+    one, two = Setting(1, "high", Origin.FLAG), Setting(2, "low", Origin.FILE)
+    high: Layer = {"a": one}
+    low: Layer = {"a": two, "b": two}
+    assert merged(high, low) == {"a": one, "b": two}
 
 
 def test_a_connection_string_is_taken_from_the_variable_that_the_file_names(home: Path) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from sbpair.emulator.doors.http import control as control_door
@@ -64,6 +65,9 @@ def http_door(
             return await arm.handle(request)
         if namespace.points.latency_seconds:
             await asyncio.sleep(namespace.points.latency_seconds)
-        return await atom.handle(request)
+        answer = await atom.handle(request)
+        # The emulator's clock, which is not always the machine's.
+        answer.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
+        return answer
 
     return web.Server(handle, access_log=None, logger=QuietLog(logger))

@@ -1,0 +1,138 @@
+"""The configuration file: where it is, what may stand in it, and what it says about one pair.
+
+It holds no secrets: a connection string in it is refused, and its text is never repeated.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, either_or, home
+from sbpair.errors import MachineLacks, SbpairError, UsageError
+from sbpair.model import looks_like_connection_string
+
+PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
+SIDE_KEYS = ("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file")
+
+
+def file_setting(flags: Flags, environ: Environment) -> Setting:
+    """`--config`, else SBPAIR_CONFIG, else `$XDG_CONFIG_HOME/sbpair/config.toml`. It need not exist."""
+    if flags.config:
+        return Setting(str(flags.config), "--config", Origin.FLAG)
+    if environ.get("SBPAIR_CONFIG"):
+        return Setting(environ["SBPAIR_CONFIG"], "SBPAIR_CONFIG", Origin.ENVIRONMENT)
+    directory = home("XDG_CONFIG_HOME", ".config", environ)
+    return replace(directory, value=str(Path(str(directory.value)) / "sbpair" / "config.toml"))
+
+
+def config_path(flags: Flags, environ: Environment) -> Path:
+    """The same, as a path. One that was asked for must exist."""
+    setting = file_setting(flags, environ)
+    path = Path(str(setting.value))
+    if setting.source in ("--config", "SBPAIR_CONFIG") and not path.exists():
+        raise UsageError(f"{setting.source}: there is no file {path}", hint="check the path")
+    return path
+
+
+def pair_names(flags: Flags, environ: Environment) -> list[str]:
+    """The pairs of the file, for whoever is still typing: of a file that cannot be read, none."""
+    try:
+        return sorted(read(config_path(flags, environ)))
+    except SbpairError:
+        return []
+
+
+def read(path: Path) -> dict[str, object]:
+    """The tables under `pairs`, by name; none where there is no file. Raises UsageError, MachineLacks."""
+    try:
+        with path.open("rb") as file:
+            content: dict[str, object] = tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", hint="name a file, with --config or SBPAIR_CONFIG"
+        ) from error
+    except OSError as error:
+        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io for its few rules") from error
+    entries = _table(content, ("pairs",), str(path))
+    pairs = entries.get("pairs", {})
+    if not isinstance(pairs, dict):
+        raise UsageError(f"{path}: pairs is not a table", hint="write [pairs.NAME]")
+    return pairs
+
+
+def file_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
+    """`[pairs.NAME]` and its two sides. Raises UsageError that names the key and the place."""
+    place = f"{path} [pairs.{name}]"
+    entries = _table(table, (*PAIR_KEYS, *SIDES), place)
+    layer = {key: _said(_scalar(entries[key], key, place), place) for key in PAIR_KEYS if key in entries}
+    for side in SIDES:
+        if side in entries:
+            layer |= _side_layer(side, entries[side], f"{path} [pairs.{name}.{side}]", environ)
+    return layer
+
+
+def _said(value: str | int | bool, place: str) -> Setting:
+    return Setting(value, place, Origin.FILE)
+
+
+def _side_layer(side: str, table: object, place: str, environ: Environment) -> Layer:
+    entries = _table(table, SIDE_KEYS, place)
+    values = {key: _scalar(value, key, place) for key, value in entries.items()}
+    if "namespace" in values and "connection_string_env" in values:
+        raise either_or("namespace", "connection_string_env", place)
+    layer = {
+        f"{side}.{key}": _said(values[key], place) for key in ("name", "endpoint", "tls", "ca_file") if key in values
+    }
+    if "namespace" in values:
+        layer[f"{side}.address"] = _said(values["namespace"], place)
+    if "connection_string_env" in values:
+        variable = str(values["connection_string_env"])
+        if not environ.get(variable):
+            raise UsageError(f"{place}: the environment has no {variable}", hint=f"export {variable}='Endpoint=sb://…'")
+        layer[f"{side}.address"] = Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
+    return layer
+
+
+def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, object]:
+    if not isinstance(table, dict):
+        raise UsageError(f"{place} is not a table", hint="write it as [table] with key = value lines")
+    for key in table:
+        if key == "connection_string":
+            raise _secret_in_file(place)
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+            raise UsageError(f"{place}: unknown key {_safe(key)!r}", hint=hint)
+    return table
+
+
+def _scalar(value: object, key: str, place: str) -> str | int | bool:
+    if isinstance(value, str) and looks_like_connection_string(value):
+        raise _secret_in_file(place)
+    kinds: dict[str, tuple[type, str]] = {"backlog_queues": (int, "a whole number"), "tls": (bool, "true or false")}
+    kind, wanted = kinds.get(key, (str, "text in quotes"))
+    if type(value) is not kind:
+        raise UsageError(f"{place}: {key} must be {wanted}", hint=f"correct {key} in that place")
+    assert isinstance(value, (str, int))  # noqa: S101  # for the type checker: `kind` is one of the three
+    return value
+
+
+def _secret_in_file(place: str) -> UsageError:
+    return UsageError(
+        f"{place} holds a connection string, which is a secret",
+        hint='export it, and write the variable\'s name here: connection_string_env = "ORDERS_PRIMARY"',
+    )
+
+
+def _safe(key: str) -> str:
+    return "…" if looks_like_connection_string(key) else key

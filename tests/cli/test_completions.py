@@ -1,0 +1,211 @@
+"""Completions in the shells themselves, where they are installed, and what every shell is told."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sbpair.cli.app import invoke
+
+ROOT = Path(__file__).parents[2]
+COMPLETIONS = ROOT / "completions"
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
+CONFIG = """
+[pairs.orders]
+backlog_queues = 3
+[pairs.orders.primary]
+namespace = "contoso"
+[pairs.orders.secondary]
+namespace = "contoso-dr"
+[pairs.orders-eu]
+"""
+READ_SECONDS = 30
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    file = tmp_path / ".config" / "sbpair" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(CONFIG)
+    program = tmp_path / "bin" / "sbpair"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sbpair "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SBPAIR_", "XDG_"))}
+    path = f"{home / 'bin'}:{os.environ['PATH']}"
+    return {**inherited, "HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), **more}
+
+
+@pytest.fixture
+def told(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """What sbpair answers a shell that asks how a line may go on, in this process."""
+
+    def answer(line: str, shell: str = "bash", **more: str) -> list[str]:
+        words = line.split(" ")
+        asked = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+        for name, value in environment(home, **asked, _SBPAIR_COMPLETE=f"complete_{shell}", **more).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        with pytest.raises(SystemExit):
+            invoke([])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out.split()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("sbpair audit --pair ", ["orders", "orders-eu"]),
+        ("sbpair syphon --once --pair orders-", ["orders-eu"]),
+        ("sbpair doctor --pair orders --queue ", QUEUES),
+        ("sbpair doctor --pair orders --queue contoso/x-servicebus-transfer/2", QUEUES[2:]),
+        (
+            "sbpair doctor --primary fabrikam --pair orders --queue fab",
+            [q.replace("contoso", "fabrikam") for q in QUEUES],
+        ),
+        ("sbpair audit --output ", ["table", "json", "jsonl"]),
+        ("sbpair runs ", ["list", "show"]),
+    ],
+)
+def test_names_and_values_are_completed(told: Callable[..., list[str]], line: str, answer: list[str]) -> None:
+    assert told(line) == answer
+
+
+@pytest.mark.parametrize(
+    ("line", "config"),
+    [
+        ("sbpair audit --pair zzz", CONFIG),
+        ("sbpair audit --pair ", "[pairs.orders"),
+        ("sbpair audit --pair ", "pairs = 1"),
+        ("sbpair audit --pair ", "\xe9"),
+        ("sbpair audit --config /nowhere --pair ", CONFIG),
+        ("sbpair audit --config / --pair ", CONFIG),
+        ("sbpair doctor --queue ", CONFIG),
+        ("sbpair doctor --pair orders-eu --queue ", CONFIG),
+        ("sbpair doctor --pair none --queue ", CONFIG),
+        ("sbpair doctor --pair orders --queue ", CONFIG.replace("= 3", "= 0")),
+        ("sbpair doctor --pair orders --queue ", CONFIG.replace('"contoso"', '"con toso"')),
+        ("sbpair doctor --pair orders --queue else/", CONFIG),
+    ],
+)
+def test_what_is_wrong_completes_nothing_and_says_nothing(
+    told: Callable[..., list[str]], home: Path, line: str, config: str
+) -> None:
+    (home / ".config" / "sbpair" / "config.toml").write_text(config, encoding="latin-1")
+    assert told(line) == []
+
+
+def test_no_secret_of_the_environment_is_completed(told: Callable[..., list[str]]) -> None:
+    secret = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0"
+    assert told("sbpair audit --primary ", SBPAIR_PRIMARY_CONNECTION_STRING=secret) == []
+
+
+def test_a_variable_that_a_shell_leaves_behind_empty_asks_for_nothing(home: Path) -> None:
+    done = subprocess.run(
+        [home / "bin" / "sbpair", "--version"],
+        env=environment(home, _SBPAIR_COMPLETE=""),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("sbpair ")
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "answer"),
+    [("sbpair audit --pair", "", ["orders", "orders-eu"]), ("sbpair audit --pair orders-", "orders-", ["orders-eu"])],
+)
+def test_powershell_is_told_what_its_script_asks_for(
+    told: Callable[..., list[str]], line: str, word: str, answer: list[str]
+) -> None:
+    script = (COMPLETIONS / "sbpair.ps1").read_text()
+    asked = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": word}
+    assert all(f"$Env:{name} =" in script for name in asked)
+    assert [each.split(":::")[0] for each in told(line, "powershell", **asked)] == answer
+
+
+def shell(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on this machine")
+    return found
+
+
+def test_bash_completes(home: Path) -> None:
+    script = f"""
+source {COMPLETIONS}/sbpair.bash
+complete -p sbpair >/dev/null || exit 1
+COMP_WORDS=(sbpair doctor --pair orders --queue contoso/x); COMP_CWORD=5
+_sbpair_completion sbpair
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        [shell("bash"), "--norc", "-c", script],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == QUEUES
+
+
+def test_fish_completes(home: Path) -> None:
+    script = f'source {COMPLETIONS}/sbpair.fish; complete -C "sbpair doctor --pair orders --queue "'
+    done = subprocess.run(
+        [shell("fish"), "--no-config", "-c", script],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == QUEUES
+
+
+def test_zsh_completes_the_first_time_that_it_is_asked(home: Path) -> None:
+    terminal, inside = pty.openpty()
+    zsh = subprocess.Popen(
+        [shell("zsh"), "-f", "-i"],
+        env=environment(home, TERM="xterm"),
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    try:
+        os.write(
+            terminal, f"fpath=({COMPLETIONS} $fpath); autoload -Uz compinit; compinit -u -D; echo re''ady\n".encode()
+        )
+        until(terminal, b"ready\r\n")
+        os.write(terminal, b"sbpair audit --pair orders-\t")
+        until(terminal, b"orders-eu")
+    finally:
+        zsh.kill()
+        zsh.wait()
+        os.close(terminal)
+
+
+def until(terminal: int, wanted: bytes) -> None:
+    """Read what the terminal shows until `wanted` is there."""
+    shown = b""
+    while wanted not in shown:
+        assert select.select([terminal], [], [], READ_SECONDS)[0], shown
+        shown += os.read(terminal, 4096)

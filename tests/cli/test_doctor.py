@@ -1,0 +1,334 @@
+"""`sbpair doctor` and `sbpair config` as their users meet them: exit codes, JSON, questions, secrets, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pty
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import __main__
+from sbpair.emulator.testing import Emulator
+
+Here = Callable[..., tuple[int, str, str]]
+KEY = "a-key-that-nobody-may-see"
+EXPECTED = {"name", "outcome", "what", "mend", "exit_code"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def environment(emulator: Emulator | None, home: Path) -> dict[str, str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("SBPAIR_", "XDG_", "JAVA_HOME"))}
+    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces if emulator else (), strict=False):
+        environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+        environ[f"SBPAIR_{side}_NAME"] = namespace.name
+    return {**environ, "HOME": str(home)}
+
+
+async def started(words: list[str], environ: dict[str, str], **options: Any) -> asyncio.subprocess.Process:
+    given = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "sbpair", *words, env=environ, **given | options)
+
+
+async def finished(words: list[str], environ: dict[str, str]) -> tuple[int | None, str, str]:
+    process = await started(words, environ)
+    out, err = await process.communicate()
+    assert "Traceback" not in err.decode()
+    return process.returncode, out.decode(), err.decode()
+
+
+def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            await scenario(emulator)
+
+    asyncio.run(main())
+
+
+def made(emulator: Emulator) -> set[str]:
+    return {queue.path for each in emulator.namespaces.values() for queue in each.queues()}
+
+
+@pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """The command line in this process, where nothing is configured but what is given."""
+    for name in os.environ:
+        if name.startswith(("SBPAIR_", "XDG_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    loggers = {name: logging.getLogger(name) for name in (None, "azure", "sbpair")}
+    before = {name: (logger.level, list(logger.handlers)) for name, logger in loggers.items()}
+
+    def invoke(*words: str, **environ: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            code = __main__.run(words)
+        return code, *capsys.readouterr()
+
+    yield invoke
+    for name, (level, handlers) in before.items():
+        loggers[name].level, loggers[name].handlers = level, handlers
+    logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
+
+
+def failing(out: str) -> dict[str, int]:
+    told = json.loads(out)
+    return {each["name"]: each["exit_code"] for each in told["checks"] if each["outcome"] == "failed"}
+
+
+def test_all_is_well_in_every_form_of_output(home: Path) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        environ = environment(emulator, home)
+        code, out, err = await finished(["doctor", "-v"], environ)
+        assert (code, out.splitlines()[-1]) == (0, "all is well; 4 could not be told")
+        assert "primary tcp: ok" in err
+        code, out, _ = await finished(["doctor", "--output", "json"], environ)
+        told = json.loads(out)
+        assert (code, told["schema"], told["live"]) == (0, "sbpair/doctor/1", [])
+        assert all(each.keys() == EXPECTED for each in told["checks"])
+        code, out, _ = await finished(["doctor", "--output", "jsonl", "--quiet"], environ)
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert [line["name"] for line in lines] == [each["name"] for each in told["checks"]]
+        assert {line["schema"] for line in lines} == {"sbpair/doctor/1"}
+
+    run(scenario)
+    assert list(home.iterdir()) == []
+
+
+def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        right = environment(emulator, home)
+        endpoint = emulator.ready.namespaces[1].endpoint
+        wrong = f"Endpoint={endpoint};SharedAccessKeyName=Root;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+        cases: list[tuple[dict[str, str], int, dict[str, int]]] = [
+            ({"SBPAIR_SECONDARY_CONNECTION_STRING": wrong}, 5, {"secondary.sign_in": 5}),
+            (
+                {"SBPAIR_SECONDARY_CONNECTION_STRING": f"Endpoint=sb://x;SharedAccessKey={KEY}"},
+                2,
+                {"configuration": 2},
+            ),
+            ({"SBPAIR_SECONDARY_CONECTION_STRING": wrong}, 3, {"environment": 3}),
+            (
+                {"SBPAIR_SECONDARY_CONNECTION_STRING": wrong, "SBPAIR_PAIRR": "x"},
+                3,
+                {"environment": 3, "secondary.sign_in": 5},
+            ),
+        ]
+        for changed, expected, failed in cases:
+            code, out, err = await finished(["doctor", "--output", "json"], right | changed)
+            assert (code, failing(out)) == (expected, failed)
+            assert KEY not in out + err
+
+    run(scenario)
+
+
+def test_without_java_spark_cannot_run_and_everything_else_is_looked_at(home: Path) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        pytest.importorskip("pyspark")
+        code, out, _ = await finished(["doctor", "--output", "json"], environment(emulator, home) | {"PATH": str(home)})
+        assert (code, failing(out)) == (7, {"java": 7})
+
+    run(scenario)
+
+
+def test_nothing_configured_is_told_beside_what_this_machine_has(home: Path) -> None:
+    code, out, _ = asyncio.run(finished(["doctor", "--output", "json"], environment(None, home)))
+    told = json.loads(out)
+    assert (code, [each["name"] for each in told["checks"]][:3]) == (
+        2,
+        ["configuration", "configuration", "config_file"],
+    )
+    assert {each["name"] for each in told["checks"]} >= {"python", "azure-servicebus", "java"}
+
+
+def test_a_namespace_that_is_away_is_unreachable(home: Path) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.namespace_down("contoso")
+        code, out, _ = await finished(["doctor", "--output", "json"], environment(emulator, home))
+        assert (code, failing(out)) == (6, {"primary.amqp": 6, "primary.http": 6})
+
+    run(scenario)
+
+
+def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        environ = environment(emulator, home)
+        code, out, err = await finished(["doctor", "--live", "--yes"], environ)
+        assert code == 0
+        assert "QUESTION" in out
+        assert "81920 MB  " in out
+        assert err.startswith("warning: --live makes, uses and deletes in contoso and contoso-dr: sbpair-doctor-")
+        code, out, _ = await finished(["doctor", "--live", "--yes", "--output", "json"], environ)
+        live = json.loads(out)["live"]
+        assert (code, len(live)) == (0, 12)
+        assert all(each.keys() == EXPECTED | {"assumed", "observed"} for each in live)
+        assert made(emulator) == set()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--live"], "--live makes queues, and there is nobody to ask"),
+        (["--slow"], "--slow goes with --live only"),
+        (["--yes"], "--yes goes with --live only"),
+        (["--timeout", "soon"], "--timeout: 'soon' is not a duration"),
+        (["--timeout", "0"], "--timeout is 0, and must be"),
+        (["--timeout", "1h"], "--timeout is 1h, and must be"),
+        (["--timeout", "-1s"], "--timeout: '-1s' is not a duration"),
+        (["--queue"], "Option '--queue' requires an argument"),
+        (["queue"], "Got unexpected extra argument"),
+        (["--output", "xml"], "Invalid value for '--output'"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_two_lines(here: Here, words: list[str], what: str) -> None:
+    code, out, err = here(
+        "doctor", *words, SBPAIR_PRIMARY_NAMESPACE="a.invalid", SBPAIR_SECONDARY_NAMESPACE="b.invalid"
+    )
+    *_warning, error, hint = err.splitlines()
+    assert (code, out) == (2, "")
+    assert error.startswith(f"error: {what}")
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"\n", 4), (b"yess\n", 4), (b"y\n", 0)])
+def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        terminal, inside = pty.openpty()
+        process = await started(["doctor", "--live"], environment(emulator, home), stdin=inside, stderr=inside)
+        os.close(inside)
+        os.write(terminal, answer)
+        out, _ = await process.communicate()
+        shown = os.read(terminal, 65_536).decode()
+        os.close(terminal)
+        assert (process.returncode, bool(out)) == (code, code == 0)
+        assert "Go on? [y/N]" in shown
+        assert made(emulator) == set()
+
+    run(scenario)
+
+
+def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        process = await started(["doctor", "--live", "--slow", "--yes"], environment(emulator, home))
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if b"waiting for live primary idle detach" in line:
+                break
+        assert made(emulator)
+        process.send_signal(signal.SIGINT)
+        await process.stderr.read()
+        assert await process.wait() == 130
+        assert made(emulator) == set()
+
+    run(scenario)
+
+
+# The configuration
+
+
+SECRET = f"Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey={KEY}"
+
+
+def test_every_value_is_shown_with_where_it_came_from(here: Here, home: Path) -> None:
+    file = home / ".config" / "sbpair" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        '[pairs.orders]\nbacklog_queues = 4\n[pairs.orders.primary]\nconnection_string_env = "ORDERS"\n'
+        '[pairs.orders.secondary]\nnamespace = "contoso-dr"\nca_file = "/ca.pem"\n'
+    )
+    code, out, err = here("config", "--count", "7", "-o", "json", ORDERS=SECRET, SBPAIR_SECONDARY_ENDPOINT="h:1")
+    told = {each["key"]: (each["value"], each["source"], each["origin"]) for each in json.loads(out)["settings"]}
+    place = f"{file} [pairs.orders.secondary]"
+    assert (code, err) == (0, "")
+    assert told == {
+        "pair": ("orders", str(file), "file"),
+        "config": (str(file), "", "default"),
+        "state": (str(home / ".local/state/sbpair/orders"), "", "default"),
+        "backlog_queues": (7, "--count", "flag"),
+        "failover_interval": (60.0, "", "default"),
+        "ping_interval": (60.0, "", "default"),
+        "primary.namespace": ("contoso.servicebus.windows.net", "ORDERS", "environment"),
+        "primary.sign_in": ("key Root ***", "ORDERS", "environment"),
+        "primary.name": ("contoso", "primary.namespace", "derived"),
+        "primary.endpoint": ("contoso.servicebus.windows.net:5671", "primary.namespace", "derived"),
+        "primary.tls": (True, "primary.namespace", "derived"),
+        "primary.ca_file": ("", "", "default"),
+        "secondary.namespace": ("contoso-dr.servicebus.windows.net", place, "file"),
+        "secondary.sign_in": ("identity", place, "file"),
+        "secondary.name": ("contoso-dr", "secondary.namespace", "derived"),
+        "secondary.endpoint": ("h:1", "SBPAIR_SECONDARY_ENDPOINT", "environment"),
+        "secondary.tls": (True, "secondary.namespace", "derived"),
+        "secondary.ca_file": ("/ca.pem", place, "file"),
+    }
+
+
+@pytest.mark.parametrize("form", ["table", "json", "jsonl"])
+def test_of_a_secret_not_even_the_length_is_shown(here: Here, form: str) -> None:
+    def shown(key: str) -> str:
+        environ = {"SBPAIR_PRIMARY_CONNECTION_STRING": SECRET + key, "SBPAIR_SECONDARY_NAMESPACE": "contoso-dr"}
+        code, out, err = here("config", "-vv", "--output", form, **environ)
+        assert code == 0
+        assert KEY not in out + err
+        return out + err
+
+    assert shown("") == shown("=" * 50)
+
+
+def test_nothing_configured_says_how_to_begin(here: Here, home: Path) -> None:
+    code, out, err = here("config")
+    assert (code, out) == (2, "")
+    assert (
+        err.splitlines()[0]
+        == f"error: nothing is configured: there is no {home}/.config/sbpair/config.toml, and no SBPAIR_ variable"
+    )
+    assert "sbpair config --example" in err.splitlines()[1]
+
+
+def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here) -> None:
+    _, example, _ = here("config", "--example")
+    _, path, _ = here("config", "--path")
+    file = Path(path.strip())
+    file.parent.mkdir(parents=True)
+    file.write_text(example)
+    code, out, _ = here("config", CONTOSO_DR=SECRET.replace("contoso", "contoso-dr"))
+    assert code == 0
+    assert "[pairs.orders.primary]" in out
+    assert json.loads(here("config", "--path", "-o", "json")[1])["exists"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "what"),
+    [
+        (["--pair", "zzz"], {}, "--pair: there is no pair 'zzz'"),
+        (["--config", "/nowhere"], {}, "--config: there is no file /nowhere"),
+        (["--config", "/"], {}, "/ cannot be read"),
+        (["--primary", "a"], {}, "pair 'default' has no secondary namespace"),
+        ([], {"SBPAIR_PRIMARY_NAME": "a"}, "pair 'default' has no primary namespace"),
+        ([], {"SBPAIR_PAIR": "a"}, "SBPAIR_PAIR: there is no pair 'a'"),
+        (["--primary", "a", "--secondary", "a"], {}, "pair 'default': the primary and the secondary are the same"),
+        (["--primary", "a b", "--secondary", "c"], {}, "--primary: 'a b' is not a namespace"),
+        (["--primary", "a", "--secondary", "c", "--count", "0"], {}, "pair 'default': backlog_queues is 0"),
+        (["what"], {}, "Got unexpected extra argument"),
+    ],
+)
+def test_a_wrong_configuration_is_told_and_not_shown(
+    here: Here, words: list[str], environ: dict[str, str], what: str
+) -> None:
+    code, out, err = here("config", *words, **environ)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {what}")
+    assert len(err.splitlines()) == 2

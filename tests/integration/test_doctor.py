@@ -1,0 +1,442 @@
+"""The doctor against namespaces that are well, and against everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair import doctor, provision
+from sbpair.doctor import Subject
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.tiers import Wanted
+from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.testing import Emulator, Setup
+from sbpair.model import Endpoint, Identity, Pair, SasKey, SasToken, endpoint_from_connection_string
+from sbpair.report import Outcome
+
+if TYPE_CHECKING:
+    from sbpair.doctor.check import Check
+
+KEY = "a-key-that-nobody-may-see"
+FIRST = "contoso/x-servicebus-transfer/0"
+SIDES = {"primary": "contoso", "secondary": "contoso-dr"}
+STANDARD = [("contoso", 0), ("contoso-dr", 0)]
+CLAIMS = ("sign_in", "send", "listen", "manage")
+
+
+def endpoints_on(emulator: Emulator) -> dict[str, Endpoint]:
+    return {
+        side: endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
+        for side, name in SIDES.items()
+    }
+
+
+def with_claims(emulator: Emulator, side: str, *claims: Claim) -> Endpoint:
+    namespace = emulator.namespaces[SIDES[side]]
+    namespace.keys = (*namespace.keys, AuthorizationRule("some", KEY, KEY, frozenset(claims)))
+    return replace(endpoints_on(emulator)[side], credential=SasKey("some", KEY))
+
+
+async def look(
+    emulator: Emulator, *, seconds: float = 10, paths: dict[str, str] | None = None, **changed: Endpoint
+) -> dict[str, Check]:
+    """The checks by name, after the pair has been provisioned and has a destination."""
+    ends = endpoints_on(emulator)
+    subject = Subject(ends | changed, Path("/nowhere/config.toml"), paths=paths or {})
+    return {check.name: check for check in await doctor.run(subject, seconds=seconds, environ={})}
+
+
+async def ready(emulator: Emulator) -> None:
+    ends = endpoints_on(emulator)
+    await provision.run(Pair("orders", ends["primary"], ends["secondary"], backlog_queues=2))
+    emulator.namespaces["contoso"].create_queue("orders")
+
+
+def run(
+    scenario: Callable[[Emulator], Awaitable[None]], *, namespaces: object = STANDARD, setup: Setup | None = None
+) -> None:
+    async def main() -> None:
+        async with Emulator(namespaces, setup=setup or Setup()) as emulator:  # type: ignore[arg-type]
+            await scenario(emulator)
+
+    asyncio.run(main())
+
+
+def failing(checks: dict[str, Check]) -> dict[str, int]:
+    """What failed of the namespaces, with its exit code: what this machine lacks is no concern of these tests."""
+    return {
+        name: check.exit_code
+        for name, check in checks.items()
+        if check.outcome is Outcome.FAILED and name.partition(".")[0] in SIDES
+    }
+
+
+def unknown(checks: dict[str, Check]) -> set[str]:
+    return {name for name, check in checks.items() if check.outcome is Outcome.UNKNOWN}
+
+
+def well_said(checks: dict[str, Check]) -> None:
+    """Whatever failed has a mend, and nothing tells a key."""
+    for check in checks.values():
+        assert check.reason
+        assert KEY not in repr(check)
+        assert (check.outcome is Outcome.FAILED) == bool(check.exit_code)
+        if check.outcome is Outcome.FAILED:
+            assert check.detail
+            assert check.detail.mend
+            assert "\n" not in check.reason + check.detail.mend
+
+
+def test_with_all_well_nothing_fails_and_everything_is_known() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        checks = await look(emulator)
+        assert (failing(checks), unknown(checks)) == ({}, set())
+        assert all(checks[f"{side}.{claim}"].outcome is Outcome.OK for side in SIDES for claim in CLAIMS)
+        assert checks["tiers"].outcome is Outcome.OK
+
+    run(scenario)
+
+
+def test_nothing_is_sent_received_or_changed() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+
+        def seen() -> list[object]:
+            queues = [queue for each in emulator.namespaces.values() for queue in each.queues()]
+            return [(queue.path, queue.description, queue.counts(), queue.updated_at_ms) for queue in queues]
+
+        before = seen()
+        await look(emulator)
+        assert seen() == before
+
+    run(scenario)
+
+
+def test_a_namespace_without_queues_leaves_claims_unknown_and_says_how_to_tell() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        checks = await look(emulator)
+        assert failing(checks) == {}
+        assert unknown(checks) == {f"{side}.{claim}" for side in SIDES for claim in ("send", "listen")}
+        assert checks["primary.send"].detail
+        assert "--destination" in checks["primary.send"].detail.mend
+        assert checks["secondary.send"].detail
+        assert "sbpair provision" in checks["secondary.send"].detail.mend
+
+    run(scenario)
+
+
+S, L, M = Claim.SEND, Claim.LISTEN, Claim.MANAGE
+
+
+@pytest.mark.parametrize(
+    ("side", "claims", "failed"),
+    [
+        ("secondary", (L,), {"secondary.manage"}),
+        ("secondary", (S,), {"secondary.manage", "secondary.listen"}),
+        ("secondary", (S, L), {"secondary.manage"}),
+        ("secondary", (M,), {"secondary.listen"}),
+        ("secondary", (M, L), set()),
+        ("primary", (L,), {"primary.send"}),
+        ("primary", (M,), {"primary.send"}),
+        ("primary", (L, M), {"primary.send"}),
+        ("primary", (S,), set()),
+        ("primary", (S, L), set()),
+    ],
+)
+def test_a_claim_that_is_missing_fails_where_something_needs_it(
+    side: str, claims: tuple[Claim, ...], failed: set[str]
+) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        checks = await look(emulator, paths={"primary": "orders"}, **{side: with_claims(emulator, side, *claims)})
+        assert failing(checks) == dict.fromkeys(failed, 5)
+        for claim in (S, L, M):
+            missing = Outcome.FAILED if f"{side}.{claim.lower()}" in failed else Outcome.NOTE
+            assert checks[f"{side}.{claim.lower()}"].outcome is (Outcome.OK if claim in claims else missing)
+        assert checks[f"{side}.sign_in"].outcome is Outcome.OK
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_a_wrong_key_is_told_once_and_not_for_each_claim() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        ends = endpoints_on(emulator)
+        wrong = replace(ends["secondary"], credential=SasKey("RootManageSharedAccessKey", KEY))
+        checks = await look(emulator, secondary=wrong)
+        assert failing(checks) == {"secondary.sign_in": 5}
+        assert unknown(checks) == {f"secondary.{each}" for each in ("send", "listen", "manage", "tier")}
+        well_said(checks)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=x&se=1&skn=RootManageSharedAccessKey",
+        f"SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=x&se={2**40}&skn=nobody",
+        f"SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=%3D%3D&se={2**33}&skn=RootManageSharedAccessKey",
+    ],
+)
+def test_a_signature_that_is_not_accepted_is_told(token: str) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        ends = endpoints_on(emulator)
+        checks = await look(emulator, primary=replace(ends["primary"], credential=SasToken(token)))
+        assert failing(checks) == {"primary.sign_in": 5}
+        well_said(checks)
+
+    run(scenario)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_a_port_where_nobody_listens_hides_nothing_of_the_other_side(closed_port: int) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        ends = endpoints_on(emulator)
+        checks = await look(emulator, primary=replace(ends["primary"], port=closed_port))
+        assert failing(checks) == {"primary.tcp": 6, "primary.http": 6}
+        assert {"primary.tls", "primary.amqp", "primary.clock", "primary.tier", "primary.sign_in"} <= unknown(checks)
+        assert all(checks[f"secondary.{claim}"].outcome is Outcome.OK for claim in CLAIMS)
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_a_name_that_has_no_address_is_the_first_thing_wrong() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        ends = endpoints_on(emulator)
+        checks = await look(emulator, primary=replace(ends["primary"], host="contoso.invalid"))
+        assert failing(checks) == {"primary.dns": 6, "primary.http": 6}
+        assert "primary.tcp" in unknown(checks)
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_a_namespace_that_is_down_is_unreachable() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.faults.namespace_down("contoso")
+        checks = await look(emulator)
+        assert failing(checks) == {"primary.amqp": 6, "primary.http": 6}
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_a_connection_that_falls_silent_is_not_waited_for() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.faults.begin(Fault("stall", "contoso-dr", after_frames=0))
+        checks = await look(emulator, seconds=0.5)
+        assert failing(checks) == {"secondary.amqp": 6}
+        assert checks["secondary.amqp"].reason == "no answer within 0.5 s"
+        assert checks["secondary.manage"].outcome is Outcome.OK
+        assert {"secondary.send", "secondary.listen"} <= unknown(checks)
+        assert checks["primary.send"].outcome is Outcome.OK
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_a_busy_namespace_may_have_more_to_say_later() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.faults.begin(Fault("throttle", "contoso"))
+        checks = await look(emulator)
+        assert failing(checks) == {"primary.manage": 6}
+        assert "primary.tier" in unknown(checks)
+        well_said(checks)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("status", "failed"), [(401, {"secondary.sign_in": 5}), (403, {"secondary.manage": 5})])
+def test_a_management_side_that_refuses_leaves_its_neighbours_alone(status: int, failed: dict[str, int]) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.faults.begin(Fault("refuse-requests", "contoso-dr", status=status))
+        checks = await look(emulator)
+        assert failing(checks) == failed
+        assert checks["primary.manage"].outcome is Outcome.OK
+
+    run(scenario)
+
+
+def test_an_identity_whose_provider_does_not_answer_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}/token")
+            monkeypatch.setenv("IDENTITY_HEADER", "header")
+            await ready(emulator)
+            signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
+            checks = await look(emulator, seconds=1.0, paths={"primary": "orders"}, primary=signed_in)
+        assert failing(checks) == {"primary.send": 6, "primary.listen": 6, "primary.manage": 6}
+        assert "primary.sign_in" in unknown(checks)
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        assert emulator.ready.sign_in
+        for name, value in emulator.ready.sign_in.environment.items():
+            monkeypatch.setenv(name, value)
+        await ready(emulator)
+        signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
+        checks = await look(emulator, primary=signed_in)
+        assert (failing(checks), unknown(checks)) == ({}, set())
+        assert checks["primary.sign_in"].reason == "accepted: whoever is signed in"
+
+    run(scenario, setup=Setup(identity=True))
+
+
+def test_a_clock_that_is_wrong_is_told_with_its_mend() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.advance(100_000)
+        checks = await look(emulator)
+        assert failing(checks) == {"primary.clock": 3, "secondary.clock": 3}
+        assert "100 s behind that of contoso;" in checks["primary.clock"].reason
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_a_clock_that_is_so_wrong_that_keys_are_refused_explains_it() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.advance(2 * 3_600_000)
+        checks = await look(emulator)
+        assert failing(checks) == {
+            "primary.clock": 3,
+            "primary.sign_in": 5,
+            "secondary.clock": 3,
+            "secondary.sign_in": 5,
+        }
+
+    run(scenario)
+
+
+def tls_endpoint(emulator: Emulator, side: str) -> Endpoint:
+    [ready] = [each for each in emulator.ready.namespaces if each.name == SIDES[side]]
+    return endpoint_from_connection_string(ready.tls_connection_string, name=SIDES[side])
+
+
+def test_tls_wants_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        secure, ca_file = tls_endpoint(emulator, "primary"), emulator.ready.ca_file
+        trusted = await look(emulator, primary=replace(secure, ca_file=ca_file))
+        assert failing(trusted) == {}
+        assert trusted["primary.tls"].reason.startswith("TLSv1.")
+        untrusted = await look(emulator, primary=secure)
+        assert failing(untrusted) == {"primary.tls": 6, "primary.http": 6}
+        assert "not trusted" in untrusted["primary.tls"].reason
+        for path in (str(garbage), "/nowhere/ca.pem"):
+            checks = await look(emulator, primary=replace(secure, ca_file=path))
+            assert failing(checks) == {"primary.tls": 7, "primary.http": 7}
+            well_said(checks)
+        well_said(untrusted)
+
+    run(scenario, setup=Setup(tls=True))
+
+
+def test_tls_to_a_port_that_speaks_none_says_so() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        checks = await look(emulator, primary=replace(endpoints_on(emulator)["primary"], tls=True))
+        assert failing(checks) == {"primary.tls": 6, "primary.http": 6}
+        assert "does not speak TLS" in checks["primary.tls"].reason
+        well_said(checks)
+
+    run(scenario)
+
+
+def test_tls_that_is_off_on_the_way_to_another_machine_is_told_and_hides_nothing() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        # An address that is not the loopback's, and yet this machine.
+        plain = replace(endpoints_on(emulator)["primary"], host="0.0.0.0", emulator=False)  # noqa: S104
+        checks = await look(emulator, primary=plain)
+        assert failing(checks) == {"primary.tls": 3}
+        assert checks["primary.amqp"].outcome is Outcome.OK
+        well_said(checks)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("primary", "secondary", "failed", "noted"),
+    [
+        ("standard", "basic", {"secondary.tier"}, set()),
+        ("basic", "standard", set(), {"primary.tier"}),
+        ("premium", "standard", set(), {"tiers"}),
+        ("premium", "premium", set(), set()),
+        ("standard", "premium", set(), set()),
+    ],
+)
+def test_tiers_are_told_with_what_they_mean(primary: str, secondary: str, failed: set[str], noted: set[str]) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        checks = await look(emulator)
+        assert set(failing(checks)) == failed
+        assert {name for name, check in checks.items() if "tier" in name and check.outcome is Outcome.NOTE} == noted
+        well_said(checks)
+
+    run(scenario, namespaces=[Wanted("contoso", 0, primary), Wanted("contoso-dr", 0, secondary)])
+
+
+def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        subject = Subject({"secondary": endpoints_on(emulator)["secondary"]}, Path("/nowhere"))
+        checks = {check.name: check for check in await doctor.run(subject, environ={})}
+        assert checks["secondary.manage"].outcome is Outcome.OK
+        assert checks["secondary.listen"].outcome is Outcome.OK, "any queue that takes links will do"
+        assert not any(name.startswith("primary") for name in checks)
+
+    run(scenario)
+
+
+def test_a_side_that_does_not_answer_holds_nobody_up() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        emulator.faults.begin(Fault("stall", "contoso", after_frames=0))
+        told: list[str] = []
+        subject = Subject(endpoints_on(emulator), Path("/nowhere"))
+        await doctor.run(subject, seconds=1.0, environ={}, on_event=lambda event: told.append(event.check.name))
+        behind = told[told.index("primary.amqp") :]
+        assert [name for name in behind if name.startswith("secondary")] == []
+
+    run(scenario)
+
+
+def test_every_check_is_told_of_while_it_goes_on() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        await ready(emulator)
+        told: list[Check] = []
+        subject = Subject(endpoints_on(emulator), Path("/nowhere"))
+        diagnosis = await doctor.run(subject, environ={}, on_event=lambda event: told.append(event.check))
+        assert sorted(told, key=lambda check: check.name) == sorted(diagnosis, key=lambda check: check.name)
+
+    run(scenario)

@@ -1,0 +1,291 @@
+"""`doctor --live`: what is assumed beside what a namespace does, and nothing left behind whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from sbpair.bus.trial import look
+from sbpair.doctor import live
+from sbpair.doctor.check import Check, exit_code_of
+from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.tiers import Wanted
+from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.testing import Emulator
+from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
+from sbpair.report import Outcome
+
+TAG = "0123456789ab"
+ANSWERS = ("description", "timespan_max", "partitioned_size", "message_size", "largest_message", "ping")
+ALL = (*ANSWERS, "idle_detach")
+
+
+def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard") -> None:
+    async def main() -> None:
+        async with Emulator([Wanted("contoso", 0, tier)]) as emulator:
+            await scenario(emulator)
+
+    asyncio.run(main())
+
+
+def endpoint(emulator: Emulator) -> Endpoint:
+    return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
+
+
+def paths(emulator: Emulator) -> set[str]:
+    return {queue.path for queue in emulator.namespaces["contoso"].queues()}
+
+
+async def no_wait(_seconds: float) -> None:
+    """Time passes at once."""
+
+
+async def ask(
+    emulator: Emulator, on_event: live.OnEvent = lambda _event: None, **options: object
+) -> tuple[dict[str, Check], int]:
+    given = {"seconds": 10.0, "sleep": no_wait, **options}
+    end = given.pop("end", None) or endpoint(emulator)
+    diagnosis = await live.run({"primary": end}, TAG, on_event=on_event, **given)  # type: ignore[dict-item,arg-type]
+    return {check.name.removeprefix("live.primary."): check for check in diagnosis}, exit_code_of(diagnosis)
+
+
+@pytest.mark.parametrize("tier", ["standard", "premium"])
+def test_a_namespace_that_does_what_is_assumed(tier: str) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.namespaces["contoso"].create_queue("orders")
+        checks, code = await ask(emulator)
+        assert (set(checks), code) == (set(ANSWERS), 0)
+        for check in checks.values():
+            assert check.detail
+            assert check.detail.assumed == check.detail.observed != ""
+        assert paths(emulator) == {"orders"}
+
+    run(scenario, tier)
+
+
+def test_sizes_of_partitioned_entities_are_sixteenfold_on_standard_alone() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        checks, _ = await ask(emulator)
+        assert checks["partitioned_size"].detail
+        observed.append(checks["partitioned_size"].detail.observed)
+
+    observed: list[str] = []
+    run(scenario, "standard")
+    run(scenario, "premium")
+    assert observed == ["81920 MB", "5120 MB"]
+
+
+def test_basic_is_not_asked_for_what_it_cannot_have() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        checks, code = await ask(emulator)
+        assert checks["description"].outcome is Outcome.UNKNOWN
+        assert code == 0, checks
+        assert paths(emulator) == set()
+
+    run(scenario, "basic")
+
+
+def test_the_queues_are_those_that_were_said_and_none_is_under_a_backlogs_prefix() -> None:
+    seen: set[str] = set()
+
+    async def scenario(emulator: Emulator) -> None:
+        await ask(emulator, lambda _event: seen.update(paths(emulator)))
+        assert seen == set(live.queue_names(TAG))
+        assert all(path.startswith(f"sbpair-doctor-{TAG}-") and "/" not in path for path in seen)
+
+    run(scenario)
+
+
+def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        passed = 0.0
+
+        def on_event(event: live.LiveEvent) -> None:
+            nonlocal passed
+            if isinstance(event, live.Waiting):
+                passed = 601.0
+                asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
+
+        checks, code = await ask(emulator, on_event, slow=True, now=lambda: passed)
+        assert (set(checks), code) == (set(ALL), 0)
+
+    run(scenario)
+
+
+def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        def on_event(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Waiting):
+                asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
+
+        checks, code = await ask(emulator, on_event, slow=True)
+        idle = checks["idle_detach"]
+        assert (idle.outcome, code) == (Outcome.FAILED, 3)
+        assert idle.detail
+        assert (idle.detail.assumed, idle.detail.observed) == ("after 600 s, as idle", "after 0 s")
+        assert idle.detail.mend
+        assert paths(emulator) == set()
+
+    run(scenario)
+
+
+def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        def on_event(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Waiting):
+                asyncio.get_running_loop().call_soon(emulator.faults.detach, "contoso")
+
+        checks, code = await ask(emulator, on_event, slow=True)
+        assert checks["idle_detach"].detail
+        assert "force detached" in checks["idle_detach"].detail.observed
+        assert code == 3
+
+    run(scenario)
+
+
+def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.tier = replace(namespace.tier, message_kilobytes=128, message_kilobytes_most=128)
+        checks, code = await ask(emulator)
+        assert checks["message_size"].detail
+        assert (checks["message_size"].detail.assumed, checks["message_size"].detail.observed) == (
+            "262144 bytes",
+            "131072 bytes",
+        )
+        assert (checks["largest_message"].outcome, code) == (Outcome.OK, 3)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("question", [*ANSWERS[:1], *ANSWERS[2:], "idle_detach"])
+def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        def on_event(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Asking | live.Waiting) and event.name == f"live.primary.{question}":
+                asyncio.get_running_loop().call_soon(asking.cancel)
+
+        asking = asyncio.create_task(ask(emulator, on_event, slow=True))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert paths(emulator) == set()
+
+    run(scenario)
+
+
+def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted_too() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.begin(Fault("latency", "contoso", ms=200))
+
+        def on_event(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Asking):
+                asyncio.get_running_loop().call_later(0.05, asking.cancel)
+
+        asking = asyncio.create_task(ask(emulator, on_event))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        for _ in range(3):  # whatever is still on its way has come by then
+            await look(endpoint(emulator), seconds=10)
+        assert paths(emulator) == set()
+
+    run(scenario)
+
+
+def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        loop = asyncio.get_running_loop()
+
+        def cancel_on() -> None:
+            if not asking.done():
+                asking.cancel()
+                loop.call_soon(cancel_on)
+
+        def on_event(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Asking) and event.name.endswith(".ping"):
+                loop.call_soon(cancel_on)
+
+        asking = asyncio.create_task(ask(emulator, on_event))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert paths(emulator) == set()
+
+    run(scenario)
+
+
+def test_what_could_not_be_deleted_is_named() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        def on_event(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Asking) and event.name.endswith(".ping"):
+                emulator.faults.namespace_down("contoso")
+
+        checks, code = await ask(emulator, on_event)
+        assert checks["removed"].outcome is Outcome.FAILED
+        assert "is left behind in contoso" in checks["removed"].reason
+        assert checks["removed"].detail
+        assert "by hand" in checks["removed"].detail.mend
+        assert code == 6
+        assert paths(emulator) == set(live.queue_names(TAG))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("claims", [{Claim.LISTEN}, {Claim.SEND}, {Claim.SEND, Claim.LISTEN}, set()])
+def test_without_manage_nothing_is_made(claims: set[Claim]) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        namespace = emulator.namespaces["contoso"]
+        namespace.keys = (*namespace.keys, AuthorizationRule("some", "key", "other", frozenset(claims)))
+        end = replace(endpoint(emulator), credential=SasKey("some", "key"))
+        checks, code = await ask(emulator, end=end)
+        assert ({*checks}, code) == ({"asked"}, 5)
+        assert paths(emulator) == set()
+
+    run(scenario)
+
+
+def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        emulator.faults.namespace_down("contoso")
+        checks, code = await ask(emulator)
+        assert ({*checks}, code) == ({"asked"}, 6)
+
+    run(scenario)
+
+
+def test_a_name_that_is_taken_is_no_reason_to_touch_what_has_it() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        [description, *_others] = live.queue_names(TAG)
+        emulator.namespaces["contoso"].create_queue(description)
+        checks, _ = await ask(emulator)
+        assert checks["description"].outcome is Outcome.FAILED
+        assert paths(emulator) == {description}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [300, 65_536, 262_144, 1_048_576])
+def test_the_largest_message_has_exactly_that_size(size: int) -> None:
+    assert len(live.message_of(size)) == size
+
+
+def test_what_is_carried_through_ends_before_the_cancellation_goes_on() -> None:
+    async def main() -> None:
+        go, done = asyncio.Event(), []
+
+        async def work() -> None:
+            await go.wait()
+            done.append(True)
+
+        task = asyncio.create_task(live.surely(work()))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert done == [True]
+
+    asyncio.run(main())
