@@ -66,7 +66,7 @@ class Mover:
         self._primary = primary
         self._tasks = tasks
         self._setting = setting
-        self._route = router(setting.ttl, setting.now_ms)
+        self._route = router(setting.ttl, self._service_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads: dict[str, Road] = {}
@@ -563,6 +563,10 @@ class Mover:
             self._return(arrival)
 
     # Small things.
+
+    def _service_ms(self) -> int:
+        """What time it is by the service's clock, which says when messages came, as far as its locks tell."""
+        return self._setting.now_ms() + self._source.clock_ahead_ms
 
     def _spent(self, what: str, arrivals: Sequence[Arrival]) -> None:
         """Count operations with these. While none has been large, that costs nothing a message."""
