@@ -254,7 +254,7 @@ async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> No
 async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
     memory, setting = Memory(complete=["hang"]), Setting("ns")
     if accepted_before:
-        setting.journal.accepted(setting.journal.sending([("ns", "q", 1, 1, "m1")], "orders"))
+        setting.journal.note_accepted(setting.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
     task = asyncio.create_task(move(memory, [arrival(1)], setting))
     await memory.reached.wait()
     task.cancel()
