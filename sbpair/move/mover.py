@@ -566,8 +566,9 @@ class Mover:
     # Small things.
 
     def _service_ms(self) -> int:
-        """What time it is by the service's clock, which says when messages came, as far as its locks tell."""
-        return self._setting.now_ms() + self._source.clock_ahead_ms
+        """What time it is by the service's clock, which also says when messages came; by ours, until that is known."""
+        known = self._source.service_ms
+        return self._setting.now_ms() if known is None else known
 
     def _spent(self, what: str, arrivals: Sequence[Arrival]) -> None:
         """Count operations with these. While none has been large, that costs nothing a message."""

@@ -30,7 +30,7 @@ from tests.faults.simulation.plan import EMULATOR, Plan, Step
 
 RECOVERY_SECONDS: Final = 200.0
 STOP_SECONDS: Final = 150.0
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 300.0
 LOCK_MS: Final = 61_000
 
 

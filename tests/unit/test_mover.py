@@ -83,6 +83,7 @@ class Memory:
 
     queue = "q"
     clock_ahead_ms = 0
+    service_ms = None
     room = 100
 
     def __init__(self, together: int = 1, **answers: list[Any]) -> None:
