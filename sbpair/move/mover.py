@@ -173,6 +173,7 @@ class Mover:
     async def finish(self) -> None:
         """Stop: what is in flight is finished and settled, the rest is released."""
         self._stopping.set()
+        self._accepted_ones.hurry()
         await self._source.stop()
         for patience in self._patience:
             patience.reschedule(self._loop.time())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.cost import UNIT_BYTES, Operations, moved
-from sbpair.move import hands, mover
+from sbpair.move import hands, mover, settling
 from sbpair.move.mover import Mover
 from sbpair.move.route import NO_KEY, Facts, Key
 from sbpair.move.setting import Setting
@@ -248,6 +248,35 @@ async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> No
     assert again.done == [("complete", 1)]
     assert (receipt.sent, receipt.already_sent, receipt.distinct) == (1, 1, 1)
     assert not setting.journal.unconfirmed()
+
+
+class HalfAway(Memory):
+    """Of two destinations, one rests."""
+
+    async def ready(self, destination: str) -> Memory:
+        if destination == "away":
+            raise UNREACHABLE
+        return await super().ready(destination)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@sync
+async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """`late`: what is accepted after the stop does not either."""
+    monkeypatch.setattr(settling, "SETTLE_SECONDS", 1_000.0)
+    memory, setting = HalfAway(together=5), Setting("ns")
+    arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
+
+    async def accepted(_: Mover) -> None:
+        while not late and len(memory.done) < 5:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        while late and not setting.journal._flying:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0)
+
+    await move(memory, arrivals, setting, settle=False, then=accepted)
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.released) == (5, 5)
+    assert [number for what, number in memory.done if what == "complete"] == [1, 3, 5, 7, 9]
 
 
 @pytest.mark.parametrize("accepted_before", [False, True])
