@@ -291,7 +291,10 @@ class Mover:
         for group in road.next_round(self._most(road), link.room):
             orders = [order for order in group if order.arrival.lock_until > now]
             if len(orders) < len(group):
-                self._return_lost(group)
+                # Whatever has come in their place goes before those behind them.
+                self._return_lost(group, now)
+                left_over += orders
+                continue
             if self._setting.ttl is not TimeToLive.ORIGINAL:
                 orders = [order for order in map(self._directed_anew, orders) if order is not None]
             if orders:
@@ -302,10 +305,10 @@ class Mover:
             road.put_back(left_over)
         return flights
 
-    def _return_lost(self, orders: list[Order]) -> None:
+    def _return_lost(self, orders: list[Order], now: float) -> None:
         """Those whose lock is over are somebody else's by now, or will be delivered to us again."""
         for order in orders:
-            if order.arrival.lock_until <= self._loop.time():
+            if order.arrival.lock_until <= now:
                 self._return(order.arrival)
 
     def _directed_anew(self, order: Order) -> Order | None:

@@ -250,6 +250,41 @@ async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> No
     assert not setting.journal.unconfirmed()
 
 
+class BusyOnce(Memory):
+    """Answers the first parcel when it may, and that it is to be sent again."""
+
+    def __init__(self) -> None:
+        super().__init__(together=10)
+        self.may_answer = asyncio.Event()
+
+    async def answer(self, what: str, *arrivals: Any) -> None:
+        if what == "send" and not self.may_answer.is_set():
+            self.reached.set()
+            await self.may_answer.wait()
+            raise UNREACHABLE
+        await super().answer(what, *arrivals)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@sync
+async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies: int) -> None:
+    memory, setting = BusyOnce(), Setting("ns")
+
+    async def come_again(made: Mover) -> None:
+        await memory.reached.wait()
+        made.accept([arrival(2)])
+        for _ in range(copies):
+            made.accept([arrival(1)])
+        memory.may_answer.set()
+        while made.in_hand:
+            await made.changed(1.0)
+
+    await move(memory, [arrival(1)], setting, settle=False, then=come_again)
+    assert [number for what, number in memory.done if what == "send"] == [1, 2]
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.released, receipt.distinct) == (2, copies, 2)
+
+
 class HalfAway(Memory):
     """Of two destinations, one rests."""
 
