@@ -21,6 +21,7 @@
     │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
     ├── ServiceRefused              3  the service said no for good, with a condition
     │   ├── NameTaken               3  an entity of another kind has the name
+    │   ├── PartitionsWanted        3  the whole namespace is partitioned, and so must be what is made in it
     │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
     │   └── EngineLacks             3  not the service: the engine that was asked for cannot, and another one can
     ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
@@ -135,6 +136,10 @@ class ServiceRefused(SbpairError):
     def __init__(self, message: str, *, condition: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.condition = condition
+
+
+class PartitionsWanted(ServiceRefused):
+    """A Premium namespace that is partitioned as a whole refuses what does not ask for partitions too."""
 
 
 class NameTaken(ServiceRefused):

@@ -22,7 +22,7 @@ from sbpair.bus.credentials import getter_for
 from sbpair.bus.trial import Trials, look, open_trials
 from sbpair.doctor.check import Check, Checked, Diagnosis, Remark, bounded, failed, unknown
 from sbpair.entity import PROPERTY_NAMES
-from sbpair.errors import AccessError, NameTaken, SbpairError, Unavailable
+from sbpair.errors import AccessError, NameTaken, PartitionsWanted, SbpairError, Unavailable
 from sbpair.model import TIMESPAN_MAX, QueueSpec
 from sbpair.report import PARTIAL_OR_FINDINGS, Item, Outcome, Report
 from sbpair.wire.client import connect
@@ -117,6 +117,8 @@ class Questions:
     sleep: Callable[[float], Awaitable[object]]
     checks: list[Check] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    whole: bool = False
+    """Whether the namespace is partitioned as a whole, as far as it has shown that."""
 
     async def put(self, *, slow: bool) -> list[Check]:
         try:
@@ -137,8 +139,9 @@ class Questions:
     async def _make(self, trials: Trials, what: str, spec: QueueSpec, *, partitioned: bool = False) -> str:
         path = dict(zip(QUEUES, queue_names(self.tag), strict=True))[what]
         # Whether or not an answer comes: what was asked for is deleted, and not while it is still being made.
-        self.made.append(path)
-        await surely(self._create(trials, replace(spec, path=path), partitioned=partitioned))
+        if path not in self.made:
+            self.made.append(path)
+        await surely(self._create(trials, replace(spec, path=path), partitioned=partitioned or self.whole))
         return path
 
     async def _create(self, trials: Trials, spec: QueueSpec, *, partitioned: bool) -> None:
@@ -162,11 +165,12 @@ class Questions:
     # Questions to the management side
 
     async def _ask_management(self, trials: Trials, tier: str) -> None:
+        # First, for it shows how everything else has to be made.
+        await self._ask("partitioned_size", self._partitioned_size(trials, tier))
         if tier == "Basic":
             self._tell(unknown(self._name("description"), "a Basic namespace cannot hold a backlog queue"))
         else:
             await self._ask("description", self._description(trials))
-        await self._ask("partitioned_size", self._partitioned_size(trials, tier))
 
     async def _description(self, trials: Trials) -> Check:
         spec = backlog.queue_spec("any", 0)
@@ -183,9 +187,25 @@ class Questions:
     async def _partitioned_size(self, trials: Trials, tier: str) -> Check:
         spec = replace(PASSING, max_size_in_megabytes=GIGABYTES_5)
         by_itself = tier != "Premium"  # where partitioning is the namespace's, and sizes are what was asked for
-        found = await trials.elements(await self._make(trials, "partitioned", spec, partitioned=by_itself))
+        found = await (self._partitioned(trials, spec) if by_itself else self._unpartitioned(trials, spec))
         expected = GIGABYTES_5 * (PARTITIONS if by_itself else 1)
         return self._judged("partitioned_size", f"{expected} MB", f"{found.get('MaxSizeInMegabytes')} MB")
+
+    async def _partitioned(self, trials: Trials, spec: QueueSpec) -> Mapping[str, str]:
+        return await trials.elements(await self._make(trials, "partitioned", spec, partitioned=True))
+
+    async def _unpartitioned(self, trials: Trials, spec: QueueSpec) -> Mapping[str, str]:
+        """Tell what becomes of a queue that does not ask for the partitions that its namespace may have."""
+        try:
+            found: Mapping[str, str] = await trials.elements(await self._make(trials, "partitioned", spec))
+        except PartitionsWanted:
+            self.whole, made = True, _REFUSED
+            found = await self._partitioned(trials, spec)
+        else:
+            self.whole = found.get("EnablePartitioning") == "true"
+            made = "made, and partitioned" if self.whole else _AS_ASKED
+        self._tell(self._judged("unpartitioned", _REFUSED if self.whole else _AS_ASKED, made))
+        return found
 
     # Questions to the data side
 
@@ -280,6 +300,8 @@ class Questions:
         self.on_event(Checked(check))
 
 
+_REFUSED = "refused, since the namespace is partitioned"
+_AS_ASKED = "made as it was asked for"
 _IDLE = f"after {IDLE_SECONDS:.0f} s, as idle"
 
 
