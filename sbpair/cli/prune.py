@@ -36,6 +36,9 @@ def command(
     Needs the Manage and the Listen claim on the secondary namespace. Compare --count with what every client of the pair
     uses: one that still uses a queue would fail on it.
 
+    There is no --via arm here: Azure Resource Manager changes a queue by a request that would make it anew where
+    somebody has deleted it meanwhile.
+
     JSON, each entry with at least a name; "gone" are those that somebody else has removed meanwhile:
 
       {"schema": "sbpair/prune/1", "dry_run": true, "would_remove": [], "removed": [], "kept": [], "gone": [],

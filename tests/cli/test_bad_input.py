@@ -111,6 +111,20 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         f"write it as {NOWHERE}: az account show --query id",
     ),
     (
+        ["audit", "--via", "arm", "--subscription", NOWHERE],
+        PAIR,
+        2,
+        "--via arm needs --resource-group",
+        "give it, or set AZURE_RESOURCE_GROUP",
+    ),
+    (
+        ["partition", "queue", "contoso/x-servicebus-transfer/3", "--size-gb", "5", "--side", "secondary"],
+        PAIR,
+        2,
+        "contoso/x-servicebus-transfer/3 is the name of a backlog queue",
+        "sbpair provision makes those, as they have to be",
+    ),
+    (
         ["provision", "--subscription", NOWHERE],
         PAIR,
         2,
