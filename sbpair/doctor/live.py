@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair import backlog
+from sbpair import backlog, tiers
 from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp.types import text_of
 from sbpair.bus.attempts import attempt
@@ -39,7 +39,6 @@ PASSING = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=
 """A queue that goes by itself where a killed run has left it, later than anything is waited for; any tier has it."""
 
 GIGABYTES_5 = 5120
-PARTITIONS = 16
 KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
 PING_TYPE = "application/vnd.ms-servicebus-ping"
 PING_TTL_MS = 1_000
@@ -145,7 +144,7 @@ class Questions:
         return path
 
     async def _create(self, trials: Trials, spec: QueueSpec, *, partitioned: bool) -> None:
-        if not await trials.create(spec, partitioned=partitioned):
+        if not await trials.make(spec, partitioned=partitioned):
             self.made.remove(spec.path)
             raise NameTaken(f"{spec.path} is there already in {self.endpoint.name}", hint="run it again: names differ")
 
@@ -186,9 +185,9 @@ class Questions:
 
     async def _partitioned_size(self, trials: Trials, tier: str) -> Check:
         spec = replace(PASSING, max_size_in_megabytes=GIGABYTES_5)
-        by_itself = tier != "Premium"  # where partitioning is the namespace's, and sizes are what was asked for
-        found = await (self._partitioned(trials, spec) if by_itself else self._unpartitioned(trials, spec))
-        expected = GIGABYTES_5 * (PARTITIONS if by_itself else 1)
+        known = tiers.named(tier)
+        found = await (self._unpartitioned if known.whole_namespace else self._partitioned)(trials, spec)
+        expected = tiers.effective_megabytes(known, GIGABYTES_5, partitioned=True)
         return self._judged("partitioned_size", f"{expected} MB", f"{found.get('MaxSizeInMegabytes')} MB")
 
     async def _partitioned(self, trials: Trials, spec: QueueSpec) -> Mapping[str, str]:
