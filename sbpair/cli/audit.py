@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sbpair.audit import FAIL_ON, PEEK_MOST, Finding
+from sbpair.cli.complete import findings
 from sbpair.cli.options import Connection, Count, Display, options
 from sbpair.cli.output import Screen
 from sbpair.cli.pairs import chosen
@@ -30,6 +31,7 @@ def command(
             "--fail-on",
             metavar="KIND[,KIND]",
             help=f"Which findings to exit 3 for, of: {CHOICES} ({DEFAULT})",
+            autocompletion=findings,
         ),
     ] = DEFAULT,
     idle: Annotated[
@@ -92,9 +94,9 @@ def command(
     group = group_of(management)
     pair = chosen(connection, screen, count=count)
     from sbpair import audit
-    from sbpair.cli import findings
+    from sbpair.cli import findings as shown
 
-    with findings.Watching(screen) as told:
+    with shown.Watching(screen) as told:
         found = run(
             lambda _stop: audit.run(
                 pair,
@@ -105,7 +107,7 @@ def command(
                 on_event=told,
             )
         )
-    screen.result(findings.document(found), findings.lines(found), findings.table(found))
+    screen.result(shown.document(found), shown.lines(found), shown.table(found))
     for each in found.unseen:
         screen.warn(f"not looked at: {each.name}: {each.reason}")
     return audit.exit_code_of(found, kinds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import subprocess
@@ -109,6 +110,13 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         2,
         "'production' is not the id of a subscription",
         f"write it as {NOWHERE}: az account show --query id",
+    ),
+    (
+        ["prune", "--dry-run", "--yes"],
+        PAIR,
+        2,
+        "--dry-run and --yes exclude each other",
+        "--yes removes, --dry-run only says what",
     ),
     (
         ["audit", "--via", "arm", "--subscription", NOWHERE],
@@ -287,6 +295,17 @@ def test_what_the_command_line_does_not_know_is_told_in_two_lines(
     first, second = done.stderr.splitlines()
     assert first.startswith("error: ")
     assert (second, done.returncode) == (f"hint: {hint}", 2)
+
+
+@pytest.mark.parametrize("asking", [["--log-format", "json"], ["--log-format=json"]])
+@pytest.mark.parametrize("slip", [["--count", "ten"], ["--frob"], ["--count", "0"]])
+def test_an_error_is_a_line_of_json_where_all_else_is(tmp_path: Path, slip: list[str], asking: list[str]) -> None:
+    done = sbpair(tmp_path, "provision", *asking, *slip, **PAIR)
+    told = json.loads(done.stderr)
+    assert (told["level"], told["logger"], told["exit_code"], done.returncode) == ("error", "sbpair", 2, 2)
+    assert told["message"]
+    assert told["hint"]
+    assert set(told) == {"time", "level", "logger", "message", "hint", "exit_code"}
 
 
 def test_a_namespace_that_nobody_answers_for_is_unreachable(tmp_path: Path, closed_port: int) -> None:
