@@ -126,8 +126,8 @@ def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -> None
                 {"environment": 3, "secondary.sign_in": 5},
             ),
         ]
-        for changed, expected, failed in cases:
-            code, out, err = await finished(["doctor", "--output", "json"], right | changed)
+        runs = [finished(["doctor", "--output", "json"], right | changed) for changed, _, _ in cases]
+        for (_, expected, failed), (code, out, err) in zip(cases, await asyncio.gather(*runs), strict=True):
             assert (code, failing(out)) == (expected, failed)
             assert KEY not in out + err
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_meant_is_told_in_two_lines(here: Here, words: list[str],
     assert hint.startswith("hint: ")
 
 
-@pytest.mark.parametrize(("answer", "code"), [(b"\n", 4), (b"yess\n", 4), (b"y\n", 0)])
+@pytest.mark.parametrize(("answer", "code"), [(b"\n", 4), (b"yess\n", 4), (b"\xff\n", 4), (b"y\n", 0)])
 def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int) -> None:
     async def scenario(emulator: Emulator) -> None:
         terminal, inside = pty.openpty()
