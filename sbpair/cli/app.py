@@ -95,7 +95,7 @@ def invoke(arguments: Sequence[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:
-        raise _usage(error) from error
+        raise _usage(error, _path(arguments)) from error
     return result if isinstance(result, int) else 0
 
 
@@ -106,9 +106,14 @@ _PLAINER = (
 )
 
 
-def _usage(error: typer.TyperException) -> UsageError:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else PROGRAM
+def _path(arguments: Sequence[str]) -> str:
+    """The command that is meant: not every error says so."""
+    words = [word for word in arguments[:1] if word in COMMANDS]
+    below = getattr(load(words[0]), "commands", {}) if words else {}
+    return " ".join([PROGRAM, *words, *(word for word in arguments[1:2] if word in below)])
+
+
+def _usage(error: typer.TyperException, path: str) -> UsageError:
     hint = f"see {path} --help"
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"

@@ -280,6 +280,9 @@ def test_bad_input_is_told_in_two_lines(
         (["audit", "--output", "xml"], "see sbpair audit --help"),
         (["provision", "--count", "ten"], "see sbpair provision --help"),
         (["audit", "what"], "see sbpair audit --help"),
+        (["audit", "--pair"], "see sbpair audit --help"),
+        (["partition", "queue", "orders", "--size-gb"], "see sbpair partition queue --help"),
+        (["--pair", "orders"], "see sbpair --help; options go after the command, as in sbpair audit --output json"),
         (["syphon", "--dry-run", "--ttl", "half"], "see sbpair syphon --help"),
         (["syphon", "--once", "--engine", "proton"], "see sbpair syphon --help"),
         (
