@@ -91,7 +91,11 @@ class Screen:
         """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
         sys.stderr.write(f"{clean(question)} [y/N] ")
         sys.stderr.flush()
-        return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
+        try:
+            return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            raise
 
     def _tell(self, level: str, text: str) -> None:
         if self._display.log_format is LogFormat.JSON:

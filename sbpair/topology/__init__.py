@@ -135,7 +135,7 @@ def why_extra(extra: Extra, count: int) -> str:
     """What makes a queue one that nobody asked for, in one line."""
     if extra.index is None:
         return "under the prefix, and no index: no client ever uses it"
-    return f"beyond the {count} that were asked for: no client of this pair uses it"
+    return f"beyond the {count} that were asked for"
 
 
 def check_removable(primary: str, count: int, path: str) -> None:

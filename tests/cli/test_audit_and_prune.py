@@ -236,6 +236,7 @@ def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
             await asyncio.to_thread(read_until, ours, b"[y/N] ")
             os.write(ours, answer)
             assert await process.wait() == code
+            assert os.read(ours, 65_536).endswith(b"\r\n")
         finally:
             os.close(ours)
         assert len(w.secondary.queues()) == left
