@@ -22,9 +22,6 @@ UNIT_BYTES = 64 * 1024
 STAGES = 4
 """How often a message that goes through the backlog is billed as a message: sent to it, received from it, and again."""
 
-LONG_POLL_SECONDS = 900
-"""How long a receive waits in an idle queue before it has to be asked for again."""
-
 MILLION = Decimal(1_000_000)
 
 
@@ -91,11 +88,6 @@ def of_units(moved: int, turned_away: int) -> Operations:
     """The same of many messages, whose `units` have been added up."""
     both = moved + turned_away
     return Operations(stranded=both, taken=2 * both, sent=moved, delivered=2 * moved)
-
-
-def idle_receives(queues: int, seconds: float) -> int:
-    """How often receives of idle queues have to be asked for in so many seconds: four times an hour each."""
-    return queues * int(seconds // LONG_POLL_SECONDS)
 
 
 # Prices -----------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from aiohttp import web
 
@@ -258,9 +257,7 @@ class Emulator:
             await port.start()
             stack.push_async_callback(port.stop)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.faults.end_all()
         await self._stack.aclose()
 

@@ -63,6 +63,10 @@ class Source(Side, Protocol):
         """By how much the service's clock is before ours, as far as the first lock tells; 0 before it."""
 
     @property
+    def service_ms(self) -> int | None:
+        """What time it is by the service's clock, in ms since 1970; None where that is not known yet."""
+
+    @property
     def error(self) -> SbpairError | None:
         """Why nothing more will come, and nothing can be settled any more; None while that is not so."""
 

@@ -57,7 +57,7 @@ class Journal:
 
     Without a file, it remembers for as long as the process lives. It holds only messages that may be delivered again:
     those that were accepted or given back, and never confirmed as completed. So its size does not depend on the
-    backlog's. Only `sending` and `accepted` raise: MachineLacks where they cannot write. Nothing may be sent then.
+    backlog's. Only `note_sending` raises, where nothing may be sent, and `on_disk`: MachineLacks where it cannot write.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Journal:
         self._returned: dict[Key, None] = {}
         self._doubts: dict[Key, Doubt] = {}
         self._turn: asyncio.Future[None] | None = None
+        self._folding: asyncio.Future[None] | None = None
         # What is not on disk yet: new flights, what they became, and those that need not be there any more. Of the last
         # two a crash leaves too much on disk, and never too little.
         self._new: dict[int, Row] = {}
@@ -96,21 +97,12 @@ class Journal:
         if state is not None:
             self._load(state)
 
-    def sending(self, keys: Sequence[Key], destination: str) -> int:
-        """Write a flight down: messages of one queue that are about to be sent together. Answers its number.
-
-        From here on a crash leaves them in doubt, until `accepted` or `unsent`. Raises where nothing may be sent.
-        """
-        [number] = self.note_sending([keys], destination)
-        try:
-            self._write()
-        except SbpairError:
-            self.unsent(number)
-            raise
-        return number
-
     def note_sending(self, flights: Sequence[Sequence[Key]], destination: str) -> list[int]:
-        """As `sending`, of several flights at the same time; but none may leave before `on_disk` has returned."""
+        """Note flights: messages of one queue that are about to be sent together. Answers their numbers.
+
+        None may leave before `on_disk` has returned. From then on a crash leaves them in doubt, until `note_accepted`
+        or `unsent`. Raises where nothing may be sent.
+        """
         self._may_send()
         numbers = list(islice(self._flights, len(flights)))
         for number, keys in zip(numbers, flights, strict=True):
@@ -121,13 +113,11 @@ class Journal:
                 self._new[number] = row
         return numbers
 
-    def accepted(self, flight: int) -> None:
-        """Only ever after the primary's accepted outcome. They are remembered as accepted even where this raises."""
-        self.note_accepted([flight])
-        self._write()
-
     def note_accepted(self, flights: Sequence[int]) -> None:
-        """As `accepted`, of several flights; on disk once `on_disk` has returned, or with the next flight."""
+        """Only ever after the primary's accepted outcome. On disk once `on_disk` has returned, or with the next flight.
+
+        They are remembered as accepted even where they cannot be written down.
+        """
         for flight in flights:
             keys, _destination = self._flying.pop(flight)
             self._take(flight, keys)
@@ -138,14 +128,27 @@ class Journal:
                 self._changed.append((ACCEPTED, flight))
 
     async def on_disk(self) -> None:
-        """Wait until all that was noted is on disk. What is noted in one turn of the loop is written in one go."""
+        """Wait until all that was noted is on disk. What is noted in one turn of the loop is written in one go.
+
+        While the log is folded into the file, nothing is written: only so can it begin anew.
+        """
         if self._state is None:
             return
         if self._turn is None:
             loop = asyncio.get_running_loop()
             self._turn = loop.create_future()
-            loop.call_soon(self._write_turn, self._turn)
+            if self._folding is None:
+                loop.call_soon(self._write_turn, self._turn)
         await asyncio.shield(self._turn)
+
+    def _fold(self, state: State) -> None:
+        self._folding = asyncio.get_running_loop().run_in_executor(None, state.fold_log)
+        self._folding.add_done_callback(self._folded)
+
+    def _folded(self, _: asyncio.Future[None]) -> None:
+        self._folding = None
+        if self._turn is not None:
+            self._write_turn(self._turn)
 
     def _write_turn(self, turn: asyncio.Future[None]) -> None:
         self._turn = None
@@ -156,6 +159,8 @@ class Journal:
             turn.exception()  # whoever waits for it is told; nobody need be waiting any more
         else:
             turn.set_result(None)
+            if self._state is not None and self._state.log_is_long:
+                self._fold(self._state)
 
     def unsent(self, flight: int) -> None:
         """The primary refused them, or they never left."""

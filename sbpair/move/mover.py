@@ -66,7 +66,7 @@ class Mover:
         self._primary = primary
         self._tasks = tasks
         self._setting = setting
-        self._route = router(setting.ttl, setting.now_ms)
+        self._route = router(setting.ttl, self._service_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads: dict[str, Road] = {}
@@ -173,6 +173,7 @@ class Mover:
     async def finish(self) -> None:
         """Stop: what is in flight is finished and settled, the rest is released."""
         self._stopping.set()
+        self._accepted_ones.hurry()
         await self._source.stop()
         for patience in self._patience:
             patience.reschedule(self._loop.time())
@@ -564,6 +565,11 @@ class Mover:
             self._return(arrival)
 
     # Small things.
+
+    def _service_ms(self) -> int:
+        """What time it is by the service's clock, which also says when messages came; by ours, until that is known."""
+        known = self._source.service_ms
+        return self._setting.now_ms() if known is None else known
 
     def _spent(self, what: str, arrivals: Sequence[Arrival]) -> None:
         """Count operations with these. While none has been large, that costs nothing a message."""

@@ -102,7 +102,7 @@ EXPIRED = "TTLExpiredException"
 
 
 def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0) -> Route:
-    """Decide. `now_ms`, in ms since 1970, is only looked at for TimeToLive.REMAINING."""
+    """Decide. `now_ms`, by the service's clock in ms since 1970, is only looked at for TimeToLive.REMAINING."""
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
     decision = _directed(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
@@ -144,8 +144,7 @@ def _directed(path: str, session_id: str | None, ttl_ticks: int | None, schedule
 def waited_ms(facts: Facts, now_ms: int) -> int:
     """How much of its time to live a message has spent in the backlog, in ms.
 
-    Nothing where nobody said when it came: better that it lives too long than that it is taken for dead. The moments
-    are those of the service's clock, and `now_ms` that of this machine: where they differ, so does this.
+    Nothing where nobody said when it came: better that it lives too long than that it is taken for dead.
     """
     if facts.enqueued_at <= 0:
         return 0

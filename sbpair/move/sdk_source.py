@@ -72,6 +72,10 @@ class SdkSource:
         return self._clock.ahead_ms
 
     @property
+    def service_ms(self) -> int | None:
+        return self._clock.service_ms
+
+    @property
     def broken(self) -> SbpairError | None:
         """The SDK makes a new connection for a link that is gone, and for a message that it cannot read."""
         return self.error if isinstance(self.error, Unavailable) and not self._is_unused() else None

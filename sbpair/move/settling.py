@@ -42,13 +42,14 @@ class Gathering:
         self._name = name
         self._accepted: dict[Key, Arrival] = {}
         self._late: asyncio.Task[None] | None = None
+        self._hurried = False
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
         self._accepted.update([(arrival.key, arrival) for arrival in arrivals])
 
     def settle_soon(self) -> None:
         """Settle what came first, as far as it is accepted and many; everything where a wait is worth nothing."""
-        if len(self._accepted) >= min(ALL_AT, MOST_OF_ALL * len(self._hands)):
+        if self._hurried or len(self._accepted) >= min(ALL_AT, MOST_OF_ALL * len(self._hands)):
             self._settle_all()
         elif len(self._accepted) >= WHOLE_AT:
             whole = self._hands.first_among(self._accepted)
@@ -58,6 +59,11 @@ class Gathering:
                 self._settle_now(whole)
         if self._accepted and self._late is None:
             self._late = self._tasks.create_task(self._settle_late(), name=self._name)
+
+    def hurry(self) -> None:
+        """Let nothing wait any more, neither what is here nor what is still to come."""
+        self._hurried = True
+        self._settle_all()
 
     async def _settle_late(self) -> None:
         await asyncio.sleep(SETTLE_SECONDS)

@@ -4,16 +4,18 @@ The law: a change is one transaction, and outlives this process from the moment 
 written raises, and has not happened. A file of another pair or of a newer version, or a broken one, is not touched.
 
 Nothing waits for the disk itself: if the machine loses its power, the last changes may be gone, and what they would
-have prevented is a message that arrives twice, never one that is lost.
+have prevented is a message that arrives twice, never one that is lost. Only to fold SQLite's log into the file has to:
+that is for a thread, and for the end.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -24,11 +26,16 @@ from sbpair.errors import MachineLacks, SbpairError, StateRefused
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
 
+log = logging.getLogger(__name__)
+
 FILE_NAME = "state.db"
 APPLICATION_ID: Final = 0x5B9A1204
 """What SQLite keeps in the header of a file to tell whose it is."""
 
 VERSION: Final = 1
+
+LOG_MOST_BYTES = 4 * 1024 * 1024
+"""How long the log may become before it is folded into the file."""
 
 BUSY_SECONDS = 2.0
 """How long a change waits for another process's; the event loop waits with it."""
@@ -73,11 +80,11 @@ class State:
         """
         self.directory = directory
         self.path = directory / FILE_NAME
+        self._log = f"{self.path}-wal"
+        self._fold_at = LOG_MOST_BYTES
         _make(self.path)
         try:
-            self._db = sqlite3.connect(
-                f"file:{quote(str(self.path))}?mode=rw", uri=True, isolation_level=None, timeout=BUSY_SECONDS
-            )
+            self._db = self._connect()
         except sqlite3.Error as error:
             raise self._told(error) from error
         try:
@@ -121,6 +128,35 @@ class State:
                     db.execute("ROLLBACK")
             raise self._told(error) from error
 
+    @property
+    def log_is_long(self) -> bool:
+        """Whether it is time for `fold_log`."""
+        try:
+            size = os.stat(self._log).st_size  # noqa: PTH116  a Path takes five times as long
+        except OSError:
+            return False
+        if size < LOG_MOST_BYTES:
+            self._fold_at = LOG_MOST_BYTES
+        return size >= self._fold_at
+
+    def fold_log(self) -> None:
+        """Fold the log into the file, from whatever thread: this waits for the disk. Raises nothing.
+
+        Where nothing is written meanwhile, the next change begins the log anew.
+        """
+        try:
+            with closing(self._connect()) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:
+            log.warning("the log of %s could not be folded into it: %s", self.path, error)
+        with suppress(OSError):
+            # Unless it begins anew: then it was somebody's in part, or the disk is full, and time will tell.
+            self._fold_at = Path(self._log).stat().st_size + LOG_MOST_BYTES
+
+    def _connect(self) -> sqlite3.Connection:
+        name = f"file:{quote(str(self.path))}?mode=rw"
+        return sqlite3.connect(name, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
+
     def _prepare(self, pair: Pair) -> None:
         if not self._is_ours():
             self._create(pair)
@@ -135,6 +171,9 @@ class State:
         self._check_pair(pair)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
+        # So that the log is as long as its file is.
+        self._db.execute("PRAGMA journal_size_limit = 0")
 
     def _is_ours(self) -> bool:
         """False for a file without anything in it."""

@@ -71,6 +71,10 @@ class WireSource:
         return self._clock.ahead_ms
 
     @property
+    def service_ms(self) -> int | None:
+        return self._clock.service_ms
+
+    @property
     def error(self) -> SbpairError | None:
         return self._receiver.error
 

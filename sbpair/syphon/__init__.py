@@ -9,11 +9,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.move.books import Books
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sbpair.move.receipt import Receipt
 
 log = logging.getLogger(__name__)
+
+Prepared = TypeVar("Prepared")
 
 ENGINES = WIRE, SDK = "wire", "sdk"
 
@@ -142,23 +144,50 @@ async def run(
 async def _move(
     plan: Plan, terms: Terms | None, books: Books, hurry: asyncio.Event, gauge_seconds: float | None, engine: str
 ) -> Result:
-    pair = plan.pair
     started = time.monotonic()
+    lanes = Lanes(plan)
+    async with AsyncExitStack() as stack:
+        prepared = await _unless_stopped(plan.stop, _prepare(stack, plan, terms, engine))
+        if prepared is not None:
+            find, found = prepared
+            lanes = Lanes(plan, find if found.managed and not plan.once else None)
+            gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
+            await _run_all(lanes, found.queues, hurry, books, gauge)
+    result = _result(plan, lanes.all, time.monotonic() - started, books.run)
+    return replace(result, hurried=hurry.is_set(), engine=engine)
+
+
+async def _prepare(stack: AsyncExitStack, plan: Plan, terms: Terms | None, engine: str) -> tuple[_Finder, QueuesFound]:
+    """Have the plan be whole, and find the first queues."""
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
 
-    async with AsyncExitStack() as stack:
-        control = await stack.enter_async_context(open_queues(pair.secondary))
-        plan.engine = await _engine(stack, pair, engine)
-        if terms is not None:
-            await _limit(stack, pair, plan, terms)
-        find = _Finder(plan, control)
-        found = await find()
-        lanes = Lanes(plan, find if found.managed and not plan.once else None)
-        gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
-        await _run_all(lanes, found.queues, hurry, books, gauge)
-    result = _result(plan, lanes.all, time.monotonic() - started, books.run)
-    return replace(result, hurried=hurry.is_set(), engine=engine)
+    pair = plan.pair
+    control = await stack.enter_async_context(open_queues(pair.secondary))
+    plan.engine = await _engine(stack, pair, engine)
+    if terms is not None:
+        await _limit(stack, pair, plan, terms)
+    find = _Finder(plan, control)
+    return find, await find()
+
+
+async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
+    """None where the stop comes first: nothing is in hand yet that would have to be waited for."""
+
+    async def end(patience: asyncio.Timeout) -> None:
+        await stop.wait()
+        patience.reschedule(0.0)
+
+    try:
+        async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(end(patience), name="watch for an early stop")
+            prepared = await preparing
+            stopping.cancel()
+    except TimeoutError:
+        return None
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+    return prepared
 
 
 async def _engine(stack: AsyncExitStack, pair: Pair, name: str) -> Engine:

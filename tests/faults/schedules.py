@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ SCHEMA: Final = "sbpair/schedules/1"
 class Outcome:
     """What came of one schedule; `wrong` is empty where all that was promised held.
 
+    `faults` are the kinds of those that struck; of a simulated one, those that were meant to.
     `again` is how often a message has arrived that was there already: how much the faults have made of themselves.
     """
 
@@ -66,17 +68,17 @@ def real(seed: int, *, verbose: bool = False) -> Outcome:
     from tests.faults.real import carry_out
 
     began = time.perf_counter()
-    course, wrong = carry_out(seed)
+    played = carry_out(seed)
     return Outcome(
         kind="real",
         seed=seed,
-        wrong=tuple(wrong),
-        faults=tuple(step.kind for step in course.plan.steps),
-        messages=len(course.history.tracks),
-        again=course.history.again,
+        wrong=played.wrong,
+        faults=played.struck,
+        messages=played.messages,
+        again=played.again,
         digest="",
         seconds=time.perf_counter() - began,
-        lines=tuple(course.history.lines) if verbose else (),
+        lines=played.lines if verbose else (),
     )
 
 
@@ -98,6 +100,7 @@ def summary(done: list[Outcome], seconds: float) -> dict[str, object]:
         "messages": sum(each.messages for each in done),
         "arrived_again": sum(each.again for each in done),
         "faults": sum(len(each.faults) for each in done),
+        "faults_of_a_kind": dict(sorted(Counter(kind for each in done for kind in each.faults).items())),
         "seconds": round(seconds, 1),
         "failed": [{**asdict(each), "lines": [], "replay": each.replay} for each in failed],
     }

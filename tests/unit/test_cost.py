@@ -18,7 +18,6 @@ from sbpair.cost import (
     Step,
     Tariff,
     estimate,
-    idle_receives,
     moved,
     of_units,
     read_prices,
@@ -63,10 +62,6 @@ def test_operations_add_up(one, other):
     assert both.total == one.total + other.total
     assert both.own == one.own + other.own == both.primary + both.secondary
     assert one + Operations() == one
-
-
-def test_ten_idle_queues_call_receive_as_often_as_the_article_says():
-    assert [idle_receives(10, hours * 3600) for hours in (1, 24, 720)] == [40, 960, 28_800]
 
 
 @given(tiers, counts, counts, counts)

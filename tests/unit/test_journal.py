@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
 import json
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +23,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbpair.errors import LeaseLost, MachineLacks
 from sbpair.model import Endpoint, Identity, Pair
+from sbpair.move import state as state_module
 from sbpair.move.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
 from sbpair.move.state import State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sbpair.move.route import Key
 
 
@@ -38,8 +45,23 @@ def key(number: int, message_id: str | None = "m", queue: str = "q") -> Key:
     return ("contoso-dr", queue, number, 1_790_000_000_000 + number, message_id)
 
 
+def sending(journal: Journal, keys: Sequence[Key], destination: str) -> int:
+    [flight] = journal.note_sending([keys], destination)
+    try:
+        asyncio.run(journal.on_disk())
+    except MachineLacks:
+        journal.unsent(flight)
+        raise
+    return flight
+
+
+def accepted(journal: Journal, flight: int) -> None:
+    journal.note_accepted([flight])
+    asyncio.run(journal.on_disk())
+
+
 def moved(journal: Journal, *keys: Key) -> None:
-    journal.accepted(journal.sending(keys, "orders"))
+    accepted(journal, sending(journal, keys, "orders"))
 
 
 # What it says, whatever was done, with a file and without, and also when it is opened again
@@ -75,14 +97,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(batch=batches)
     def send(self, batch) -> None:
-        self.flying[self.journal.sending(batch, "orders")] = batch
+        self.flying[sending(self.journal, batch, "orders")] = batch
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), answer=st.sampled_from(["accepted", "accepted", "unsent", "doubtful"]))
     def is_answered(self, data, answer) -> None:
         flight = data.draw(st.sampled_from(sorted(self.flying)))
         batch = self.flying.pop(flight)
-        getattr(self.journal, answer)(flight)
+        (functools.partial(accepted, self.journal) if answer == "accepted" else getattr(self.journal, answer))(flight)
         if answer == "accepted":
             self.accepted.update(batch)
             self.earlier.difference_update(batch)
@@ -184,7 +206,7 @@ def test_any_id_comes_back_as_it_was(tmp_path: Path, message_id: str | None) -> 
 def test_what_no_answer_came_to_is_named_once_however_often_it_is_sent() -> None:
     journal = Journal(run="r")
     for _ in range(3):
-        journal.doubtful(journal.sending([key(1), key(2)], "orders"))
+        journal.doubtful(sending(journal, [key(1), key(2)], "orders"))
     moved(journal, key(1), key(2))
     assert journal.in_doubt() == [Doubt("r", "q", 1, "m", "orders"), Doubt("r", "q", 2, "m", "orders")]
 
@@ -192,7 +214,7 @@ def test_what_no_answer_came_to_is_named_once_however_often_it_is_sent() -> None
 def test_what_an_earlier_run_left_behind_is_named_first() -> None:
     left = Doubt("earlier", "q", 1, "m", "orders")
     journal = Journal(run="r", left_behind=[left])
-    journal.doubtful(journal.sending([key(2)], "orders"))
+    journal.doubtful(sending(journal, [key(2)], "orders"))
     assert journal.in_doubt() == [left, Doubt("r", "q", 2, "m", "orders")]
 
 
@@ -203,7 +225,7 @@ def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Pat
     with State(tmp_path, PAIR) as state:
         journal = Journal(state, run="r", may_send=lost)
         with pytest.raises(LeaseLost):
-            journal.sending([key(1)], "orders")
+            sending(journal, [key(1)], "orders")
         assert doubts_of(state, "r", gone=True) == []
 
 
@@ -263,9 +285,9 @@ def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) ->
 def test_two_journals_at_once_keep_out_of_each_others_way(tmp_path: Path) -> None:
     with State(tmp_path, PAIR) as one, State(tmp_path, PAIR) as other:
         first, second = Journal(one, run="a"), Journal(other, run="b")
-        flights = [first.sending([key(1)], "orders"), second.sending([key(2)], "orders")]
-        first.accepted(flights[0])
-        second.accepted(flights[1])
+        flights = [sending(first, [key(1)], "orders"), sending(second, [key(2)], "orders")]
+        accepted(first, flights[0])
+        accepted(second, flights[1])
         first.completed([key(1)])
         first.close()
         third = Journal(one)
@@ -277,7 +299,7 @@ def test_two_journals_at_once_keep_out_of_each_others_way(tmp_path: Path) -> Non
 
 def send_for_ever(journal: Journal) -> None:
     for first in itertools.count(2, 100):
-        journal.sending([key(number) for number in range(first, first + 100)], "orders")
+        sending(journal, [key(number) for number in range(first, first + 100)], "orders")
 
 
 def fill(state: State) -> None:
@@ -304,13 +326,100 @@ def test_a_full_file_stops_before_anything_is_sent(tmp_path: Path) -> None:
 def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_path: Path) -> None:
     with State(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
-        flight = journal.sending([key(1)], "orders")
+        flight = sending(journal, [key(1)], "orders")
         state.read("PRAGMA query_only = 1")
         with pytest.raises(MachineLacks):
-            journal.accepted(flight)
+            accepted(journal, flight)
         assert journal.was_accepted(key(1))
         journal.close()
         assert [doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)] == [1]
+
+
+# Its log, which is folded into the file where nobody waits for it
+
+
+def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folding, really = [], State.fold_log
+
+    def fold(state: State) -> None:
+        folding.append(threading.current_thread())
+        really(state)
+
+    async def main() -> None:
+        with State(tmp_path, PAIR) as state:
+            journal = Journal(state, run="r")
+            for first in range(0, 100_000, 100):
+                journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
+                await journal.on_disk()
+                sizes.append((tmp_path / "state.db-wal").stat().st_size)
+            assert len(doubts_of(state, "r", gone=True)) == 100_000
+            journal.close()
+
+    sizes: list[int] = []
+    monkeypatch.setattr(State, "fold_log", fold)
+    monkeypatch.setattr(state_module, "LOG_MOST_BYTES", 500_000)
+    asyncio.run(main())
+    assert len(folding) > 3
+    assert threading.main_thread() not in folding
+    assert max(sizes) < 1_000_000
+    assert len([size for size, before in zip(sizes[1:], sizes, strict=False) if size < before]) == len(folding)
+
+
+def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, really = threading.Event(), threading.Event(), State.fold_log
+
+    def fold(state: State) -> None:
+        begun.set()
+        may_end.wait()
+        really(state)
+
+    async def main() -> None:
+        with State(tmp_path, PAIR) as state, State(tmp_path, PAIR) as other:
+            journal = Journal(state, run="r")
+            journal.note_sending([[key(1)]], "orders")
+            await journal.on_disk()
+            await asyncio.to_thread(begun.wait)
+            journal.note_sending([[key(2)]], "orders")
+            waiting = asyncio.create_task(journal.on_disk())
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1]
+            may_end.set()
+            await waiting
+            assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1, 2]
+            journal.close()
+
+    monkeypatch.setattr(State, "fold_log", fold)
+    monkeypatch.setattr(state_module, "LOG_MOST_BYTES", 1)
+    asyncio.run(main())
+
+
+def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, connect = [], sqlite3.connect
+
+    def refuse(*_: object, **__: object) -> None:
+        tries.append(1)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def main() -> None:
+        with State(tmp_path, PAIR) as state:
+            monkeypatch.setattr(sqlite3, "connect", refuse)
+            journal = Journal(state, run="r")
+            for first in range(0, 10_000, 100):
+                journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
+                await journal.on_disk()
+            journal.close()
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        with State(tmp_path, PAIR) as state:
+            assert len(doubts_of(state, "r", gone=True)) == 10_000
+
+    monkeypatch.setattr(state_module, "LOG_MOST_BYTES", 500_000)
+    asyncio.run(main())
+    assert 1 <= len(tries) <= 6
 
 
 # In a process of its own
@@ -320,7 +429,7 @@ PROGRAM = """
 import json, os, resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_journal import PAIR, key
+from test_journal import PAIR, accepted, key, sending
 from sbpair.move.journal import Journal
 from sbpair.move.state import State
 
@@ -340,18 +449,18 @@ def step(call, *arguments):
 def batch(first):
     return [key(number) for number in range(first, first + 5)]
 
-a = step(journal.sending, batch(0), "orders")
-b = step(journal.sending, batch(10), "invoices")
-step(journal.accepted, a)
-c = step(journal.sending, batch(20), "orders")
+a = step(sending, journal, batch(0), "orders")
+b = step(sending, journal, batch(10), "invoices")
+step(accepted, journal, a)
+c = step(sending, journal, batch(20), "orders")
 step(journal.completed, batch(0)[:2])
 step(journal.unsent, b)
-d = step(journal.sending, batch(10), "invoices")
+d = step(sending, journal, batch(10), "invoices")
 step(journal.doubtful, c)
-step(journal.accepted, d)
+step(accepted, journal, d)
 step(journal.completed, batch(0)[2:])
-e = step(journal.sending, batch(20), "orders")
-step(journal.accepted, e)
+e = step(sending, journal, batch(20), "orders")
+step(accepted, journal, e)
 step(journal.completed, batch(10))
 step(journal.close)
 step(print, "ended")
@@ -410,9 +519,9 @@ sent = []
 try:
     for first in range(0, 10**9, 100):
         batch = [key(number) for number in range(first, first + 100)]
-        flight = journal.sending(batch, "orders")
+        flight = sending(journal, batch, "orders")
         sent.append(first)
-        journal.accepted(flight)
+        accepted(journal, flight)
 except MachineLacks as error:
     print(json.dumps([sent, error.exit_code, error.message]))
 """

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.cost import UNIT_BYTES, Operations, moved
-from sbpair.move import hands, mover
+from sbpair.move import hands, mover, settling
 from sbpair.move.mover import Mover
 from sbpair.move.route import NO_KEY, Facts, Key
 from sbpair.move.setting import Setting
@@ -83,6 +83,7 @@ class Memory:
 
     queue = "q"
     clock_ahead_ms = 0
+    service_ms = None
     room = 100
 
     def __init__(self, together: int = 1, **answers: list[Any]) -> None:
@@ -249,12 +250,41 @@ async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> No
     assert not setting.journal.unconfirmed()
 
 
+class HalfAway(Memory):
+    """Of two destinations, one rests."""
+
+    async def ready(self, destination: str) -> Memory:
+        if destination == "away":
+            raise UNREACHABLE
+        return await super().ready(destination)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@sync
+async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """`late`: what is accepted after the stop does not either."""
+    monkeypatch.setattr(settling, "SETTLE_SECONDS", 1_000.0)
+    memory, setting = HalfAway(together=5), Setting("ns")
+    arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
+
+    async def accepted(_: Mover) -> None:
+        while not late and len(memory.done) < 5:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        while late and not setting.journal._flying:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0)
+
+    await move(memory, arrivals, setting, settle=False, then=accepted)
+    receipt = receipt_of(setting)
+    assert (receipt.sent, receipt.released) == (5, 5)
+    assert [number for what, number in memory.done if what == "complete"] == [1, 3, 5, 7, 9]
+
+
 @pytest.mark.parametrize("accepted_before", [False, True])
 @sync
 async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
     memory, setting = Memory(complete=["hang"]), Setting("ns")
     if accepted_before:
-        setting.journal.accepted(setting.journal.sending([("ns", "q", 1, 1, "m1")], "orders"))
+        setting.journal.note_accepted(setting.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
     task = asyncio.create_task(move(memory, [arrival(1)], setting))
     await memory.reached.wait()
     task.cancel()

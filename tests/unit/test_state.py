@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,17 @@ def endpoint(name: str, **changed: object) -> Endpoint:
 
 PAIR = Pair("orders", endpoint("contoso"), endpoint("contoso-dr"))
 KEY = ("contoso-dr", "q", 1, 1, "m")
+
+
+def sending(journal: Journal, keys: Sequence[tuple[str, str, int, int, str | None]], destination: str) -> int:
+    [flight] = journal.note_sending([keys], destination)
+    asyncio.run(journal.on_disk())
+    return flight
+
+
+def accepted(journal: Journal, flight: int) -> None:
+    journal.note_accepted([flight])
+    asyncio.run(journal.on_disk())
 
 
 def mode(path: Path) -> int:
@@ -151,7 +163,7 @@ def a_flight_that_is_no_text(path: Path) -> None:
 def test_what_cannot_be_relied_upon_is_refused_and_left_alone(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     with State(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
-        journal.accepted(journal.sending([KEY], "orders"))
+        accepted(journal, sending(journal, [KEY], "orders"))
     path = tmp_path / "state.db"
     spoil(path)
     before = path.read_bytes()
@@ -336,10 +348,10 @@ def test_a_lost_lease_is_noticed_before_anything_more_is_sent(tmp_path: Path, lo
 
 def test_a_lost_lease_lets_no_flight_begin(tmp_path: Path) -> None:
     with Books(PAIR, tmp_path, "syphon", Receipt) as books:
-        books.journal.accepted(books.journal.sending([KEY], "orders"))
+        accepted(books.journal, sending(books.journal, [KEY], "orders"))
         (tmp_path / "lease").unlink()
         with pytest.raises(LeaseLost):
-            books.journal.sending([KEY], "orders")
+            sending(books.journal, [KEY], "orders")
         assert books.journal.in_doubt() == []
         books.finish(4)
 
@@ -393,14 +405,14 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_state import KEY, PAIR
+from test_state import KEY, PAIR, sending
 from sbpair.move.books import Books
 from sbpair.move.receipt import Tally
 tally = Tally()
 books = Books(PAIR, Path({directory!r}), "syphon --watch", tally.receipt)
 tally.received("q", 1)
 books.record()
-books.journal.sending([KEY], "orders")
+sending(books.journal, [KEY], "orders")
 print(books.run, flush=True)
 sys.stdin.readline()
 """
@@ -440,7 +452,7 @@ def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -
         for number in range(KEPT_MOST + 5):
             run = Recorded(state, "syphon", clock_ms=lambda number=number: number * 1_000)
             journal = Journal(state, run=run.id)
-            journal.doubtful(journal.sending([KEY], "orders"))
+            journal.doubtful(sending(journal, [KEY], "orders"))
             journal.close()
             run.finish({}, 0)
             run.close()
@@ -513,8 +525,8 @@ def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> Non
 def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Books(PAIR, None, "syphon", Receipt) as books:
-        books.journal.accepted(books.journal.sending([KEY], "orders"))
-        books.journal.doubtful(books.journal.sending([KEY], "orders"))
+        accepted(books.journal, sending(books.journal, [KEY], "orders"))
+        books.journal.doubtful(sending(books.journal, [KEY], "orders"))
         assert [doubt.run for doubt in books.journal.in_doubt()] == [books.run]
         books.record()
         books.finish(0)

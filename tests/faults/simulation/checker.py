@@ -77,7 +77,7 @@ def _altered(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
 
 def _waited_ms(course: Course, track: Track) -> int:
     """How much of its time to live a message has spent in the backlog, at the least. A ms of it may be rounded away."""
-    if track.stranded.original.scheduled_at is not None or course.plan.kinds & {"clock", "tool-clock", "freeze"}:
+    if track.stranded.original.scheduled_at is not None or course.plan.kinds & {"clock", "freeze"}:
         return 0
     return max(0, track.waited_ms - 2)
 

@@ -69,9 +69,8 @@ def entity_of(step: Step) -> str | None:
     return queue_path(PRIMARY_NAME, step.entity) if isinstance(step.entity, int) else step.entity
 
 
-@contextmanager
-def emulated(stage: Simulation, step: Step) -> Iterator[None]:
-    """Whatever the emulator can do. What its entity is too late for does not happen."""
+def fault_of(step: Step, namespace: str) -> Fault:
+    """What the emulator is asked for."""
     numbers: dict[str, Any] = {}
     if step.kind in ("drop", "stall", "reset"):
         numbers = {"after_frames": step.number, "count": step.count}
@@ -81,9 +80,15 @@ def emulated(stage: Simulation, step: Step) -> Iterator[None]:
         numbers = {"ms": step.number}
     elif step.kind == "partition-down":
         numbers = {"partition": step.number}
+    return Fault(step.kind, namespace, entity_of(step), **numbers)
+
+
+@contextmanager
+def emulated(stage: Simulation, step: Step) -> Iterator[None]:
+    """Whatever the emulator can do. What its entity is too late for does not happen."""
     name = stage.world.primary.name if step.primary else stage.world.secondary.name
     try:
-        identity = stage.world.faults.begin(Fault(step.kind, name, entity_of(step), **numbers))
+        identity = stage.world.faults.begin(fault_of(step, name))
     except Refusal:
         yield
         return

@@ -195,12 +195,11 @@ class History:
         return watched
 
     def _settled(self, name: str, track: Track) -> None:
-        self.tell(f"{name} {track}")
         track.holder = None
-        if name == "complete":
-            track.completed = True
-            if not track.arrivals:
-                self.accuse(f"completed before it was accepted: {track}")
+        track.completed = track.completed or name == "complete"
+        self.tell(f"{name} {track}")
+        if name == "complete" and not track.arrivals:
+            self.accuse(f"completed before it was accepted: {track}")
         elif name == "defer":
             self.accuse(f"deferred: {track}")
 

@@ -1,0 +1,76 @@
+"""`--ttl remaining` on a machine whose clock is wrong: the time in the backlog is counted by the service's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.drill.compare import TICKS_PER_MS
+from sbpair.emulator.entities import envelope
+from sbpair.move.events import LaneOpened
+from sbpair.move.route import TimeToLive
+from sbpair.syphon.terms import Terms
+from tests.faults.simulation.stage import play
+
+if TYPE_CHECKING:
+    from sbpair.syphon import Result
+    from tests.faults.simulation.stage import Stage
+
+HOUR_MS = 3_600_000
+TERMS = Terms(rate=None, credits=math.inf, ttl=TimeToLive.REMAINING)
+
+
+def strand(stage: Stage, *hours: int) -> None:
+    """A message that lives so long, each."""
+    for ttl in hours:
+        aliases = write_aliases(Aliases("orders", None, ttl * HOUR_MS * TICKS_PER_MS))
+        sections = Sections(
+            properties=Properties(message_id=f"{ttl} h").encode(),
+            application_properties=encode_map(APPLICATION_PROPERTIES, aliases),
+            body=data_body(b"x"),
+        )
+        message = envelope.read_message(sections.join())
+        assert message is not None
+        stage.backlog().send([message])
+
+
+async def three_messages(stage: Stage) -> None:
+    stage.destination()
+    strand(stage, 1, 2, 3)
+    await asyncio.sleep(1.5 * 3_600)
+
+
+def check(stage: Stage, result: Result) -> None:
+    assert (result.receipt.sent, result.receipt.expired) == (2, 1)
+    assert stage.ids(stage.destination()) == ["2 h", "3 h"]
+    for message, hours in zip(stage.destination().messages.peek(0, 10), (0.5, 1.5), strict=True):
+        assert message.sections.read_header().ttl == pytest.approx(hours * HOUR_MS, abs=5_000)
+
+
+@pytest.mark.parametrize("ahead_seconds", [0.0, 90.0, -90.0, 7_200.0, -1_200.0])
+def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(ahead_seconds: float) -> None:
+    async def scene(stage: Stage) -> None:
+        await three_messages(stage)
+        stage.world.ahead = ahead_seconds
+        check(stage, await stage.start(once=True, terms=TERMS))
+
+    play(scene)
+
+
+@pytest.mark.parametrize("ahead_seconds", [7_200.0, -1_200.0])
+def test_nor_does_one_that_is_set_on_the_way(ahead_seconds: float) -> None:
+    async def scene(stage: Stage) -> None:
+        await three_messages(stage)
+        running = stage.start(terms=TERMS, hold=1)
+        await stage.until(lambda: stage.of(LaneOpened))
+        stage.world.ahead = ahead_seconds
+        await stage.until(lambda: len(stage.ids(stage.destination())) == 2)
+        stage.stop.set()
+        check(stage, await running)
+
+    play(scene)
