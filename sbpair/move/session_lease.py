@@ -1,0 +1,352 @@
+"""What keeps movers of other machines off a pair: the lock of a session, in a queue of the secondary namespace.
+
+The law: nothing is sent unless the link that the session was lent to is there, and the service has confirmed its lock a
+short while ago. Whoever takes the session writes into its state who that is. So a mover that had to connect again knows
+whether anybody else had it meanwhile: it goes on only where nobody had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from sbpair import backlog
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    LeaseHeld,
+    LeaseLost,
+    NameInvalid,
+    SbpairError,
+    ServiceRefused,
+    SessionLocked,
+    SessionLockLost,
+    Unavailable,
+    Unreachable,
+    UsageError,
+)
+from sbpair.move.state import now_ms
+from sbpair.wire.client import connect
+
+if TYPE_CHECKING:
+    from sbpair.model import Pair
+    from sbpair.wire.client import GetToken, Wire
+    from sbpair.wire.sessions import SessionReceiver
+
+log = logging.getLogger(__name__)
+
+GOOD_SECONDS = 20.0
+"""For how long a confirmation of the lock is good at most, however long the lock is: the service's clock may be another
+than ours, and a link may be gone there before it is here."""
+
+LOCK_LEAST_SECONDS = 5.0
+"""The shortest lock that Service Bus knows, believed where its clock and ours make no sense together."""
+
+AGAIN_SECONDS, AGAIN_MOST_SECONDS = 1.0, 30.0
+"""When something that failed is tried again, at first and after many times."""
+
+RELEASE_SECONDS = 2.0
+"""How long giving the lease back may take: what is not given back runs out by itself."""
+
+SESSION_ID_MOST = 128
+
+_CREATE = (
+    "create it with sessions, and a lock of 30 s or more:"
+    " az servicebus queue create --enable-session true --lock-duration PT1M --name"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a lease, as the state of its session says. `since_ms` is in ms since 1970, by the holder's clock."""
+
+    host: str
+    pid: int
+    run: str
+    since_ms: int
+
+    def encode(self) -> bytes:
+        return json.dumps({"schema": "sbpair/lease/1", **asdict(self)}).encode()
+
+    @classmethod
+    def decode(cls, state: bytes | None) -> Holder | None:
+        """None where it is nobody's, or says nothing that can be read."""
+        try:
+            said = json.loads(state or b"")
+            found = cls(str(said["host"])[:255], int(said["pid"]), str(said["run"])[:64], int(said["since_ms"]))
+            return found if (found.host + found.run).isprintable() and str(found) else None
+        except (ValueError, LookupError, TypeError, OverflowError, OSError):
+            return None
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.since_ms / 1000))
+        return f"process {self.pid} on {self.host} (run {self.run}, since {since} UTC)"
+
+
+class Moment(NamedTuple):
+    """The same moment by two clocks, in seconds: the loop's may stand still while the machine sleeps."""
+
+    loop: float
+    awake: float
+
+    def plus(self, seconds: float) -> Moment:
+        return Moment(self.loop + seconds, self.awake + seconds)
+
+    def is_before(self, other: Moment) -> bool:
+        """Whether it is by both of them."""
+        return self.loop < other.loop and self.awake < other.awake
+
+
+LONG_AGO = Moment(float("-inf"), float("-inf"))
+
+
+def uptime() -> float:
+    """Seconds, those included for which the machine slept."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def good_for(lock_seconds: float) -> float:
+    """For how many seconds, from when it was asked for, the confirmation of such a lock is relied upon."""
+    return min(GOOD_SECONDS, max(lock_seconds, LOCK_LEAST_SECONDS) * 2 / 3)
+
+
+def session_of(pair: Pair) -> str:
+    """The session that stands for a pair: what its backlog queues are named after, whatever a machine calls the pair.
+
+    Raises NameInvalid.
+    """
+    name = pair.primary.name.lower()
+    if len(name) > SESSION_ID_MOST:
+        raise NameInvalid(f"the name of the primary has more than {SESSION_ID_MOST} characters", hint="shorten it")
+    return name
+
+
+def check_queue(queue: str) -> None:
+    """Raise NameInvalid, or UsageError, for a queue that can carry no lease."""
+    backlog.check_path(queue, shorten="name the queue as its namespace does")
+    if backlog.TRANSFER_SEGMENT in queue.lower().split("/"):
+        raise UsageError(f"{queue} is a backlog queue, and cannot carry a lease", hint=f"{_CREATE} sbpair-lease")
+
+
+@asynccontextmanager
+async def hold(
+    pair: Pair, queue: str, run: str, *, get_token: GetToken | None = None, uptime: Callable[[], float] = uptime
+) -> AsyncIterator[SessionLease]:
+    """Have the lease of a pair, in a queue of its secondary namespace, from here to the end of the block.
+
+    Raises LeaseHeld where another mover has it, EntityMissing and UsageError where the queue is none or has no sessions,
+    AccessError without the Listen claim, Unavailable.
+    """
+    check_queue(queue)
+    holder = Holder(socket.gethostname(), os.getpid(), run, now_ms())
+    lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), queue, session_of(pair), holder, uptime)
+    lease.where = pair.secondary.name
+    keeping = asyncio.create_task(lease.keep(), name=f"keep the lease in {queue}")
+    try:
+        await asyncio.shield(lease.taken)
+        yield lease
+    finally:
+        lease.let_go()
+        await _ended(keeping, lease)
+
+
+async def _ended(keeping: asyncio.Task[None], lease: SessionLease) -> None:
+    try:
+        await asyncio.wait((keeping,), timeout=RELEASE_SECONDS)
+    finally:
+        lease.break_off()
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+
+
+class SessionLease:
+    """The right to move the messages of a pair, while `keep` runs. Made by `hold`.
+
+    `error` is why it is lost, and None while it is not. `taken` is done once it is ours, or cannot be.
+    """
+
+    def __init__(
+        self,
+        connecting: Callable[[], AbstractAsyncContextManager[Wire]],
+        queue: str,
+        session_id: str,
+        holder: Holder,
+        uptime: Callable[[], float],
+    ) -> None:
+        self.queue = queue
+        self.where = ""
+        self.error: SbpairError | None = None
+        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connecting = connecting
+        self._session_id = session_id
+        self._state = holder.encode()
+        self._loop = asyncio.get_running_loop()
+        self._uptime = uptime
+        self._wire: Wire | None = None
+        self._session: SessionReceiver | None = None
+        self._good_until = LONG_AGO
+        self._renew_at = 0.0
+        self._patience = AGAIN_SECONDS
+        self._closing = asyncio.Event()
+        self._lost = asyncio.Event()
+
+    # What a mover asks.
+
+    def check(self) -> None:
+        """Raise what the loss of the lease was; Unreachable where it is not sure at this moment, and may be soon."""
+        if self.error is not None:
+            raise self.error
+        if self._session is None or self._session.error is not None or not self._now().is_before(self._good_until):
+            raise Unreachable(f"{self._name} is not confirmed at this moment", hint="it goes on once that is so")
+
+    async def lost(self) -> SbpairError:
+        """Wait until it is lost for good; why."""
+        await self._lost.wait()
+        assert self.error is not None  # noqa: S101  it is said first
+        return self.error
+
+    # What keeps it.
+
+    async def keep(self) -> None:
+        """Take it and renew it, until `let_go`. Raises nothing that was expected: `taken` and `error` say it."""
+        try:
+            await self._keep()
+        except SbpairError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(LeaseLost(f"{self._name} was lost: {type(error).__name__}"))
+            raise
+
+    def let_go(self) -> None:
+        """Have it given back."""
+        self._closing.set()
+        if self._session is not None:
+            self._session.interrupt()
+
+    def break_off(self) -> None:
+        """Wait for no answer any more."""
+        if self._wire is not None:
+            self._wire.break_off(Unreachable("no answer was waited for any more"))
+
+    async def _keep(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                async with self._connecting() as self._wire:
+                    await self._take(self._wire)
+                    failures = 0
+                    await self._renew(self._wire)
+            except Unavailable as error:
+                if not self.taken.done():
+                    raise
+                log.info("%s has to be taken again: %s", self._name, error.message)
+            finally:
+                self._session = None
+            await self._rest(failures)
+            failures += 1
+
+    async def _rest(self, failures: int) -> None:
+        seconds = min(AGAIN_MOST_SECONDS, AGAIN_SECONDS * 2 ** min(failures - 1, 16)) if failures else 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+    async def _take(self, wire: Wire) -> None:
+        asked = self._now()
+        try:
+            session = await wire.session(self.queue, self._session_id)
+        except SessionLocked as error:
+            raise await self._held_by_another(wire) from error
+        if self.taken.done():
+            await self._check_nobody_had_it(wire)
+        else:
+            await wire.set_session_state(session, self._state)
+        self._confirmed(asked, session.locked_until_ms)
+        self._session = session
+        if not self.taken.done():
+            self.taken.set_result(None)
+
+    async def _held_by_another(self, wire: Wire) -> SbpairError:
+        state: bytes | None = None
+        with suppress(ServiceRefused, AccessError):
+            state = await wire.session_state(self.queue, self._session_id)
+        if state == self._state:
+            # The link that we had before: to the service it is still there.
+            return Unreachable(f"{self._name} is still held by a connection that broke")
+        return LeaseHeld(
+            f"{Holder.decode(state) or 'another mover'} holds {self._name}",
+            hint="wait for it, or stop it; after a crash it is free once its lock has run out, in 5 minutes at most",
+        )
+
+    async def _check_nobody_had_it(self, wire: Wire) -> None:
+        state = await wire.session_state(self.queue, self._session_id)
+        if state != self._state:
+            raise LeaseHeld(f"{Holder.decode(state) or 'another mover'} has had it")
+
+    async def _renew(self, wire: Wire) -> None:
+        """Renew the lock for as long as the link is there, and give it back in the end. Raises why it is gone."""
+        session = self._session
+        assert session is not None  # noqa: S101  it was taken
+        while not self._closing.is_set():
+            # Nothing ever comes, since nothing is granted: this ends when it is time, or the link is gone.
+            await session.take(1, seconds=max(0.0, self._renew_at - self._loop.time()))
+            if self._closing.is_set():
+                break
+            asked = self._now()
+            try:
+                async with asyncio.timeout(self._patience):
+                    self._confirmed(asked, await wire.renew_session(session))
+            except (Unavailable, TimeoutError) as error:
+                log.info("%s was not renewed: %s", self._name, error)
+                self._renew_at = self._loop.time() + min(AGAIN_SECONDS, self._patience)
+        self._good_until = LONG_AGO
+        await wire.set_session_state(session, None)
+        session.close()
+
+    def _confirmed(self, asked: Moment, until_ms: int) -> None:
+        good = good_for((until_ms - now_ms()) / 1000)
+        self._good_until = asked.plus(good)
+        self._renew_at = asked.loop + good / 3
+        self._patience = good / 3
+
+    def _fail(self, error: SbpairError) -> None:
+        self._good_until = LONG_AGO
+        if not self.taken.done():
+            self.taken.set_exception(self._refusal(error))
+            self.taken.exception()  # whoever waits for it is told; nobody need be waiting
+        elif not self._closing.is_set():
+            self.error = self._loss(error)
+            self._lost.set()
+
+    def _refusal(self, error: SbpairError) -> SbpairError:
+        """Why it could not be had, as whoever asked for it understands it."""
+        if isinstance(error, EntityMissing):
+            text = f"there is no queue {self.queue!r} in {self.where}, and it was to carry the lease"
+            return EntityMissing(text, entity=self.queue, hint=f"{_CREATE} {self.queue}")
+        if isinstance(error, ServiceRefused):
+            return UsageError(
+                f"{self.queue!r} in {self.where} cannot carry a lease: {error.message}", hint=f"{_CREATE} {self.queue}"
+            )
+        return error
+
+    def _loss(self, error: SbpairError) -> SbpairError:
+        if isinstance(error, (AccessError, LeaseLost)):
+            return error
+        why = "its lock has run out" if isinstance(error, SessionLockLost) else error.message
+        return LeaseLost(f"{self._name} was lost: {why}", hint="start again, unless another mover is at work now")
+
+    @property
+    def _name(self) -> str:
+        return f"the lease of {self._session_id} (queue {self.queue} in {self.where})"
+
+    def _now(self) -> Moment:
+        return Moment(self._loop.time(), self._uptime())
