@@ -177,8 +177,8 @@ def command(
 
     Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind, or
     would be dead-lettered (--dry-run); 4 another process moves this pair, the lease was lost, the state is another
-    pair's or broken, or the primary has none of the queues or topics; 6 one side is gone; 7 what is sent cannot be written down; 130 --once
-    was interrupted, or --watch twice.
+    pair's or broken, or the primary has none of the queues or topics; 6 one side is gone; 7 what is sent cannot be
+    written down; 130 --once was interrupted, or --watch twice.
     """
     screen = Screen(display)
     _check(once=once, watch=watch, dry_run=dry_run, hold=hold)

@@ -142,8 +142,8 @@ async def hold(
 ) -> AsyncIterator[SessionLease]:
     """Have the lease of a pair, in a queue of its secondary namespace, from here to the end of the block.
 
-    Raises LeaseHeld where another mover has it, EntityMissing and UsageError where the queue is none or has no sessions,
-    AccessError without the Listen claim, Unavailable.
+    Raises LeaseHeld where another mover has it, EntityMissing where there is no such queue, UsageError where it has no
+    sessions, AccessError without the Listen claim, Unavailable.
     """
     check_queue(queue)
     holder = Holder(socket.gethostname(), os.getpid(), run, now_ms())

@@ -132,7 +132,7 @@ class Lane:
             self._ends.primary.break_off(error)
 
     def give_up(self, error: SbpairError) -> None:
-        """Send nothing more, for a reason that is no message's fault: finish what is in flight, and release the rest."""
+        """Send nothing more, for a reason that is no message's fault; what is in flight is finished."""
         if self._moving is not None:
             self._moving[1].give_up(error)
 
