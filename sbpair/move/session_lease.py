@@ -1,8 +1,10 @@
 """What keeps movers of other machines off a pair: the lock of a session, in a queue of the secondary namespace.
 
-The law: nothing is sent unless the link that the session was lent to is there, and the service has confirmed its lock a
-short while ago. Whoever takes the session writes into its state who that is. So a mover that had to connect again knows
-whether anybody else had it meanwhile: it goes on only where nobody had.
+The law: nothing is sent unless the link that the session was lent to is there, and the service has confirmed its lock
+in the last GOOD_SECONDS. Whoever takes the session writes into its state who that is, and takes it out in the end. So a
+mover that had to connect again knows whether anybody else had it meanwhile: it goes on only where nobody had. And one
+that takes the session of a mover that did not give it back waits for GOOD_SECONDS: by then the other one, even if it
+lives and has heard of nothing, sends no more.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from sbpair.errors import (
     ServiceRefused,
     SessionLocked,
     SessionLockLost,
+    TimedOut,
     Unavailable,
     Unreachable,
     UsageError,
@@ -45,7 +48,7 @@ log = logging.getLogger(__name__)
 
 GOOD_SECONDS = 20.0
 """For how long a confirmation of the lock is good at most, however long the lock is: the service's clock may be another
-than ours, and a link may be gone there before it is here."""
+than ours, and a link may be gone there before it is here. All movers must agree on it."""
 
 LOCK_LEAST_SECONDS = 5.0
 """The shortest lock that Service Bus knows, believed where its clock and ours make no sense together."""
@@ -138,9 +141,18 @@ def check_queue(queue: str) -> None:
 
 @asynccontextmanager
 async def hold(
-    pair: Pair, queue: str, run: str, *, get_token: GetToken | None = None, uptime: Callable[[], float] = uptime
+    pair: Pair,
+    queue: str,
+    run: str,
+    *,
+    stop: asyncio.Event | None = None,
+    get_token: GetToken | None = None,
+    uptime: Callable[[], float] = uptime,
 ) -> AsyncIterator[SessionLease]:
     """Have the lease of a pair, in a queue of its secondary namespace, from here to the end of the block.
+
+    It waits GOOD_SECONDS where the last mover has not given it back. Once `stop` is set it waits for nothing: then it
+    may not be ours, as `check` says, and nothing is to be sent anyway.
 
     Raises LeaseHeld where another mover has it, EntityMissing where there is no such queue, UsageError where it has no
     sessions, AccessError without the Listen claim, Unavailable.
@@ -151,11 +163,22 @@ async def hold(
     lease.where = pair.secondary.name
     keeping = asyncio.create_task(lease.keep(), name=f"keep the lease in {queue}")
     try:
-        await asyncio.shield(lease.taken)
+        await _ready(lease, stop or asyncio.Event())
         yield lease
     finally:
         lease.let_go()
         await _ended(keeping, lease)
+
+
+async def _ready(lease: SessionLease, stop: asyncio.Event) -> None:
+    ready, stopped = asyncio.create_task(lease.ready()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+    finally:
+        ready.cancel()
+        stopped.cancel()
 
 
 async def _ended(keeping: asyncio.Task[None], lease: SessionLease) -> None:
@@ -194,6 +217,7 @@ class SessionLease:
         self._wire: Wire | None = None
         self._session: SessionReceiver | None = None
         self._good_until = LONG_AGO
+        self._sure_from = 0.0
         self._renew_at = 0.0
         self._patience = AGAIN_SECONDS
         self._closing = asyncio.Event()
@@ -205,8 +229,15 @@ class SessionLease:
         """Raise what the loss of the lease was; Unreachable where it is not sure at this moment, and may be soon."""
         if self.error is not None:
             raise self.error
-        if self._session is None or self._session.error is not None or not self._now().is_before(self._good_until):
+        if not self._is_sure():
             raise Unreachable(f"{self._name} is not confirmed at this moment", hint="it goes on once that is so")
+
+    async def ready(self) -> None:
+        """Wait until it is ours, and nobody else takes it for theirs. Raises why it cannot be had."""
+        await asyncio.shield(self.taken)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._sure_from):
+                raise await self.lost()
 
     async def lost(self) -> SbpairError:
         """Wait until it is lost for good; why."""
@@ -266,10 +297,12 @@ class SessionLease:
             session = await wire.session(self.queue, self._session_id)
         except SessionLocked as error:
             raise await self._held_by_another(wire) from error
-        if self.taken.done():
-            await self._check_nobody_had_it(wire)
-        else:
+        before = await wire.session_state(self.queue, self._session_id)
+        if not self.taken.done():
+            self._succeed(before)
             await wire.set_session_state(session, self._state)
+        elif before != self._state:
+            raise LeaseHeld(f"{Holder.decode(before) or 'another mover'} has had it")
         self._confirmed(asked, session.locked_until_ms)
         self._session = session
         if not self.taken.done():
@@ -287,10 +320,11 @@ class SessionLease:
             hint="wait for it, or stop it; after a crash it is free once its lock has run out, in 5 minutes at most",
         )
 
-    async def _check_nobody_had_it(self, wire: Wire) -> None:
-        state = await wire.session_state(self.queue, self._session_id)
-        if state != self._state:
-            raise LeaseHeld(f"{Holder.decode(state) or 'another mover'} has had it")
+    def _succeed(self, before: bytes | None) -> None:
+        if before is not None:
+            self._sure_from = self._loop.time() + GOOD_SECONDS
+            whose = Holder.decode(before) or "another mover"
+            log.warning("%s did not give %s back: it is waited for, for %g s", whose, self._name, GOOD_SECONDS)
 
     async def _renew(self, wire: Wire) -> None:
         """Renew the lock for as long as the link is there, and give it back in the end. Raises why it is gone."""
@@ -301,16 +335,23 @@ class SessionLease:
             await session.take(1, seconds=max(0.0, self._renew_at - self._loop.time()))
             if self._closing.is_set():
                 break
-            asked = self._now()
-            try:
-                async with asyncio.timeout(self._patience):
-                    self._confirmed(asked, await wire.renew_session(session))
-            except (Unavailable, TimeoutError) as error:
-                log.info("%s was not renewed: %s", self._name, error)
-                self._renew_at = self._loop.time() + min(AGAIN_SECONDS, self._patience)
+            await self._renew_once(wire, session)
         self._good_until = LONG_AGO
         await wire.set_session_state(session, None)
         session.close()
+
+    async def _renew_once(self, wire: Wire, session: SessionReceiver) -> None:
+        asked = self._now()
+        try:
+            async with asyncio.timeout(self._patience):
+                self._confirmed(asked, await wire.renew_session(session))
+        except TimeoutError:
+            if not self._now().is_before(self._good_until):
+                # A connection over which nothing comes any more may take minutes to be known as broken.
+                wire.break_off(TimedOut(f"{self._name} was not renewed in time"))
+        except Unavailable as error:
+            log.info("%s was not renewed: %s", self._name, error.message)
+            self._renew_at = self._loop.time() + min(AGAIN_SECONDS, self._patience)
 
     def _confirmed(self, asked: Moment, until_ms: int) -> None:
         good = good_for((until_ms - now_ms()) / 1000)
@@ -347,6 +388,11 @@ class SessionLease:
     @property
     def _name(self) -> str:
         return f"the lease of {self._session_id} (queue {self.queue} in {self.where})"
+
+    def _is_sure(self) -> bool:
+        if self._session is None or self._session.error is not None or self._loop.time() < self._sure_from:
+            return False
+        return self._now().is_before(self._good_until)
 
     def _now(self) -> Moment:
         return Moment(self._loop.time(), self._uptime())

@@ -130,7 +130,7 @@ async def run(
     command = f"syphon {'--once' if once else '--watch'}{'' if engine == WIRE else f' --engine {engine}'}"
     name = new_id(now_ms())
     async with AsyncExitStack() as stack:
-        across = await _lease(stack, pair, lease_queue, name) if lease_queue is not None else None
+        across = await _lease(stack, pair, lease_queue, name, stop) if lease_queue is not None else None
         check = across.check if across is not None else lambda: None
         books = stack.enter_context(Books(pair, state, command, tally.receipt, lease=lease, run=name, may_send=check))
         setting = Setting(
@@ -172,12 +172,12 @@ async def _move(
     return replace(result, hurried=hurry.is_set(), engine=engine)
 
 
-async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str) -> SessionLease:
+async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str, stop: asyncio.Event) -> SessionLease:
     check_queue(queue)  # a wrong option should not have to wait for the SDK
     from sbpair.bus.credentials import token_getter
 
     get_token = await stack.enter_async_context(token_getter(pair))
-    return await stack.enter_async_context(hold_session(pair, queue, run, get_token=get_token))
+    return await stack.enter_async_context(hold_session(pair, queue, run, stop=stop, get_token=get_token))
 
 
 async def _engine(stack: AsyncExitStack, pair: Pair, name: str) -> Engine:
