@@ -15,7 +15,7 @@ from sbpair import syphon
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
 from sbpair.model import TICKS_PER_SECOND
-from sbpair.move.session_lease import GOOD_SECONDS, Holder, SessionLease, hold, session_of
+from sbpair.move.session_lease import GOOD_SECONDS, Holder, SessionLease, hold
 from sbpair.syphon.terms import Terms
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import play
@@ -415,7 +415,7 @@ async def happen(stage: Stage, queue: Any, kind: str, contender: Contender, seco
             contender.leave.set()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lock=st.sampled_from([30, 60, 300]), steps=STEPS)
 @example(lock=30, steps=[(1.0, "silence", 0, 1.0), (30.0, "silence", 1, 1.0)])
 @example(lock=60, steps=[(5.0, "freeze", 0, 100.0), (1.0, "freeze", 1, 70.0), (80.0, "cut", 0, 1.0)])
@@ -439,7 +439,7 @@ def test_never_are_two_sure_of_the_lease(lock: int, steps: list[tuple[float, str
         await asyncio.gather(*ends)
         # When it is over, somebody has it again, soon after its lock would have run out at the latest.
         async with asyncio.timeout(lock + 200.0):
-            while not any(each.sure for each in contenders):
+            while not any(each.sure for each in contenders):  # noqa: ASYNC110  in virtual time
                 await asyncio.sleep(0.2)
         over = True
         await watching
@@ -449,11 +449,34 @@ def test_never_are_two_sure_of_the_lease(lock: int, steps: list[tuple[float, str
     play(scene)
 
 
-def test_the_session_is_named_after_the_primary_whatever_the_pair_is_called() -> None:
+def test_a_machine_that_slept_is_not_sure_though_its_loop_has_seen_no_time_go_by() -> None:
     async def scene(stage: Stage) -> None:
-        assert session_of(stage.world.pair) == "contoso"
-        lease = SessionLease(lambda: None, LEASES, "contoso", Holder("h", 1, "r", 0), lambda: 0.0)  # type: ignore[arg-type,return-value]
-        with pytest.raises(Unreachable):
+        leases(stage)
+        slept = 0.0
+        async with hold(stage.world.pair, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
             lease.check()
+            slept = GOOD_SECONDS + 1.0
+            with pytest.raises(Unreachable):
+                lease.check()
+            await asyncio.sleep(GOOD_SECONDS)
+            lease.check()
+
+    play(scene)
+
+
+def test_a_stop_ends_the_wait_for_a_lease_that_was_not_given_back() -> None:
+    async def scene(stage: Stage) -> None:
+        queue = leases(stage)
+        crashed = queue.messages.accept("contoso")
+        crashed.set_state(b"what nobody can read")
+        crashed.close()
+        stage.strand(1)
+        stage.destination()
+        running = stage.start(lease_queue=LEASES, once=True)
+        await asyncio.sleep(GOOD_SECONDS / 2)
+        stage.stop.set()
+        async with asyncio.timeout(5.0):
+            result = await running
+        assert (result.stopped, result.receipt.received, sent(stage)) == (True, 0, 0)
 
     play(scene)
