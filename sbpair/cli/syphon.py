@@ -123,11 +123,11 @@ def command(
     --dry-run only looks: it locks nothing, and raises no delivery count. It asks the primary for the destinations, with
     the Manage claim, or else by opening a link to each, over which nothing goes.
 
-    On one machine, a second process that moves the same pair is refused. --lease refuses those of other machines as
-    well, as long as all of them name the same queue: whoever moves holds a session of it, which needs Listen there, and
-    renews its lock. The queue needs sessions, and a lock of 30 s or more; nothing is ever put into it. After a crash,
-    the lease is free once that lock has run out. While the lease is not confirmed, nothing is sent; where it is lost,
-    the run ends.
+    On one machine, a second process that moves the same pair is refused. --lease refuses those of other machines too,
+    where all of them name the same queue: whoever moves holds a session of it, which needs Listen, and nothing is ever
+    put into it. It needs sessions, and a lock of 30 s or more. While the service does not confirm that lock, nothing is
+    sent; where it is lost, the run ends. After a crash, the next one has the lease once the lock has run out, and 20 s
+    later begins.
 
     --engine sdk moves with Microsoft's azure-servicebus, for where only that may be used. It cannot pass on what it
     does not decode: longs become ints, floats doubles, symbols and binary text strings; a message that holds a char or
