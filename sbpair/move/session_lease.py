@@ -194,7 +194,8 @@ async def _ended(keeping: asyncio.Task[None], lease: SessionLease) -> None:
 class SessionLease:
     """The right to move the messages of a pair, while `keep` runs. Made by `hold`.
 
-    `error` is why it is lost, and None while it is not. `taken` is done once it is ours, or cannot be.
+    `error` is why it is lost, and None while it is not. `taken` is done once it is ours, or cannot be. `renewals` counts
+    how often its lock was renewed.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class SessionLease:
         self.queue = queue
         self.where = ""
         self.error: SbpairError | None = None
+        self.renewals = 0
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connecting = connecting
         self._session_id = session_id
@@ -342,6 +344,7 @@ class SessionLease:
 
     async def _renew_once(self, wire: Wire, session: SessionReceiver) -> None:
         asked = self._now()
+        self.renewals += 1
         try:
             async with asyncio.timeout(self._patience):
                 self._confirmed(asked, await wire.renew_session(session))

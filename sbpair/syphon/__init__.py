@@ -213,9 +213,11 @@ def _result(plan: Plan, lanes: list[Lane], seconds: float, run: str) -> Result:
         raise queues.none_there(plan.pair)
     # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
     failures = [(lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing]
-    if plan.lease is not None and plan.lease.error is not None:
-        # Lanes that had no connection at that moment were only stopped.
-        failures.append((plan.lease.queue, plan.lease.error))
+    if plan.lease is not None:
+        setting.tally.spent("renewals", plan.lease.renewals)
+        if plan.lease.error is not None:
+            # Lanes that had no connection at that moment were only stopped.
+            failures.append((plan.lease.queue, plan.lease.error))
     for named in _may_be_twice(setting.journal, run):
         setting.tally.doubtful(named)
     return Result(setting.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)
