@@ -194,7 +194,7 @@ async def _ended(keeping: asyncio.Task[None], lease: SessionLease) -> None:
 class SessionLease:
     """The right to move the messages of a pair, while `keep` runs. Made by `hold`.
 
-    `error` is why it is lost, and None while it is not. `taken` is done once it is ours, or cannot be. `renewals` counts
+    `error` is why it is lost, and None while it is not. `taken` is done once it is ours, or cannot be. `renewals` is
     how often its lock was renewed.
     """
 
