@@ -303,10 +303,11 @@ class AmqpDoor(asyncio.Protocol):
                 meter.spend(1, path)
             except Refusal as refusal:
                 return Reply.refusing(refusal)
-        self._use(text_at(request.properties, "associated-link-name"))
+        if used := text_at(request.properties, "associated-link-name"):
+            self._use(used)
         return management.answer(request, target, lambda claim: self._claims.require((claim,), path))
 
-    def _use(self, name: str | None) -> None:
+    def _use(self, name: str) -> None:
         """A request may say which link of the client it is about: that counts as a use of it."""
         for link in (link for session in self._connection.sessions for link in session.links):
             if link.name == name and isinstance(link.context, (Intake, Outlet)):
