@@ -10,23 +10,18 @@ lives and has heard of nothing, sends no more.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from sbpair import backlog
 from sbpair.errors import (
     AccessError,
     EntityMissing,
     LeaseHeld,
     LeaseLost,
-    NameInvalid,
     SbpairError,
     ServiceRefused,
     SessionLocked,
@@ -35,6 +30,18 @@ from sbpair.errors import (
     Unavailable,
     Unreachable,
     UsageError,
+)
+from sbpair.move import lease_terms
+from sbpair.move.lease_terms import (
+    CREATE,
+    GOOD_SECONDS,
+    LONG_AGO,
+    Holder,
+    Moment,
+    Place,
+    check_queue,
+    good_for,
+    session_of,
 )
 from sbpair.move.state import now_ms
 from sbpair.wire.client import connect
@@ -46,97 +53,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GOOD_SECONDS = 20.0
-"""For how long a confirmation of the lock is good at most, however long the lock is: the service's clock may be another
-than ours, and a link may be gone there before it is here. All movers must agree on it."""
-
-LOCK_LEAST_SECONDS = 5.0
-"""The shortest lock that Service Bus knows, believed where its clock and ours make no sense together."""
-
 AGAIN_SECONDS, AGAIN_MOST_SECONDS = 1.0, 30.0
 """When something that failed is tried again, at first and after many times."""
 
 RELEASE_SECONDS = 2.0
 """How long giving the lease back may take: what is not given back runs out by itself."""
-
-SESSION_ID_MOST = 128
-
-_CREATE = (
-    "create it with sessions, and a lock of 30 s or more:"
-    " az servicebus queue create --enable-session true --lock-duration PT1M --name"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who has a lease, as the state of its session says. `since_ms` is in ms since 1970, by the holder's clock."""
-
-    host: str
-    pid: int
-    run: str
-    since_ms: int
-
-    def encode(self) -> bytes:
-        return json.dumps({"schema": "sbpair/lease/1", **asdict(self)}).encode()
-
-    @classmethod
-    def decode(cls, state: bytes | None) -> Holder | None:
-        """None where it is nobody's, or says nothing that can be read."""
-        try:
-            said = json.loads(state or b"")
-            found = cls(str(said["host"])[:255], int(said["pid"]), str(said["run"])[:64], int(said["since_ms"]))
-            return found if (found.host + found.run).isprintable() and str(found) else None
-        except (ValueError, LookupError, TypeError, OverflowError, OSError):
-            return None
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.since_ms / 1000))
-        return f"process {self.pid} on {self.host} (run {self.run}, since {since} UTC)"
-
-
-class Moment(NamedTuple):
-    """The same moment by two clocks, in seconds: the loop's may stand still while the machine sleeps."""
-
-    loop: float
-    awake: float
-
-    def plus(self, seconds: float) -> Moment:
-        return Moment(self.loop + seconds, self.awake + seconds)
-
-    def is_before(self, other: Moment) -> bool:
-        """Whether it is by both of them."""
-        return self.loop < other.loop and self.awake < other.awake
-
-
-LONG_AGO = Moment(float("-inf"), float("-inf"))
-
-
-def uptime() -> float:
-    """Seconds, those included for which the machine slept."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def good_for(lock_seconds: float) -> float:
-    """For how many seconds, from when it was asked for, the confirmation of such a lock is relied upon."""
-    return min(GOOD_SECONDS, max(lock_seconds, LOCK_LEAST_SECONDS) * 2 / 3)
-
-
-def session_of(pair: Pair) -> str:
-    """The session that stands for a pair: what its backlog queues are named after, whatever a machine calls the pair.
-
-    Raises NameInvalid.
-    """
-    name = pair.primary.name.lower()
-    if len(name) > SESSION_ID_MOST:
-        raise NameInvalid(f"the name of the primary has more than {SESSION_ID_MOST} characters", hint="shorten it")
-    return name
-
-
-def check_queue(queue: str) -> None:
-    """Raise NameInvalid, or UsageError, for a queue that can carry no lease."""
-    backlog.check_path(queue, shorten="name the queue as its namespace does")
-    if backlog.TRANSFER_SEGMENT in queue.lower().split("/"):
-        raise UsageError(f"{queue} is a backlog queue, and cannot carry a lease", hint=f"{_CREATE} sbpair-lease")
 
 
 @asynccontextmanager
@@ -147,7 +68,7 @@ async def hold(
     *,
     stop: asyncio.Event | None = None,
     get_token: GetToken | None = None,
-    uptime: Callable[[], float] = uptime,
+    uptime: Callable[[], float] = lease_terms.uptime,
 ) -> AsyncIterator[SessionLease]:
     """Have the lease of a pair, in a queue of its secondary namespace, from here to the end of the block.
 
@@ -159,8 +80,8 @@ async def hold(
     """
     check_queue(queue)
     holder = Holder(socket.gethostname(), os.getpid(), run, now_ms())
-    lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), queue, session_of(pair), holder, uptime)
-    lease.where = pair.secondary.name
+    place = Place(pair.secondary.name, queue, session_of(pair))
+    lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), place, holder, uptime)
     keeping = asyncio.create_task(lease.keep(), name=f"keep the lease in {queue}")
     try:
         await _ready(lease, stop or asyncio.Event())
@@ -201,18 +122,15 @@ class SessionLease:
     def __init__(
         self,
         connecting: Callable[[], AbstractAsyncContextManager[Wire]],
-        queue: str,
-        session_id: str,
+        place: Place,
         holder: Holder,
         uptime: Callable[[], float],
     ) -> None:
-        self.queue = queue
-        self.where = ""
+        self.place = place
         self.error: SbpairError | None = None
         self.renewals = 0
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connecting = connecting
-        self._session_id = session_id
         self._state = holder.encode()
         self._loop = asyncio.get_running_loop()
         self._uptime = uptime
@@ -232,7 +150,7 @@ class SessionLease:
         if self.error is not None:
             raise self.error
         if not self._is_sure():
-            raise Unreachable(f"{self._name} is not confirmed at this moment", hint="it goes on once that is so")
+            raise Unreachable(f"{self.place} is not confirmed at this moment", hint="it goes on once that is so")
 
     async def ready(self) -> None:
         """Wait until it is ours, and nobody else takes it for theirs. Raises why it cannot be had."""
@@ -256,7 +174,7 @@ class SessionLease:
         except SbpairError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(LeaseLost(f"{self._name} was lost: {type(error).__name__}"))
+            self._fail(LeaseLost(f"{self.place} was lost: {type(error).__name__}"))
             raise
 
     def let_go(self) -> None:
@@ -281,7 +199,7 @@ class SessionLease:
             except Unavailable as error:
                 if not self.taken.done():
                     raise
-                log.info("%s has to be taken again: %s", self._name, error.message)
+                log.info("%s has to be taken again: %s", self.place, error.message)
             finally:
                 self._session = None
             await self._rest(failures)
@@ -296,10 +214,10 @@ class SessionLease:
     async def _take(self, wire: Wire) -> None:
         asked = self._now()
         try:
-            session = await wire.session(self.queue, self._session_id)
+            session = await wire.session(self.place.queue, self.place.session_id)
         except SessionLocked as error:
             raise await self._held_by_another(wire) from error
-        before = await wire.session_state(self.queue, self._session_id)
+        before = await wire.session_state(self.place.queue, self.place.session_id)
         if not self.taken.done():
             self._succeed(before)
             await wire.set_session_state(session, self._state)
@@ -313,12 +231,12 @@ class SessionLease:
     async def _held_by_another(self, wire: Wire) -> SbpairError:
         state: bytes | None = None
         with suppress(ServiceRefused, AccessError):
-            state = await wire.session_state(self.queue, self._session_id)
+            state = await wire.session_state(self.place.queue, self.place.session_id)
         if state == self._state:
             # The link that we had before: to the service it is still there.
-            return Unreachable(f"{self._name} is still held by a connection that broke")
+            return Unreachable(f"{self.place} is still held by a connection that broke")
         return LeaseHeld(
-            f"{Holder.decode(state) or 'another mover'} holds {self._name}",
+            f"{Holder.decode(state) or 'another mover'} holds {self.place}",
             hint="wait for it, or stop it; after a crash it is free once its lock has run out, in 5 minutes at most",
         )
 
@@ -326,7 +244,7 @@ class SessionLease:
         if before is not None:
             self._sure_from = self._loop.time() + GOOD_SECONDS
             whose = Holder.decode(before) or "another mover"
-            log.warning("%s did not give %s back: it is waited for, for %g s", whose, self._name, GOOD_SECONDS)
+            log.warning("%s did not give %s back: it is waited for, for %g s", whose, self.place, GOOD_SECONDS)
 
     async def _renew(self, wire: Wire) -> None:
         """Renew the lock for as long as the link is there, and give it back in the end. Raises why it is gone."""
@@ -338,8 +256,10 @@ class SessionLease:
             if self._closing.is_set():
                 break
             await self._renew_once(wire, session)
-        self._good_until = LONG_AGO
-        await wire.set_session_state(session, None)
+        sure, self._good_until = self._is_sure(), LONG_AGO
+        if sure:
+            # Else somebody else may be, and whoever comes next has to wait for that.
+            await wire.set_session_state(session, None)
         session.close()
 
     async def _renew_once(self, wire: Wire, session: SessionReceiver) -> None:
@@ -351,9 +271,9 @@ class SessionLease:
         except TimeoutError:
             if not self._now().is_before(self._good_until):
                 # A connection over which nothing comes any more may take minutes to be known as broken.
-                wire.break_off(TimedOut(f"{self._name} was not renewed in time"))
+                wire.break_off(TimedOut(f"{self.place} was not renewed in time"))
         except Unavailable as error:
-            log.info("%s was not renewed: %s", self._name, error.message)
+            log.info("%s was not renewed: %s", self.place, error.message)
             self._renew_at = self._loop.time() + min(AGAIN_SECONDS, self._patience)
 
     def _confirmed(self, asked: Moment, until_ms: int) -> None:
@@ -374,11 +294,12 @@ class SessionLease:
     def _refusal(self, error: SbpairError) -> SbpairError:
         """Why it could not be had, as whoever asked for it understands it."""
         if isinstance(error, EntityMissing):
-            text = f"there is no queue {self.queue!r} in {self.where}, and it was to carry the lease"
-            return EntityMissing(text, entity=self.queue, hint=f"{_CREATE} {self.queue}")
+            text = f"there is no queue {self.place.queue!r} in {self.place.namespace}, and it was to carry the lease"
+            return EntityMissing(text, entity=self.place.queue, hint=f"{CREATE} {self.place.queue}")
         if isinstance(error, ServiceRefused):
             return UsageError(
-                f"{self.queue!r} in {self.where} cannot carry a lease: {error.message}", hint=f"{_CREATE} {self.queue}"
+                f"{self.place.queue!r} in {self.place.namespace} cannot carry a lease: {error.message}",
+                hint=f"{CREATE} {self.place.queue}",
             )
         return error
 
@@ -386,11 +307,7 @@ class SessionLease:
         if isinstance(error, (AccessError, LeaseLost)):
             return error
         why = "its lock has run out" if isinstance(error, SessionLockLost) else error.message
-        return LeaseLost(f"{self._name} was lost: {why}", hint="start again, unless another mover is at work now")
-
-    @property
-    def _name(self) -> str:
-        return f"the lease of {self._session_id} (queue {self.queue} in {self.where})"
+        return LeaseLost(f"{self.place} was lost: {why}", hint="start again, unless another mover is at work now")
 
     def _is_sure(self) -> bool:
         if self._session is None or self._session.error is not None or self._loop.time() < self._sure_from:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.move.books import Books
 from sbpair.move.guard import Guard
+from sbpair.move.lease_terms import check_queue
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
 from sbpair.move.runs import new_id
-from sbpair.move.session_lease import check_queue
 from sbpair.move.session_lease import hold as hold_session
 from sbpair.move.setting import Setting
 from sbpair.move.state import now_ms
@@ -217,7 +217,7 @@ def _result(plan: Plan, lanes: list[Lane], seconds: float, run: str) -> Result:
         setting.tally.spent("renewals", plan.lease.renewals)
         if plan.lease.error is not None:
             # Lanes that had no connection at that moment were only stopped.
-            failures.append((plan.lease.queue, plan.lease.error))
+            failures.append((plan.lease.place.queue, plan.lease.error))
     for named in _may_be_twice(setting.journal, run):
         setting.tally.doubtful(named)
     return Result(setting.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)

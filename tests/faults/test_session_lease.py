@@ -15,7 +15,8 @@ from sbpair import syphon
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
 from sbpair.model import TICKS_PER_SECOND
-from sbpair.move.session_lease import GOOD_SECONDS, Holder, SessionLease, hold
+from sbpair.move.lease_terms import GOOD_SECONDS, Holder
+from sbpair.move.session_lease import SessionLease, hold
 from sbpair.syphon.terms import Terms
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import play
@@ -415,7 +416,7 @@ async def happen(stage: Stage, queue: Any, kind: str, contender: Contender, seco
             contender.leave.set()
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lock=st.sampled_from([30, 60, 300]), steps=STEPS)
 @example(lock=30, steps=[(1.0, "silence", 0, 1.0), (30.0, "silence", 1, 1.0)])
 @example(lock=60, steps=[(5.0, "freeze", 0, 100.0), (1.0, "freeze", 1, 70.0), (80.0, "cut", 0, 1.0)])
@@ -478,5 +479,8 @@ def test_a_stop_ends_the_wait_for_a_lease_that_was_not_given_back() -> None:
         async with asyncio.timeout(5.0):
             result = await running
         assert (result.stopped, result.receipt.received, sent(stage)) == (True, 0, 0)
+        # Whoever was not waited for long enough is still to be waited for.
+        assert state_of(queue) is not None
+        assert queue.messages.accept("contoso").state is not None
 
     play(scene)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model import Endpoint, Pair, SasKey
-from sbpair.move.session_lease import GOOD_SECONDS, Holder, Moment, check_queue, good_for, session_of
+from sbpair.move.lease_terms import GOOD_SECONDS, Holder, Moment, check_queue, good_for, session_of
 
 
 def pair(primary: str, name: str = "p") -> Pair:
