@@ -341,6 +341,7 @@ class Mover:
         numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
         try:
             await journal.on_disk()
+            journal.may_send()  # the disk may have taken longer than a lease lasts
         except BaseException:
             for number in numbers:
                 journal.unsent(number)

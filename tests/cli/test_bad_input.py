@@ -241,6 +241,44 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "--engine goes with --once and --watch only",
         "a dry run looks, and encodes nothing",
     ),
+    (
+        ["syphon", "--watch", "--lease", "leases", "--no-lease"],
+        PAIR,
+        2,
+        "--lease and --no-lease exclude each other",
+        "leave one of them out",
+    ),
+    (
+        ["syphon", "--dry-run", "--lease", "leases"],
+        PAIR,
+        2,
+        "--lease goes with --once and --watch only",
+        "a dry run looks, and is in nobody's way",
+    ),
+    (
+        ["syphon", "--once", "--lease", "contoso/X-ServiceBus-Transfer/0"],
+        PAIR,
+        2,
+        "contoso/X-ServiceBus-Transfer/0 is a backlog queue, and cannot carry a lease",
+        (
+            "create it with sessions, and a lock of 30 s or more: az servicebus queue create --enable-session true"
+            " --lock-duration PT1M --name sbpair-lease"
+        ),
+    ),
+    (
+        ["syphon", "--once", "--lease", ""],
+        PAIR,
+        2,
+        "'' cannot be the path of a queue or a topic",
+        "segments are letters, digits, '.', '-' and '_', with one '/' between them",
+    ),
+    (
+        ["syphon", "--once", "--lease", "sb://contoso-dr/leases"],
+        PAIR,
+        2,
+        "'sb://contoso-dr/leases' cannot be the path of a queue or a topic",
+        "segments are letters, digits, '.', '-' and '_', with one '/' between them",
+    ),
     (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
     (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
     (
