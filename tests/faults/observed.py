@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, Self
@@ -110,8 +110,9 @@ class Observer:
 
     def kill(self) -> None:
         for name, process in self._syphons.items():
-            self.history.tell(f"kill {name}")
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                self.history.tell(f"kill {name}")
         for track in self.history.tracks.values():
             if self._syphons and track.held_by and (not track.completed or len(track.arrivals) > 1):
                 self.course.in_flight_at_death.add(track.stranded.id)
@@ -131,11 +132,14 @@ class Observer:
 
     def _obey_started(self, syphon: list[Any]) -> None:
         name, pid = syphon
-        # Not its number, which another process may have by the time that it is wanted.
-        self._syphons[name] = os.pidfd_open(pid)
+        # Not its number, which another process may have by the time that it is wanted. It may be over already.
+        with suppress(ProcessLookupError):
+            self._syphons[name] = os.pidfd_open(pid)
 
     def _obey_ended(self, name: str) -> None:
-        os.close(self._syphons.pop(name))
+        process = self._syphons.pop(name, None)
+        if process is not None:
+            os.close(process)
 
     def _obey_begin(self, number: int) -> None:
         step = self.plan.steps[number]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from sbpair.move import state
 from sbpair.move.journal import ACCEPTED, DELETE, INSERT, UPDATE, _unpacked
 from sbpair.move.lease import Lock
 from sbpair.move.state import State
@@ -51,6 +52,8 @@ class Disk:
     def watching(self) -> Iterator[None]:
         """See all that is opened, written and let go until the end of the block."""
         with ExitStack() as undo:
+            # So that the log is folded into the file within a schedule.
+            undo.enter_context(patch.object(state, "LOG_MOST_BYTES", 20_000))
             undo.enter_context(patch.object(State, "__init__", self._opening(State.__init__)))
             undo.enter_context(patch.object(State, "write", self._writing(State.write)))
             undo.enter_context(patch.object(State, "close", self._closing(State.close)))
