@@ -31,7 +31,7 @@ from sbpair.move.flight import Flight
 from sbpair.move.hands import Hands
 from sbpair.move.receipt import Named
 from sbpair.move.road import ROUND_MOST, Road
-from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, router
+from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, key_of, missing, refused, router
 from sbpair.move.settling import Gathering
 
 if TYPE_CHECKING:
@@ -138,10 +138,9 @@ class Mover:
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Take deliveries over."""
         hands, journal, repeats = self._hands, self._setting.journal, 0
-        namespace, queue = self._setting.namespace, self._queue
+        namespace = self._setting.namespace
         for arrival in arrivals:
-            facts = arrival.facts
-            key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
+            key = arrival.key = key_of(namespace, arrival.facts)
             before = hands.take(arrival)
             seen = journal.seen(key)
             if not seen and before is None:
@@ -213,7 +212,7 @@ class Mover:
         decision = self._route(arrival.facts)
         if isinstance(decision, Send):
             road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
-            road.add(Order(arrival, decision, arrival.facts.sequence_number))
+            road.add(Order(arrival, decision, arrival.turn))
             if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
@@ -590,4 +589,4 @@ class Mover:
 
     def _named(self, arrival: Arrival, reason: str) -> Named:
         facts = arrival.facts
-        return Named(self._source.queue, facts.sequence_number, facts.message_id, facts.path, reason)
+        return Named(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)
