@@ -70,7 +70,7 @@ class WireSource:
 
     @classmethod
     async def open(cls, wire: Wire, queue: str, *, keeps_payload: bool = False) -> WireSource:
-        """Receive from `queue`. `keeps_payload` is for whoever wants a message as it came, and not what is kept of it."""
+        """Receive from `queue`. `keeps_payload` is for whoever wants messages as they came."""
         return cls(wire, await wire.receiver(queue), queue, keeps_payload=keeps_payload)
 
     @property

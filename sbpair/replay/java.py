@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import re
 import shutil
@@ -51,8 +51,17 @@ def check_machine(environ: Mapping[str, str]) -> None:
 def check_packages(*names: str) -> None:
     """Raise MachineLacks where one of the packages of the `spark` extra is not installed; all of them by default."""
     for name in names or PACKAGES:
-        if importlib.util.find_spec(name) is None:
+        if not is_installed(name):
             raise MachineLacks(f"{name} is not installed", hint="pip install 'sbpair[spark]'")
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there; it is not imported."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _ask(program: str) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.errors import EntityMissing, SbpairError, UsageError
+from sbpair.move import queues
 from sbpair.move.books import Books
 from sbpair.move.guard import Guard
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
 from sbpair.move.setting import Setting
 from sbpair.move.wire_engine import WireEngine
-from sbpair.syphon import queues
 from sbpair.syphon.gauge import Gauge
 from sbpair.syphon.lane import Count, Lane, Plan
 from sbpair.syphon.lanes import Lanes
