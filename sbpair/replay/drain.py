@@ -101,7 +101,8 @@ class Drain:
         segment, moved = Segment(self._queue), loop.time()
         while not self._archive.stopped():
             source.grant(TAKE_MOST)
-            arrivals = await source.take(TAKE_MOST, seconds=self._wait(segment))
+            most = max(1, self._options.segment_messages - len(segment))
+            arrivals = await source.take(min(TAKE_MOST, most), seconds=self._wait(segment))
             if arrivals:
                 self._quiet, moved = 0, loop.time()
                 await self._take(source, segment, arrivals)

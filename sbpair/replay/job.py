@@ -150,6 +150,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
+    settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
     with sparks.session(request.master, settings, verbose=request.verbose) as spark:
         if request.shared_archive:
             _probe(spark, job)

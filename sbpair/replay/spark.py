@@ -24,8 +24,10 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
-logger.ours.name = org.apache.spark
-logger.ours.level = off
+logger.spark.name = org.apache.spark
+logger.spark.level = off
+logger.shell.name = org.apache.spark.repl.Main
+logger.shell.level = error
 """
 
 SETTINGS = {
@@ -33,7 +35,6 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
-    "spark.sql.shuffle.partitions": "16",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

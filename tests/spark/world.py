@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
 from sbpair.model import Pair, endpoint_from_connection_string
 from sbpair.replay.job import Request
 from tests.integration.conftest import NAMESPACE, OTHER, Running
@@ -60,7 +61,7 @@ class World:
         body = data_body(body or message_id.encode())
         message = Sections(properties=Properties(message_id=message_id).encode(), application_properties=own, body=body)
         self.sent[message_id] = body
-        self.running.do(lambda: self._backlog(index).messages.enqueue([message]))
+        self.running.do(lambda: self._backlog(index).messages.enqueue([Message(message, len(message))]))
 
     def strand_many(self, count: int, sessions: int = 5, body: bytes = b"") -> None:
         """Messages `m0` to … for the destinations in turns; those of a session go over all queues in turns too."""
@@ -96,7 +97,8 @@ class World:
         for name, messages in self.arrived().items():
             for message in messages:
                 session = message.sections.read_properties().group_id
-                found[name, str(session)].append(int(_id(message)[1:]))
+                if session is not None:
+                    found[name, session].append(int(_id(message)[1:]))
         return found
 
     def left(self) -> int:
