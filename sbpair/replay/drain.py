@@ -129,9 +129,9 @@ class Drain:
     async def _take(self, source: WireSource, segment: Segment, arrivals: list[WireArrival]) -> None:
         now = asyncio.get_running_loop().time()
         namespace = self._job.run.pair["secondary"]
-        known = [each for each in arrivals if key_of(namespace, each.facts)[1:] in self._accepted]
-        if known:
-            await source.complete(known)
+        if self._accepted:
+            known = {each for each in arrivals if key_of(namespace, each.facts)[1:] in self._accepted}
+            await source.complete(list(known))
             arrivals = [each for each in arrivals if each not in known]
         if arrivals:
             soonest = min(each.lock_until for each in arrivals)

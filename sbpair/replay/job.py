@@ -218,8 +218,8 @@ def _probe(spark: Any, job: Job) -> None:
             f"the executors do not see the archive {job.archive} that this machine sees",
             hint="mount it at the same path on every one of them, or name a URL such as s3://bucket/backlog",
         )
-    for row in said:
-        archive.remove(row.answer)
+    for path in (nonce, *(row.answer for row in said)):
+        archive.remove(path)
 
 
 # The phases.

@@ -26,8 +26,9 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 logger.spark.name = org.apache.spark
 logger.spark.level = off
-logger.shell.name = org.apache.spark.repl.Main
-logger.shell.level = error
+# By this one's level Spark decides whether to say something about levels.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
 
 SETTINGS = {

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.errors import StateRefused
-from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, OUTCOMES, QUARANTINE, SEGMENTS, SENDING, Archive
+from sbpair.replay.archive import (
+    DEDUPLICATED,
+    DOUBTFUL,
+    EXPIRED,
+    LEDGER,
+    OUTCOMES,
+    QUARANTINE,
+    SEGMENTS,
+    SENDING,
+    Archive,
+)
 from sbpair.replay.ledger import Key, check_shards, keys_of
 from sbpair.replay.schema import KEY
 
@@ -76,6 +86,7 @@ def verify(archive: Archive, run: Run) -> Proof:
     slices = rows // SLICE_MOST + 1
     for part in range(slices):
         _verify_slice(archive, proof, counts, chunks, attempts, Slice(slices, part))
+    _name_unanswered(archive, proof)
     _count_ends(archive, proof, chunks)
     _sum_up(proof, counts)
     return proof
@@ -166,6 +177,14 @@ def _name(proof: Proof, key: Key, destination: str | None) -> None:
         named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
         if named not in proof.doubtful:
             proof.doubtful.append(named)
+
+
+def _name_unanswered(archive: Archive, proof: Proof) -> None:
+    """What a task sent without an answer, and sent again."""
+    for path in archive.files(DOUBTFUL):
+        table = archive.read_table(path)
+        for key, destination in zip(keys_of(table), table.column("destination").to_pylist(), strict=True):
+            _name(proof, key, destination)
 
 
 def _in_hand_at_death(archive: Archive) -> dict[Key, set[str]]:

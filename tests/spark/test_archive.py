@@ -13,7 +13,7 @@ import pytest
 from sbpair import errors
 from sbpair.model import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import run as runs
-from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, Archive
+from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, Archive
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import Options, Reach, Run
 from sbpair.replay.schema import SEGMENT
@@ -119,6 +119,17 @@ def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Arch
     end(archive, LEDGER, key(1), key(2), attempt="next")
 
     assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
+
+
+def test_what_got_no_answer_and_was_sent_again_is_named(archive: Archive) -> None:
+    put(archive, "one", key(0), key(1))
+    end(archive, LEDGER, key(0), key(1))
+    end(archive, DOUBTFUL, key(1))
+
+    proof = proof_of(archive)
+
+    assert [each["message_id"] for each in proof.doubtful] == ["m1"]
+    assert proof.balanced
 
 
 def test_slices_make_no_difference(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from sbpair.replay.archive import LEDGER, SEGMENTS
+from tests.spark.cluster import standalone
 from tests.spark.world import World, world
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -148,3 +149,22 @@ def nothing_is_lost(place: World, told: dict[str, Any]) -> None:
     twice = {name for name, count in arrived.items() if count > 1}
     assert len(twice) <= CHUNK_MOST
     assert twice <= {each["message_id"] for each in told["doubtful"]}, "what came twice is named"
+
+
+@pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
+@pytest.mark.parametrize("whom", ["executor", "worker"])
+def test_a_cluster_that_loses_a_part_goes_on_and_nothing_is_lost(whom: str, kind: str, tmp_path: Path) -> None:
+    """Two workers on loopback; the archive is a directory that both have, and that is tried first."""
+    with world() as place, standalone(tmp_path / "cluster", place.shell(tmp_path)) as cluster:
+        place.strand_many(MESSAGES)
+        settings = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
+        request = {"master": cluster.url, "shared_archive": True, "tasks": 2, "settings": settings}
+        with replay(place, tmp_path, request=request) as process:
+            until(tmp_path, kind, 4, process)
+            end(cluster.executors()[0] if whom == "executor" else cluster.workers[0])
+            told = receipt_of(process)
+        place.running.advance(120)
+        if told["left"] or place.left():
+            with replay(place, tmp_path, request=request, resume=told["run"]) as process:
+                told = receipt_of(process)
+        nothing_is_lost(place, told)
