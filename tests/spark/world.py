@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
 HOUR_TICKS = 36_000_000_000
+HASTY = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.codegen.wholeStage": "false"}
+"""For a few messages it is not worth it that Spark compiles the plan, nor that Java does a second time."""
 
 
 class World:
@@ -46,7 +48,7 @@ class World:
         return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
 
     def request(self, directory: Path, **changes: Any) -> Request:
-        said = {"master": "local[2,4]", "state": directory / "state", **changes}
+        said = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
         return Request(self.pair, str(directory / "archive"), VARIABLES, **said)
 
     def shell(self, directory: Path) -> dict[str, str]:
