@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +164,6 @@ class Archive:
             f"the archive {self.url} cannot be used: {error.strerror or error}",
             hint="check that it exists, may be written to and has room, or name another with --archive",
         )
-
-
-def runs_of(url: str) -> Iterator[str]:
-    """The runs that an archive has."""
-    filesystem, root = _opened(url)
-    for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
-        if info.type == fs.FileType.Directory and Archive(url, info.base_name).exists(RUN_FILE):
-            yield info.base_name
 
 
 def _opened(url: str) -> tuple[fs.FileSystem, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
 from sbpair.move.journal import accepted_keys
 from sbpair.move.lease import Lease
 from sbpair.move.runs import new_id
@@ -25,7 +25,7 @@ from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import LEDGER, REPORT, RUN_FILE, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.drain import drain, keep_accepted, tasks_of
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
@@ -344,7 +344,7 @@ def status(archive: Archive) -> dict[str, Any]:
     run = load(archive)
     drained, stopped = archive.exists(DRAINED), archive.stopped()
     archived, sent = Watch(archive, SEGMENTS, "drain").look(), Watch(archive, LEDGER, "send").look()
-    proved = archive.exists(PROVED)
+    proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
     phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
     return {
         "run": run.id,
@@ -362,6 +362,3 @@ def stop(archive: Archive) -> None:
     """Ask a run to stop: its tasks finish what they have in hand."""
     load(archive)
     archive.write(STOP_FILE, b"")
-
-
-__all__ = ["RUN_FILE", "Phase", "Progress", "Request", "Result", "UsageError", "resume", "start", "status", "stop"]
