@@ -284,6 +284,12 @@ class Journal:
         self._gone.clear()
 
 
+def accepted_keys(state: State) -> list[Key]:
+    """What the primary has accepted of earlier runs, as far as the backlog may still hold it."""
+    flights = state.read("SELECT namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+    return [(namespace, queue, *parts) for namespace, queue, keys in flights for parts in _unpacked(keys)]
+
+
 def doubts_of(state: State, run: str, *, gone: bool) -> list[Doubt]:
     """What a run left in doubt. `gone` says that the run has ended, however: what it was sending is in doubt too."""
     flights = state.read(

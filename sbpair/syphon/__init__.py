@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import EntityMissing, SbpairError, UsageError
+from sbpair.move import queues
 from sbpair.move.books import Books
 from sbpair.move.guard import Guard
 from sbpair.move.lease_terms import check_queue
@@ -26,7 +27,6 @@ from sbpair.move.session_lease import hold as hold_session
 from sbpair.move.setting import Setting
 from sbpair.move.state import now_ms
 from sbpair.move.wire_engine import WireEngine
-from sbpair.syphon import queues
 from sbpair.syphon.gauge import Gauge
 from sbpair.syphon.lane import Count, Lane, Plan
 from sbpair.syphon.lanes import Lanes

@@ -56,6 +56,10 @@ class Arrival:
     partition_key: str | None = None
     key: Key = NO_KEY
 
+    @property
+    def turn(self) -> int:
+        return self.facts.sequence_number
+
 
 @dataclass
 class Parcel:
