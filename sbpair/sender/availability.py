@@ -74,6 +74,7 @@ class Availability:
         self._telling = RLock()
         self.on_sooner: Callable[[], None] = lambda: None
         self.fail_at_once = pair.failover_interval == 0
+        self.backlog_bytes: int | None = None
 
     # What senders ask, and what they report -----------------------------------------------------
 

@@ -30,7 +30,7 @@ class State(Enum):
 class Event(Enum):
     SENT = "the primary accepted a message"
     FAILED = "a send failed with an error that counts"
-    TIME_UP = "the timer went off"
+    TIME_UP = "the failover interval has passed"
     PING_ACCEPTED = "the primary accepted a ping"
     PING_UNANSWERED = "a ping failed in a way that may pass"
     PING_REFUSED = "a ping was refused for good"
