@@ -51,10 +51,10 @@ class Sender:
     def _sdk_sender(self, side: Side, path: str) -> Any:
         if side not in self._clients:
             pair = self._client.pair
-            endpoint = pair.primary if side is Side.PRIMARY else pair.secondary
+            endpoint = pair.primary if side == "primary" else pair.secondary
             self._clients[side] = self._client.sdk_client(endpoint)
         sdk = self._clients[side]
-        return sdk.get_topic_sender(path) if self._topic and side is Side.PRIMARY else sdk.get_queue_sender(path)
+        return sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
 
     def _closing(self) -> Steps[None]:
         self._closed = True

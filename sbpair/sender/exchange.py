@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
@@ -20,12 +20,12 @@ from sbpair.bus.data_errors import is_answer
 from sbpair.errors import UsageError
 from sbpair.sender import outgoing
 from sbpair.sender.failures import is_passing
-from sbpair.sender.lane import Lane, Side, Use
 from sbpair.sender.outgoing import LEAST_LIMIT_BYTES, Batch, Content, Message, Messages, OneMessage
 from sbpair.sender.steps import Pause, Steps
 
 if TYPE_CHECKING:
     from sbpair.sender.availability import Availability
+    from sbpair.sender.lane import Lane, Use
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
@@ -41,6 +41,8 @@ ATTEMPT_LEAST_SECONDS = 16.0
 """A backlog queue has at least so long, if there is so long: a partition needs more than 15 s to be turned to."""
 
 LIMIT_SECONDS = 10.0
+
+NOW = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Exchange:
         deadline = self._now() + seconds
         inside, whole = _parcel(messages)
         if inside:
-            yield from self._check_sizes(inside, deadline)
+            if not all(map(outgoing.is_small, inside)):
+                yield from self._check_sizes(inside, deadline)
             yield from self._delivered(inside, _sending(whole), deadline)
 
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
@@ -100,14 +103,14 @@ class Exchange:
             return sender.cancel_scheduled_messages(wanted, timeout=left)
 
         if wanted:
-            yield from self._lane.on(Side.PRIMARY, self._entity, cancelling, seconds)
+            yield from self._lane.on("primary", self._entity, cancelling, seconds)
 
     def batch(self, max_bytes: int | None, seconds: float) -> Steps[Batch]:
         """An empty one, as large as the entity takes; the least that any takes while nobody can be asked."""
         limit = LEAST_LIMIT_BYTES
         if not self._known.to_backlog(self._entity, self._now()):
             try:
-                made = yield from self._lane.on(Side.PRIMARY, self._entity, _opening, seconds)
+                made = yield from self._lane.on("primary", self._entity, _opening, seconds)
                 limit = made.max_size_in_bytes
             except Exception as error:
                 if not self._terms.counts(error):
@@ -120,56 +123,47 @@ class Exchange:
 
     def _delivered(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
         """What the primary answered; None where the backlog has taken them."""
-        waits = count()
-        while not self._known.to_backlog(self._entity, self._now()):
+        known, entity, attempts = self._known, self._entity, 0
+        while not known.to_backlog(entity, self._now()):
+            left = self._share(_left(deadline - self._now()))
             try:
-                answer = yield from self._at_primary(messages, use, deadline)
+                answer = yield from self._lane.on("primary", entity, use, left)
             except Exception as error:
-                if not self._terms.counts(error):
-                    raise
-                self._known.failed(self._entity, error, self._now())
-                if not (yield from self._goes_on(next(waits), deadline)):
+                pause = self._pause(error, attempts, deadline)
+                if pause is None:
                     raise
                 self._doubt(messages, error)
-                if self._terms.on_failure == "backlog-now":
+                attempts += 1
+                if pause == NOW:
                     break
+                yield Pause(pause)
             else:
-                self._known.sent(self._entity, self._now())
+                known.sent(entity, self._now())
                 return answer
-        copies = [outgoing.for_backlog(each, self._entity) for each in messages]
+        copies = [outgoing.for_backlog(each, entity) for each in messages]
         for content, inside in outgoing.packed(copies, LEAST_LIMIT_BYTES):
             yield from self._in_the_backlog(content, inside, deadline)
         return None
 
-    def _goes_on(self, waited: int, deadline: float) -> Steps[bool]:
-        """Whether the send is not over with this failure: it has time, and the backlog or patience."""
-        if self._now() >= deadline:
-            return False
-        if self._terms.on_failure == "backlog-now" or self._known.to_backlog(self._entity, self._now()):
-            return True
-        pause = min(RETRY_SECONDS * 2**waited, WAIT_MOST_SECONDS)
-        if self._terms.on_failure == "raise" or self._now() + pause >= deadline:
-            return False
-        yield Pause(pause)
-        return True
+    def _pause(self, error: Exception, attempts: int, deadline: float) -> float | None:
+        """After how long to try the primary again; NOW for the backlog at once, None for no more.
 
-    def _at_primary(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
-        """With the retries that the SDK would make, which does not say what it sends again."""
-        if self._terms.on_failure != "raise" or self._known.fail_at_once:
-            deadline = self._now() + PRIMARY_SHARE * (deadline - self._now())
-        for attempt in count():
-            left = _left(deadline - self._now())
-            try:
-                return (yield from self._lane.on(Side.PRIMARY, self._entity, use, left))
-            except Exception as error:
-                pause = RETRY_SECONDS * 2**attempt
-                if attempt >= self._terms.retries or not is_passing(error) or self._now() + pause >= deadline:
-                    raise
-                if self._known.to_backlog(self._entity, self._now()):
-                    raise
-                self._doubt(messages, error)
-                yield Pause(pause)
-        raise AssertionError
+        The first ones are the retries that the SDK would make, which does not say what it sends again.
+        """
+        now = self._now()
+        pause = min(RETRY_SECONDS * 2.0**attempts, WAIT_MOST_SECONDS)
+        if attempts < self._terms.retries and is_passing(error) and now + pause < now + self._share(deadline - now):
+            return pause
+        if not self._terms.counts(error):
+            return None
+        self._known.failed(self._entity, error, now)
+        if now < deadline and (self._terms.on_failure == "backlog-now" or self._known.to_backlog(self._entity, now)):
+            return NOW
+        return pause if self._terms.on_failure == "wait" and now + pause < deadline else None
+
+    def _share(self, left: float) -> float:
+        at_once = self._terms.on_failure != "raise" or self._known.fail_at_once
+        return left * PRIMARY_SHARE if at_once else left
 
     def _in_the_backlog(self, content: Content, inside: tuple[Message, ...], deadline: float) -> Steps[None]:
         """One queue after the other, while there is another and time."""
@@ -178,7 +172,7 @@ class Exchange:
             left = _left(deadline - self._now())
             seconds = max(left / 2, min(left, ATTEMPT_LEAST_SECONDS)) if spares else left
             try:
-                yield from self._lane.on(Side.BACKLOG, self._queue, _sending(content), seconds)
+                yield from self._lane.on("backlog", self._queue, _sending(content), seconds)
             except (MessageSizeExceededError, TypeError):
                 raise
             except Exception as error:
@@ -222,8 +216,8 @@ class Exchange:
         seconds = min(LIMIT_SECONDS, _left(deadline - now))
         self._queue, _ = self._known.queue_for(self._queue)
         try:
-            yield from self._lane.on(Side.BACKLOG, self._queue, _opening, seconds)
-            limit = yield from self._lane.on(Side.BACKLOG, self._queue, _limit_on, seconds)
+            yield from self._lane.on("backlog", self._queue, _opening, seconds)
+            limit = yield from self._lane.on("backlog", self._queue, _limit_on, seconds)
         except Exception as error:  # noqa: BLE001  the primary may take it all the same
             self._known.size_unknown(self._entity, size, error)
             return None
@@ -252,15 +246,22 @@ def _left(seconds: float) -> float:
 
 def _parcel(messages: Messages) -> tuple[list[Message], Content]:
     """The messages that were given, each with an id, and what is sent where nothing has to be changed."""
+    if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
+        one = outgoing.outgoing(messages)
+        return [one], _unchanged(messages, one)
     if isinstance(messages, Batch):
         return messages.outgoing, messages
     if isinstance(messages, ServiceBusMessageBatch):
         # One of a plain sender: what is in it is not among what the SDK makes public.
-        given: Iterable[OneMessage] = getattr(messages, "_messages", ())
-        inside = [outgoing.outgoing(each) for each in given]
-        return inside, messages
-    if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage | Mapping):
-        one = outgoing.outgoing(cast("OneMessage", messages))
+        return [outgoing.outgoing(each) for each in getattr(messages, "_messages", ())], messages
+    if isinstance(messages, Mapping):
+        one = outgoing.outgoing(messages)
         return [one], one
-    inside = [outgoing.outgoing(each) for each in messages]
-    return inside, inside
+    given = list(messages)
+    inside = [outgoing.outgoing(each) for each in given]
+    return inside, [_unchanged(each, checked) for each, checked in zip(given, inside, strict=True)]
+
+
+def _unchanged(given: OneMessage, checked: Message) -> ServiceBusMessage | Message:
+    """What was given, where nothing had to be added: the SDK would have to wrap the other once more."""
+    return given if isinstance(given, ServiceBusMessage) and given.raw_amqp_message is checked else checked

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sbpair.bus.data_errors import is_answer
 from sbpair.errors import UsageError
@@ -23,9 +22,7 @@ CLOSE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-class Side(Enum):
-    PRIMARY = "primary"
-    BACKLOG = "backlog"
+Side: TypeAlias = Literal["primary", "backlog"]
 
 
 class Lane:
@@ -38,7 +35,8 @@ class Lane:
 
     def on(self, side: Side, path: str, use: Use, seconds: float) -> Steps[Any]:
         """What `use` answers. Raises what it raises."""
-        sender = yield from self._sender(side, path)
+        known = self._senders.get(side)
+        sender = known[1] if known and known[0] == path else (yield from self._new(side, path))
         try:
             return (yield Call(lambda: use(sender, seconds), seconds))
         except BaseException as error:
@@ -54,13 +52,10 @@ class Lane:
         for sender in senders:
             yield from _closed(sender)
 
-    def _sender(self, side: Side, path: str) -> Steps[Any]:
-        known = self._senders.get(side)
-        if known is not None and known[0] == path:
-            return known[1]
-        if known is not None:
-            self._spent.append(known[1])
-        while side is Side.PRIMARY and self._spent:
+    def _new(self, side: Side, path: str) -> Steps[Any]:
+        if side in self._senders:
+            self._spent.append(self._senders.pop(side)[1])
+        while side == "primary" and self._spent:
             yield from _closed(self._spent.pop())
         sender = self._make(side, path)
         self._senders[side] = path, sender

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import calendar
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -23,7 +23,7 @@ from sbpair.move.envelope import PARTITION_KEY, SCHEDULE
 Message: TypeAlias = AmqpAnnotatedMessage
 OneMessage: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
 Messages: TypeAlias = OneMessage | Iterable[OneMessage] | ServiceBusMessageBatch
-Content: TypeAlias = Message | list[Message] | ServiceBusMessageBatch
+Content: TypeAlias = ServiceBusMessage | Message | Sequence[ServiceBusMessage | Message] | ServiceBusMessageBatch
 """What an SDK's sender is given: one, several in one batch, or a batch."""
 
 T = TypeVar("T")
@@ -142,13 +142,13 @@ def ping(session_id: str) -> Message:
 
 
 def _annotated(message: OneMessage) -> Message:
+    if isinstance(message, ServiceBusMessage):
+        return message.raw_amqp_message
     if isinstance(message, AmqpAnnotatedMessage):
         return message
     if isinstance(message, Mapping):
-        message = ServiceBusMessage(**message)
-    if not isinstance(message, ServiceBusMessage):
-        raise TypeError(f"a {type(message).__name__} is no message: give a ServiceBusMessage")
-    return message.raw_amqp_message
+        return ServiceBusMessage(**message).raw_amqp_message
+    raise TypeError(f"a {type(message).__name__} is no message: give a ServiceBusMessage")
 
 
 def _like(thing: T) -> T:

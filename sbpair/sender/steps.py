@@ -7,11 +7,9 @@ answer, or the error, raised in its place. The two drivers at the end are all th
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Generator
 from time import sleep
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -19,16 +17,14 @@ GRACE_SECONDS = 1.0
 """The SDK is given so much longer than its own time-out to notice that it is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Do it, and await what it answers where that can be awaited, for at most about so many seconds."""
 
     do: Callable[[], Any]
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     seconds: float
 
 
@@ -38,14 +34,15 @@ Steps: TypeAlias = Generator[Call | Pause, Any, T]
 def run(steps: Steps[T]) -> T:
     """Block until it is done. The SDK's sync clients keep their time-outs themselves: nobody else could."""
 
-    def perform(step: Call | Pause) -> Any:
-        return sleep(step.seconds) if isinstance(step, Pause) else step.do()
-
     try:
         step = next(steps)
         while True:
             try:
-                answer = perform(step)
+                answer = None
+                if isinstance(step, Call):
+                    answer = step.do()
+                else:
+                    sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
                 step = steps.throw(error)
             else:
@@ -58,20 +55,14 @@ def run(steps: Steps[T]) -> T:
 async def run_async(steps: Steps[T]) -> T:
     """Await until it is done."""
 
-    async def perform(step: Call | Pause) -> Any:
-        if isinstance(step, Pause):
-            return await asyncio.sleep(step.seconds)
-        answer = step.do()
-        if not inspect.isawaitable(answer):
-            return answer
-        async with asyncio.timeout(None if step.seconds is None else step.seconds + GRACE_SECONDS):
-            return await answer
-
     try:
         step = next(steps)
         while True:
             try:
-                answer = await perform(step)
+                answer = step.do() if isinstance(step, Call) else asyncio.sleep(step.seconds)
+                if isinstance(answer, Coroutine):
+                    async with asyncio.timeout(None if step.seconds is None else step.seconds + GRACE_SECONDS):
+                        answer = await answer
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
