@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.bus.data_client import aio_client, signed
 from sbpair.sender import client
@@ -40,23 +40,23 @@ class PairedSender(client.Sender):
 
         Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
         """
-        await self._run(timeout, lambda seconds: self._exchange.send(message, seconds))
+        await self._run(timeout, self._exchange.send, message)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
         """An empty batch, as large as the entity takes."""
-        return await self._run(None, lambda seconds: self._exchange.batch(max_size_in_bytes, seconds))
+        return await self._run(None, self._exchange.batch, max_size_in_bytes)
 
     async def schedule_messages(
         self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
     ) -> list[int]:
         """Send for later. The numbers are to cancel by; negative ones are of messages in the backlog."""
-        return await self._run(timeout, lambda seconds: self._exchange.schedule(messages, schedule_time_utc, seconds))
+        return await self._run(timeout, self._exchange.schedule, messages, schedule_time_utc)
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
     ) -> None:
         """Cancel what waits in the primary. Raises UsageError for what waits in the backlog."""
-        await self._run(timeout, lambda seconds: self._exchange.cancel(sequence_numbers, seconds))
+        await self._run(timeout, self._exchange.cancel, sequence_numbers)
 
     async def close(self) -> None:
         async with self._turn:
@@ -68,9 +68,9 @@ class PairedSender(client.Sender):
     async def __aexit__(self, *_details: object) -> None:
         await self.close()
 
-    async def _run(self, timeout: float | None, steps: Callable[[float], Steps[T]]) -> T:
+    async def _run(self, timeout: float | None, steps: Callable[..., Steps[T]], *about: Any) -> T:
         async with self._turn:
-            return await run_async(steps(self._seconds(timeout)))
+            return await run_async(steps(*about, self._seconds(timeout)))
 
 
 class PairedClient(client.Client[PairedSender]):

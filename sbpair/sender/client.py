@@ -13,13 +13,13 @@ from sbpair.errors import UsageError
 from sbpair.sender.availability import Availability
 from sbpair.sender.exchange import Exchange, OnFailure, Terms
 from sbpair.sender.failures import FailoverOn, counting
-from sbpair.sender.lane import Lane, Side
-from sbpair.sender.steps import Call, Steps
+from sbpair.sender.lane import Lane, Side, closed
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
     from sbpair.sender.events import SenderEvent
     from sbpair.sender.states import State
+    from sbpair.sender.steps import Steps
 
 SHORT_SECONDS = 15.0
 
@@ -62,7 +62,7 @@ class Sender:
         yield from self._lane.close()
         while self._clients:
             _, sdk = self._clients.popitem()
-            yield Call(sdk.close)
+            yield from closed(sdk)
 
 
 class Client(ABC, Generic[SenderT]):

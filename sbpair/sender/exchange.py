@@ -63,6 +63,7 @@ class Exchange:
         self._entity = entity
         self._terms = terms
         self._now = now
+        self._share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
@@ -124,8 +125,9 @@ class Exchange:
     def _delivered(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
         """What the primary answered; None where the backlog has taken them."""
         known, entity, attempts = self._known, self._entity, 0
-        while not known.to_backlog(entity, self._now()):
-            left = self._share(_left(deadline - self._now()))
+        # Most of the time nothing is wrong with anything, and then nothing is asked.
+        while known.calm or not known.to_backlog(entity, self._now()):
+            left = _left(deadline - self._now()) * self._share
             try:
                 answer = yield from self._lane.on("primary", entity, use, left)
             except Exception as error:
@@ -138,7 +140,8 @@ class Exchange:
                     break
                 yield Pause(pause)
             else:
-                known.sent(entity, self._now())
+                if not known.calm:
+                    known.sent(entity, self._now())
                 return answer
         copies = [outgoing.for_backlog(each, entity) for each in messages]
         for content, inside in outgoing.packed(copies, LEAST_LIMIT_BYTES):
@@ -152,7 +155,7 @@ class Exchange:
         """
         now = self._now()
         pause = min(RETRY_SECONDS * 2.0**attempts, WAIT_MOST_SECONDS)
-        if attempts < self._terms.retries and is_passing(error) and now + pause < now + self._share(deadline - now):
+        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self._share:
             return pause
         if not self._terms.counts(error):
             return None
@@ -160,10 +163,6 @@ class Exchange:
         if now < deadline and (self._terms.on_failure == "backlog-now" or self._known.to_backlog(self._entity, now)):
             return NOW
         return pause if self._terms.on_failure == "wait" and now + pause < deadline else None
-
-    def _share(self, left: float) -> float:
-        at_once = self._terms.on_failure != "raise" or self._known.fail_at_once
-        return left * PRIMARY_SHARE if at_once else left
 
     def _in_the_backlog(self, content: Content, inside: tuple[Message, ...], deadline: float) -> Steps[None]:
         """One queue after the other, while there is another and time."""

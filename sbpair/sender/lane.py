@@ -38,7 +38,7 @@ class Lane:
         known = self._senders.get(side)
         sender = known[1] if known and known[0] == path else (yield from self._new(side, path))
         try:
-            return (yield Call(lambda: use(sender, seconds), seconds))
+            return (yield Call(use, sender, seconds))
         except BaseException as error:
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
@@ -50,21 +50,21 @@ class Lane:
         self._senders.clear()
         self._spent.clear()
         for sender in senders:
-            yield from _closed(sender)
+            yield from closed(sender)
 
     def _new(self, side: Side, path: str) -> Steps[Any]:
         if side in self._senders:
             self._spent.append(self._senders.pop(side)[1])
         while side == "primary" and self._spent:
-            yield from _closed(self._spent.pop())
+            yield from closed(self._spent.pop())
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender
 
 
-def _closed(sender: Any) -> Steps[None]:
+def closed(sender: Any) -> Steps[None]:
     """Close what may be broken: what goes wrong then concerns nobody any more."""
     try:
-        yield Call(sender.close, CLOSE_SECONDS)
+        yield Call(lambda each, _: each.close(), sender, CLOSE_SECONDS)
     except Exception as error:  # noqa: BLE001  the SDK raises what it likes
         log.info("closing a connection of the SDK: %s", type(error).__name__)

@@ -33,6 +33,7 @@ LEAST_LIMIT_BYTES = 262_144
 
 SMALL_BODY_BYTES = LEAST_LIMIT_BYTES // 2
 _UNLIMITED = 2**62
+_DATA = AmqpMessageBodyType.DATA
 _TTL_NONE_MS = 922_337_203_685_477
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
 
@@ -122,7 +123,12 @@ def size_of(message: Message) -> int:
 
 def is_small(message: Message) -> bool:
     """Whether it surely fits a backlog queue of any tier: what is not body takes 64 KB at most, or no side takes it."""
-    return message.body_type is AmqpMessageBodyType.DATA and sum(map(len, message.body)) <= SMALL_BODY_BYTES
+    if message.body_type is not _DATA:
+        return False
+    room = SMALL_BODY_BYTES
+    for part in message.body:
+        room -= len(part)
+    return room >= 0
 
 
 def ids_of(messages: Iterable[Message]) -> tuple[str, ...]:

@@ -18,10 +18,11 @@ GRACE_SECONDS = 1.0
 
 
 class Call(NamedTuple):
-    """Do it, and await what it answers where that can be awaited, for at most about so many seconds."""
+    """Use the SDK's object, in so many seconds, and await what that answers where it can be awaited."""
 
-    do: Callable[[], Any]
-    seconds: float | None = None
+    use: Callable[[Any, float], Any]
+    on: Any
+    seconds: float
 
 
 class Pause(NamedTuple):
@@ -40,7 +41,7 @@ def run(steps: Steps[T]) -> T:
             try:
                 answer = None
                 if isinstance(step, Call):
-                    answer = step.do()
+                    answer = step.use(step.on, step.seconds)
                 else:
                     sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
@@ -59,9 +60,9 @@ async def run_async(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                answer = step.do() if isinstance(step, Call) else asyncio.sleep(step.seconds)
+                answer = step.use(step.on, step.seconds) if isinstance(step, Call) else asyncio.sleep(step.seconds)
                 if isinstance(answer, Coroutine):
-                    async with asyncio.timeout(None if step.seconds is None else step.seconds + GRACE_SECONDS):
+                    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
                         answer = await answer
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)

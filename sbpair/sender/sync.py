@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.bus.data_client import signed, sync_client
 from sbpair.sender import client
@@ -38,21 +38,21 @@ class PairedSender(client.Sender):
 
         Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
         """
-        self._run(timeout, lambda seconds: self._exchange.send(message, seconds))
+        self._run(timeout, self._exchange.send, message)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
         """An empty batch, as large as the entity takes."""
-        return self._run(None, lambda seconds: self._exchange.batch(max_size_in_bytes, seconds))
+        return self._run(None, self._exchange.batch, max_size_in_bytes)
 
     def schedule_messages(
         self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
     ) -> list[int]:
         """Send for later. The numbers are to cancel by; negative ones are of messages in the backlog."""
-        return self._run(timeout, lambda seconds: self._exchange.schedule(messages, schedule_time_utc, seconds))
+        return self._run(timeout, self._exchange.schedule, messages, schedule_time_utc)
 
     def cancel_scheduled_messages(self, sequence_numbers: int | list[int], *, timeout: float | None = None) -> None:
         """Cancel what waits in the primary. Raises UsageError for what waits in the backlog."""
-        self._run(timeout, lambda seconds: self._exchange.cancel(sequence_numbers, seconds))
+        self._run(timeout, self._exchange.cancel, sequence_numbers)
 
     def close(self) -> None:
         with self._turn:
@@ -64,9 +64,9 @@ class PairedSender(client.Sender):
     def __exit__(self, *_details: object) -> None:
         self.close()
 
-    def _run(self, timeout: float | None, steps: Callable[[float], Steps[T]]) -> T:
+    def _run(self, timeout: float | None, steps: Callable[..., Steps[T]], *about: Any) -> T:
         with self._turn:
-            return run(steps(self._seconds(timeout)))
+            return run(steps(*about, self._seconds(timeout)))
 
 
 class PairedClient(client.Client[PairedSender]):
