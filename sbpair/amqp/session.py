@@ -246,7 +246,7 @@ class Session(Endpoint):
         first = said.first or 0
         last = first if said.last is None else said.last
         ids = _range(first, last, known)
-        deliveries = [known.pop(key) for key in ids] if said.settled else [known[key] for key in ids]
+        deliveries = list(map(known.pop if said.settled else known.__getitem__, ids))
         if not deliveries:
             return None
         return Disposed(self, deliveries, said.state, bool(said.settled))
@@ -300,6 +300,8 @@ def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:
         raise ProtocolError(f"a disposition ends at {last}, before its first {first}", condition="amqp:invalid-field")
     if width == 0:
         return [first] if first in known else []
+    if width <= len(known) and first <= last:
+        return list(filter(known.__contains__, range(first, last + 1)))
     if width <= len(known):
         return [key for key in ((first + step) & SERIAL for step in range(width + 1)) if key in known]
     return [key for key in known if (key - first) & SERIAL <= width]

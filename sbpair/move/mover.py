@@ -213,7 +213,8 @@ class Mover:
         decision = self._route(arrival.facts)
         if isinstance(decision, Send):
             road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
-            road.add(Order(arrival, decision, arrival.facts.sequence_number))
+            # As Order(…) would be, at a third of its cost.
+            road.add(tuple.__new__(Order, (arrival, decision, arrival.facts.sequence_number)))
             if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")

@@ -119,8 +119,16 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
 def router(ttl: TimeToLive, now_ms: Callable[[], int]) -> Callable[[Facts], Route]:
     """`route`, with what is the same for all messages of a run."""
     if ttl is TimeToLive.ORIGINAL:
-        return route
+        return _as_it_was
     return lambda facts: route(facts, ttl=ttl, now_ms=now_ms())
+
+
+def _as_it_was(facts: Facts) -> Route:
+    return (
+        route(facts)
+        if facts.path is None
+        else _directed(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
+    )
 
 
 @lru_cache(REMEMBERED)

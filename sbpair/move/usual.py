@@ -37,6 +37,8 @@ SHAPES_MOST = 4
 """How many ways to write what stands before the properties a reader remembers. One service has one or two."""
 
 _SHORT_PROPERTIES = section(PROPERTIES, b"\xc0")
+_BEGINNING = struct.Struct(f">{len(_SHORT_PROPERTIES)}sBBBB").unpack_from
+_BEFORE_ID = len(_SHORT_PROPERTIES) + 4
 _SHORT_MAP = section(APPLICATION_PROPERTIES, b"\xc1")
 _TEXT, _TIME, _LONG = 0xA1, 0x83, 0x81
 _NULL = b"\x40"
@@ -197,18 +199,17 @@ class Reader:
     def _read_rest(self, payload: bytes, shape: Shape, moments: tuple[int, int, int]) -> Read | None:
         start = shape.size
         try:
-            if not payload.startswith(_SHORT_PROPERTIES, start) or payload[start + 6] != _TEXT:
-                return None
-            body_at = start + 5 + payload[start + 4]
-            id_end = start + 8 + payload[start + 7]
-            told = _told_by(payload[start + 5], payload[id_end:body_at]) if id_end <= body_at else None
-            if told is None or not payload.startswith(_SHORT_MAP, body_at):
+            beginning, size, count, kind, id_size = _BEGINNING(payload, start)
+            id_at = start + _BEFORE_ID
+            id_end, body_at = id_at + id_size, start + 5 + size
+            told = _told_by(count, payload[id_end:body_at]) if id_end <= body_at and kind == _TEXT else None
+            if told is None or beginning != _SHORT_PROPERTIES or not payload.startswith(_SHORT_MAP, body_at):
                 return None
             rest_at = body_at + 5 + payload[body_at + 4]
             aliases = _aliases(payload[body_at:rest_at])
             if aliases is None or not ends_in_data(payload, rest_at):
                 return None
-            message_id = payload[start + 8 : id_end].decode()
+            message_id = payload[id_at:id_end].decode()
         except (IndexError, UnicodeDecodeError, struct.error, ProtocolError):
             return None
         sequence_number, enqueued_at, locked_until = moments
@@ -224,17 +225,22 @@ class Reader:
             kept,
             payload[rest_at:],
         )
-        facts = Facts(
-            self._queue,
-            sequence_number,
-            enqueued_at,
-            message_id,
-            path,
-            session_id,
-            ttl_ticks,
-            scheduled_at,
-            len(payload),
-            content_type,
+        # As Facts(…) would be, at a third of its cost.
+        facts = tuple.__new__(
+            Facts,
+            (
+                self._queue,
+                sequence_number,
+                enqueued_at,
+                message_id,
+                path,
+                session_id,
+                ttl_ticks,
+                scheduled_at,
+                len(payload),
+                content_type,
+                "",
+            ),
         )
         return usual, facts, locked_until
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from sbpair.amqp.message import Sections
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _RENEW_MOST = 100
 _PAGE = 100
+_id_of = attrgetter("id")
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +139,12 @@ class WireSource:
             start = page[-1].sequence_number + 1
 
     async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
-        mine = {arrival.delivery.id: arrival for arrival in cast("Sequence[WireArrival]", arrivals)}
+        mine = cast("Sequence[WireArrival]", arrivals)
         # In the order in which they came: what stands together is settled in one word.
-        deliveries = [mine[number].delivery for number in sorted(mine)]
+        deliveries = sorted([arrival.delivery for arrival in mine], key=_id_of)
         failures = await self._receiver.settle_each(deliveries, outcome)
-        return [(mine[delivery.id], error) for delivery, error in failures]
+        arrival_of = {arrival.delivery.id: arrival for arrival in mine} if failures else {}
+        return [(arrival_of[delivery.id], error) for delivery, error in failures]
 
     def _arrival(self, delivery: Delivery) -> WireArrival:
         payload, delivery.payload = delivery.payload, b""

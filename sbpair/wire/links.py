@@ -7,10 +7,11 @@ had not answered for when a link was lost raises InDoubt: it may or may not have
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import count, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.session import Session
     from sbpair.wire.stream import Stream
 
-_names = itertools.count()
+_names = count()
 
 DEAD_LETTER = "com.microsoft:dead-letter"
 TOO_LARGE = "amqp:link:message-size-exceeded"
@@ -34,6 +35,8 @@ ANSWER_SECONDS = 60.0
 """How long a peer may take to answer one thing: a time-out must exceed 15 s, or a partition has no time to move."""
 
 STOP_SECONDS = 2.0
+
+_id_of, _context_of = attrgetter("id"), attrgetter("context")
 
 _RETRY = "it may work a little later"
 
@@ -86,10 +89,9 @@ class Waiting:
 
     def disposed_all(self, deliveries: Sequence[events.Sent | events.Delivery], state: Any) -> bool:
         """The same answer to several: whether it was what was asked, and all of them are among these."""
-        if not (type(state) is Accepted is type(self._asked)) or any(each.context is not self for each in deliveries):
+        if not (type(state) is Accepted is type(self._asked)) or set(map(_context_of, deliveries)) != {self}:
             return False
-        for delivery in deliveries:
-            self._open.pop(delivery.id, None)
+        deque(map(self._open.pop, map(_id_of, deliveries), repeat(None)), maxlen=0)
         self._look()
         return True
 
@@ -223,7 +225,7 @@ class Sender(Link):
     def __init__(self, stream: Stream, session: Session, address: str) -> None:
         self._link = session.sender(f"sbpair-{next(_names)}")
         super().__init__(stream, self._link, address)
-        self._tags = itertools.count()
+        self._tags = count()
 
     async def attach(self) -> None:
         await self.open(source=Source(f"sbpair-{self._link.name}"), target=Target(self.address), snd_settle_mode=0)
@@ -427,8 +429,10 @@ class Receiver(Link):
         self._stream.flush_soon()
 
 
-def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
+def ranges(ids: list[int]) -> list[tuple[int, int]]:
     """Runs of delivery ids that follow one another: nothing that was not asked for may fall into a range."""
+    if ids and list(range(ids[0], ids[-1] + 1)) == ids:
+        return [(ids[0], ids[-1])]
     found: list[tuple[int, int]] = []
     for number in ids:
         if found and number == found[-1][1] + 1:

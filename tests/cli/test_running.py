@@ -93,7 +93,7 @@ def test_what_the_emulator_prints_makes_the_other_commands_use_it() -> None:
         document = json.loads(output)
         assert (code, document["schema"]) == (3, "sbpair/audit/1")
         assert [each["name"] for each in document["extra"]] == ["contoso/x-servicebus-transfer/1"]
-        assert document["ok"][0]["counts"] == {"active": 0, "dead_letter": 0, "scheduled": 0, "total": 0}
+        assert set(document["ok"][0]["counts"].values()) == {0}
 
         code, output = finished("audit", "--count", "1", "--output", "jsonl", **environ)
         assert [json.loads(line)["outcome"] for line in output.splitlines()] == ["ok", "extra"]
