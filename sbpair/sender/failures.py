@@ -23,7 +23,7 @@ def counting(failover_on: FailoverOn) -> Callable[[Exception], bool]:
     """What tells whether an error counts. Raises UsageError for a rule that is none."""
     if callable(failover_on):
         return failover_on
-    if failover_on not in _RULES:
+    if not isinstance(failover_on, str) or failover_on not in _RULES:
         raise UsageError(
             f"failover_on is {failover_on!r}", hint='say "default", "article", or give a function of the error'
         )
