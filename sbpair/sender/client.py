@@ -135,7 +135,7 @@ class Client(ABC, Generic[SenderT]):
     def _get(self, entity: str, *, topic: bool) -> SenderT:
         if self._closed:
             raise ValueError("the client has been closed: make another one")
-        check_path(entity)
+        check_path(entity, shorten="give the queue or topic a shorter name")
         self.known.register(entity)
         sender = self._make(entity, topic)
         self._senders.append(sender)

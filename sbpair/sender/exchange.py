@@ -40,7 +40,8 @@ PRIMARY_SHARE = 0.75
 ATTEMPT_LEAST_SECONDS = 16.0
 """A backlog queue has at least so long, if there is so long: a partition needs more than 15 s to be turned to."""
 
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS, ASK_AGAIN_SECONDS = 10.0, 60.0
+"""How long the backlog is asked for the size that it takes, and how long it is left alone where it did not answer."""
 
 NOW = 0.0
 
@@ -144,8 +145,15 @@ class Exchange:
                     known.sent(entity, self._now())
                 return answer
         copies = [outgoing.for_backlog(each, entity) for each in messages]
+        done = 0
         for content, inside in outgoing.packed(copies, LEAST_LIMIT_BYTES):
-            yield from self._in_the_backlog(content, inside, deadline)
+            try:
+                yield from self._in_the_backlog(content, inside, deadline)
+            except Exception as error:
+                if done:
+                    error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
+                raise
+            done += len(inside)
         return None
 
     def _pause(self, error: Exception, attempts: int, deadline: float) -> float | None:
@@ -209,7 +217,7 @@ class Exchange:
         if self._known.backlog_bytes is not None:
             return self._known.backlog_bytes
         now = self._now()
-        if self._limit_asked is not None and now < self._limit_asked + LIMIT_SECONDS:
+        if self._limit_asked is not None and now < self._limit_asked + ASK_AGAIN_SECONDS:
             return None
         self._limit_asked = now
         seconds = min(LIMIT_SECONDS, _left(deadline - now))

@@ -290,6 +290,24 @@ def test_a_batch_that_aliases_make_too_large_is_split(rig: Rig) -> None:
     assert sorted(ids(rig.brought_back())) == sorted(f"m{each}" for each in range(number))
 
 
+def test_several_that_are_split_and_do_not_all_fit_say_how_far_they_came(rig: Rig) -> None:
+    def make_small() -> list[Any]:
+        for path in rig.paths:
+            rig.running.other.delete_queue(path)
+        return [rig.running.other.create_queue(path, QueueDescription(max_size_in_megabytes=1)) for path in rig.paths]
+
+    rig.backlog = rig.do(make_small)
+    with rig.client() as (client, told):
+        client.force_failover()
+        messages = [ServiceBusMessage(b"x" * 100_000, message_id=f"m{number}") for number in range(24)]
+        with pytest.raises(ServiceBusQuotaExceededError) as raised:
+            client.get_queue_sender("orders").send_messages(messages, timeout=30)
+        assert {event.queue for event in told.of(QueueLeft)} == set(rig.paths)
+    arrived = ids(rig.in_backlog())
+    assert sorted(arrived, key=lambda each: int(each[1:])) == [f"m{number}" for number in range(len(arrived))]
+    assert f"{len(arrived)} of the 24 messages, the first ones, are in the backlog." in raised.value.__notes__
+
+
 def test_a_message_too_large_for_the_backlog_is_refused_while_it_is_not_needed(rig: Rig) -> None:
     with rig.client() as (client, told):
         sender = client.get_queue_sender("orders")
