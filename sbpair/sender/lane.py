@@ -19,6 +19,9 @@ Use: TypeAlias = Callable[[Any, float], Any]
 
 CLOSE_SECONDS = 5.0
 
+SPENT_MOST = 4
+"""So many broken connections may wait to be closed, while a message is in a hurry."""
+
 log = logging.getLogger(__name__)
 
 
@@ -55,8 +58,8 @@ class Lane:
     def _new(self, side: Side, path: str) -> Steps[Any]:
         if side in self._senders:
             self._spent.append(self._senders.pop(side)[1])
-        while side == "primary" and self._spent:
-            yield from closed(self._spent.pop())
+        while self._spent and (side == "primary" or len(self._spent) > SPENT_MOST):
+            yield from closed(self._spent.pop(0))
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender

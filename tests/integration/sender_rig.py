@@ -114,6 +114,7 @@ class Rig:
             yield client, told
         finally:
             client.close()
+            asyncio.run_coroutine_threadsafe(_ended(), loop).result(PATIENCE_SECONDS)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
             loop.close()
@@ -144,6 +145,14 @@ class Rig:
         endpoint = getattr(self.pair, side)
         assert isinstance(endpoint.credential, SasKey)
         self.pair = replace(self.pair, **{side: replace(endpoint, credential=SasKey(endpoint.credential.name, key))})
+
+
+async def _ended() -> None:
+    """The SDK's tasks that keep connections alive go on for some seconds after them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def ids(messages: list[Sections]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -78,6 +79,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def rig() -> Iterator[Rig]:
     with Running() as running:
         yield Rig(running, queues=2)
+    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
+    gc.collect()
 
 
 OUTAGES = [
