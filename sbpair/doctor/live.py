@@ -40,8 +40,6 @@ PASSING = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=
 
 GIGABYTES_5 = 5120
 KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
-PING_TYPE = "application/vnd.ms-servicebus-ping"
-PING_TTL_MS = 1_000
 
 IDLE_SECONDS = 600.0
 IDLE_SLACK_SECONDS = 60.0
@@ -240,8 +238,8 @@ class Questions:
     async def _ping(self, wire: Wire, path: str) -> Check:
         receiver, sender = await wire.receiver(path), await wire.sender(path)
         receiver.grant(2)
-        ping = Properties(message_id="ping", content_type=PING_TYPE, group_id=uuid.uuid4().hex)
-        header = Header(ttl=PING_TTL_MS).encode()
+        ping = Properties(message_id="ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
+        header = Header(ttl=backlog.PING_TTL_MS).encode()
         await sender.send(Sections(header=header, properties=ping.encode(), body=data_body(b"")).join())
         # What comes behind it shows that the link takes messages, and that the ping is not on its way.
         await sender.send(Sections(properties=Properties(message_id="behind").encode(), body=data_body(b"")).join())
