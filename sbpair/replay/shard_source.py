@@ -54,6 +54,7 @@ class ShardSource:
     """The rows of one task: whole shards, each in order. `error` is why nothing more may be sent."""
 
     clock_ahead_ms = 0
+    service_ms = None
     broken = None
 
     def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, name: str = "archive") -> None:
