@@ -30,7 +30,7 @@ MS_TICKS = 10_000
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def place(monkeypatch: pytest.MonkeyPatch, own_java: None) -> Iterator[World]:  # noqa: ARG001  # it is there for what it does
     with world(queues=2) as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)

@@ -24,6 +24,7 @@ from sbpair.sender.outgoing import Batch, for_backlog, is_small, packed, schedul
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 WORDS = st.text(max_size=20)
+NAMES = WORDS.filter(lambda name: name not in ALIASES)
 IDS = st.text(min_size=1, max_size=20)
 
 
@@ -38,7 +39,7 @@ MESSAGES = st.builds(
     st.none() | st.binary(max_size=50) | WORDS,
     application_properties=st.none()
     | st.dictionaries(
-        WORDS, WORDS | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False) | st.uuids()
+        NAMES, WORDS | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False) | st.uuids()
     ),
     session_id=st.none() | IDS,
     message_id=st.none() | IDS,
