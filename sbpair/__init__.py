@@ -8,21 +8,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair import errors
+    from sbpair import aio, errors
     from sbpair.config import load_pair
     from sbpair.model import Endpoint, Pair
+    from sbpair.sender.sync import PairedClient
 
 __version__ = "0.1.0"
-__all__ = ["Endpoint", "Pair", "__version__", "errors", "load_pair"]
+__all__ = ["Endpoint", "Pair", "PairedClient", "__version__", "aio", "errors", "load_pair"]
 
-_HOMES = {"Endpoint": "sbpair.model", "Pair": "sbpair.model", "load_pair": "sbpair.config"}
+_HOMES = {
+    "Endpoint": "sbpair.model",
+    "Pair": "sbpair.model",
+    "PairedClient": "sbpair.sender.sync",
+    "load_pair": "sbpair.config",
+}
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name == "errors":
-        return import_module("sbpair.errors")
+    if name in ("aio", "errors"):
+        return import_module(f"sbpair.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError, UsageError
@@ -63,9 +64,19 @@ def _told(message: str, hint: str, code: int, arguments: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exc()
+    if _asks_for_json(arguments):
+        from sbpair.cli.logs import line
+
+        sys.stderr.write(f"{line('error', 'sbpair', message, hint=hint, exit_code=code)}\n")
+        return code
     lines = [f"error: {message}", *([f"hint: {hint}"] if hint else [])]
     sys.stderr.write("".join(f"{_printable(line)}\n" for line in lines))
     return code
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether `--log-format json` is said, also on a command line that cannot be understood."""
+    return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
 
 
 def _printable(text: str) -> str:

@@ -98,6 +98,12 @@ def queue_spec(primary: str, index: int) -> QueueSpec:
     )
 
 
+# The ping ---------------------------------------------------------------------------------------
+
+PING_TYPE = "application/vnd.ms-servicebus-ping"
+PING_TTL_MS = 1_000
+
+
 # The aliases ------------------------------------------------------------------------------------
 #
 # What a message had to give up on its way into the backlog, kept in its application properties.

@@ -21,7 +21,10 @@
     │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
     ├── ServiceRefused              3  the service said no for good, with a condition
     │   ├── NameTaken               3  an entity of another kind has the name
+    │   ├── PartitionsWanted        3  the whole namespace is partitioned, and so must be what is made in it
     │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
+    │   ├── SessionLocked           3  another receiver has the session
+    │   ├── SessionLockLost         3  a session is not this receiver's any more
     │   └── EngineLacks             3  not the service: the engine that was asked for cannot, and another one can
     ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
@@ -69,7 +72,7 @@ class Unsafe(SbpairError):
 
 
 class LeaseHeld(Unsafe):
-    """Another process of this machine is moving messages of the same pair."""
+    """Another process, on this machine or with the same lease on another one, is moving messages of the same pair."""
 
 
 class LeaseLost(Unsafe):
@@ -137,12 +140,24 @@ class ServiceRefused(SbpairError):
         self.condition = condition
 
 
+class PartitionsWanted(ServiceRefused):
+    """A Premium namespace that is partitioned as a whole refuses what does not ask for partitions too."""
+
+
 class NameTaken(ServiceRefused):
     """Something of another kind has the name, such as a topic that of a queue."""
 
 
 class MessageLockLost(ServiceRefused):
     """The lock ran out before the settlement arrived: the message will be delivered again."""
+
+
+class SessionLocked(ServiceRefused):
+    """The session that was asked for is another receiver's."""
+
+
+class SessionLockLost(ServiceRefused):
+    """The lock of a session ran out, or was taken away: somebody else may have the session."""
 
 
 class EngineLacks(ServiceRefused):

@@ -21,7 +21,7 @@ from sbpair.bus.arm_json import body_of, counts_of, name_of, path_of, read, read
 from sbpair.bus.credentials import token_credential
 from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS, Road, RoadTransport, is_local, road_to, session_for
-from sbpair.entity import Queue, Rule, Subscription, Topic
+from sbpair.entity import Queue, Rule, Subscription, Topic, asking_for_partitions
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import Counts, Endpoint, Identity, QueueSpec, QueueState, ResourceGroup
 from sbpair.tiers import Capacity
@@ -162,6 +162,8 @@ class ArmNamespace:
         with suppress(EntityMissing):
             await self._read(entity)
             return False
+        if isinstance(entity, (QueueSpec, Topic)) and ((await self.capacity()).partitions or 1) > 1:
+            entity = asking_for_partitions(entity)
         with self._translated(f"create {_called(entity)}"):
             try:
                 await self._put(entity, body_of(entity))

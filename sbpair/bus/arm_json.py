@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model import Counts, QueueSpec, QueueState
+from sbpair.model import Counts, QueueSpec, QueueState, Usage
 
 Json = Mapping[str, Any]
 Described = TypeVar("Described", QueueSpec, Queue, Topic, Subscription)
@@ -83,9 +84,9 @@ def read_rule(named: Rule, properties: Json) -> Rule:
 
 def state_of(path: str, properties: Json, *, counted: bool = False) -> QueueState:
     """A queue with its size as the service gives it, and its messages counted, or not."""
-    counts = counts_of(properties) if counted else None
     partitioned = bool(properties.get("enablePartitioning"))
-    return QueueState(read(QueueSpec(path), properties), partitioned, counts)
+    known = (counts_of(properties), usage_of(properties)) if counted else ()
+    return QueueState(read(QueueSpec(path), properties), partitioned, *known)
 
 
 def counts_of(properties: Json) -> Counts:
@@ -95,4 +96,19 @@ def counts_of(properties: Json) -> Counts:
         dead_letter=details.get("deadLetterMessageCount") or 0,
         scheduled=details.get("scheduledMessageCount") or 0,
         total=properties.get("messageCount") or 0,
+        transfer=details.get("transferMessageCount") or 0,
+        transfer_dead_letter=details.get("transferDeadLetterMessageCount") or 0,
     )
+
+
+def usage_of(properties: Json) -> Usage:
+    times = (properties.get(name) for name in ("createdAt", "updatedAt", "accessedAt"))
+    return Usage(properties.get("sizeInBytes"), *(_seconds(each) for each in times))
+
+
+def _seconds(at: str | None) -> float | None:
+    """Since 1970; the service's year 1 is a time that never was."""
+    if not at or at.startswith("0001-"):
+        return None
+    when = datetime.fromisoformat(at)
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -30,8 +30,8 @@ from sbpair.bus.atom_entities import (
 from sbpair.bus.credentials import connection_string, token_credential
 from sbpair.bus.translate import answer_of, translated
 from sbpair.bus.transport import CALL_SECONDS, RoadTransport, road_to, session_for
-from sbpair.entity import Queue, Rule, Subscription, Topic
-from sbpair.errors import NameTaken, ServiceRefused
+from sbpair.entity import Described, Queue, Rule, Subscription, Topic, asking_for_partitions
+from sbpair.errors import NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import Counts, Endpoint, QueueSpec, QueueState, SasKey, Usage
 from sbpair.tiers import Capacity
 
@@ -76,6 +76,7 @@ class AtomQueues:
     def __init__(self, client: ServiceBusAdministrationClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
+        self._wants_partitions = False
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
         with translated("list the queues", self._namespace):
@@ -94,16 +95,20 @@ class AtomQueues:
         with translated(f"count the messages of {path}", self._namespace):
             return counts_of(await self._client.get_queue_runtime_properties(path))
 
-    async def create(self, spec: QueueSpec) -> bool:
-        return await self._created(
-            f"create the queue {spec.path}",
-            self._client.create_queue(spec.path, cls=unread, **description(spec)),  # type: ignore[arg-type]
-        )
+    async def create(self, entity: Described) -> bool:
+        """A namespace that is partitioned as a whole does not say so before, and then takes nothing else."""
+        if isinstance(entity, (Subscription, Rule)):
+            return await self._created(entity)
+        if not self._wants_partitions:
+            with suppress(PartitionsWanted):
+                return await self._created(entity)
+            self._wants_partitions = True
+        return await self._created(asking_for_partitions(entity))
 
-    async def _created(self, what: str, asked: Awaitable[object]) -> bool:
-        with translated(what, self._namespace):
+    async def _created(self, entity: Described) -> bool:
+        with translated(f"create the {entity.kind} {entity.path}", self._namespace):
             try:
-                await asked
+                await self._creation(entity)
             except Answered:
                 return True
             except HttpResponseError as error:
@@ -111,6 +116,19 @@ class AtomQueues:
                     return False
                 raise
         return True
+
+    def _creation(self, entity: Described) -> Awaitable[object]:
+        match entity:
+            case QueueSpec(path=path):
+                return self._client.create_queue(path, cls=unread, **description(entity))  # type: ignore[arg-type]
+            case Topic(path=path):
+                return self._client.create_topic(path, **description(entity))  # type: ignore[arg-type]
+            case Subscription(topic=topic, name=name):
+                return self._client.create_subscription(topic, name, **description(entity))  # type: ignore[arg-type]
+            case Rule(topic=topic, subscription=subscription, name=name):
+                return self._client.create_rule(
+                    topic, subscription, name, filter=sdk_filter(entity.filter), action=sdk_action(entity.action)
+                )
 
     async def _counts_under(self, prefix: str) -> dict[str, tuple[Counts, Usage]]:
         listed = self._client.list_queues_runtime_properties()
@@ -190,11 +208,6 @@ class AtomNamespace(AtomQueues):
             except AttributeError as error:
                 raise self._taken(like.kind, like.path) from error
 
-    async def create(self, entity: QueueSpec | Topic | Subscription | Rule) -> bool:
-        if isinstance(entity, QueueSpec):
-            return await super().create(entity)
-        return await self._created(f"create the {entity.kind} {entity.path}", self._creation(entity))
-
     async def delete_rule(self, rule: Rule) -> None:
         with translated(f"delete the rule {rule.path}", self._namespace), suppress(ResourceNotFoundError):
             await self._client.delete_rule(rule.topic, rule.subscription, rule.name)
@@ -208,17 +221,6 @@ class AtomNamespace(AtomQueues):
             return subscription_of(like.topic, await self._client.get_subscription(like.topic, like.name))
         read = await self._client.get_rule(like.topic, like.subscription, like.name)
         return rule_of(like.topic, like.subscription, read)
-
-    def _creation(self, entity: Topic | Subscription | Rule) -> Awaitable[object]:
-        match entity:
-            case Topic(path=path):
-                return self._client.create_topic(path, **description(entity))  # type: ignore[arg-type]
-            case Subscription(topic=topic, name=name):
-                return self._client.create_subscription(topic, name, **description(entity))  # type: ignore[arg-type]
-            case Rule(topic=topic, subscription=subscription, name=name):
-                return self._client.create_rule(
-                    topic, subscription, name, filter=sdk_filter(entity.filter), action=sdk_action(entity.action)
-                )
 
     async def _as_chosen(self, entity: Divided) -> Divided:
         """The size of one part; only the tier says whether what was read is several of them."""

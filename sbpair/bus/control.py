@@ -101,7 +101,10 @@ class EntityControl(Protocol):
         ...
 
     async def create(self, entity: QueueSpec | Topic | Subscription | Rule) -> bool:
-        """Make an entity. False means that the name was taken before, by whatever it may be."""
+        """Make an entity. False means that the name was taken before, by whatever it may be.
+
+        In a namespace that is partitioned as a whole, so is what is made in it, whether it asks for it or not.
+        """
         ...
 
     async def delete_rule(self, rule: Rule) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # A ready-made signature cannot be renewed, so the SDK is told that it never needs to be: the service knows better.
 FAR_FUTURE = 2**40
 
+GRACE_SECONDS = 5.0
+"""How long a token that is still being asked for is waited for, once nobody wants it any more."""
+
 
 class ReadyMadeToken:
     """An AsyncTokenCredential around a signature that somebody else has made."""
@@ -45,13 +48,14 @@ class ReadyMadeToken:
 
 
 class OneAsker:
-    """An AsyncTokenCredential that asks once for all who want the same token, and is never broken off half way.
+    """An AsyncTokenCredential that asks once for all who want the same token, whoever of them goes away meanwhile.
 
     Asking may be a program's work (`az`): many at once are slow, and one that is left behind is complained of.
     """
 
-    def __init__(self, credential: AsyncTokenCredential) -> None:
+    def __init__(self, credential: AsyncTokenCredential, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._credential = credential
+        self._grace_seconds = grace_seconds
         self._asking: dict[tuple[object, ...], asyncio.Task[AccessToken]] = {}
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
@@ -69,8 +73,15 @@ class OneAsker:
             done.exception()
 
     async def close(self) -> None:
-        """Wait for what is under way."""
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        """Wait a little for what is under way, and break off what nobody answers."""
+        await self._wait()
+        for task in self._asking.values():
+            task.cancel()
+        await self._wait()
+
+    async def _wait(self) -> None:
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=self._grace_seconds)
 
     async def __aenter__(self) -> OneAsker:
         return self

@@ -64,7 +64,7 @@ def translated(doing: str) -> Iterator[None]:
         raise error_of(error, doing) from error
     except (OSError, ValueError, AttributeError) as error:
         # So it answers where another task's failure has closed what this one still uses.
-        raise errors.Unreachable(f"{doing}: the connection is gone ({_plain(error)})", hint=_RETRY) from error
+        raise errors.Unreachable(f"{doing}: the connection is gone ({plain(error)})", hint=_RETRY) from error
 
 
 def error_of(error: AzureError, doing: str) -> errors.SbpairError:
@@ -122,7 +122,7 @@ def condition_of(error: AzureError) -> str:
 
 def _text_of(error: AzureError) -> str:
     said = getattr(error.inner_exception, "status_description", None)
-    return _plain(said.decode(errors="replace") if isinstance(said, bytes) else said or error)
+    return plain(said.decode(errors="replace") if isinstance(said, bytes) else said or error)
 
 
 def _access(said: str, text: str) -> errors.AccessError:
@@ -131,5 +131,6 @@ def _access(said: str, text: str) -> errors.AccessError:
     return errors.NotAuthenticated(said, hint="check the key's name and the key, and that the token has not expired")
 
 
-def _plain(error: object) -> str:
+def plain(error: object) -> str:
+    """What an error says, on one line and without secrets."""
     return _SECRET.sub(r"\1***", " ".join(str(error).split()))[:500]

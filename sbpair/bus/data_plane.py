@@ -10,25 +10,22 @@ import asyncio
 import logging
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.servicebus import ServiceBusMessageState, TransportType
-from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus import ServiceBusMessageState
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.bus.credentials import token_credential
+from sbpair.bus.data_client import aio_client, signed
 from sbpair.bus.data_errors import UNDECODABLE, WIRE_HINT, is_answer, translated
-from sbpair.bus.transport import trust
 from sbpair.errors import EngineLacks, InDoubt, SbpairError, ServiceRefused, TimedOut
-from sbpair.model import AMQPS_PORT, SasKey, SasToken, authority_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from azure.core.credentials_async import AsyncTokenCredential
-    from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+    from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
+    from sbpair.bus.data_client import Signed
     from sbpair.bus.decoded import Batch, Outgoing, Received
     from sbpair.model import Endpoint
 
@@ -48,22 +45,10 @@ log = logging.getLogger(__name__)
 async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
     """The SDK's client. Nothing is connected before something is received or sent. Raises MachineLacks."""
     async with AsyncExitStack() as stack:
-        credential: AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
-        if isinstance(endpoint.credential, SasKey):
-            credential = AzureNamedKeyCredential(endpoint.credential.name, endpoint.credential.key)
-        elif isinstance(endpoint.credential, SasToken):
-            credential = AzureSasCredential(endpoint.credential.token)
-        else:
+        credential: Signed | AsyncTokenCredential | None = signed(endpoint)
+        if credential is None:
             credential = await stack.enter_async_context(token_credential(endpoint.credential))
-        client = ServiceBusClient(
-            endpoint.authority,
-            credential,
-            retry_total=0,
-            use_tls=endpoint.tls,
-            transport_type=TransportType.Amqp,
-            custom_endpoint_address=_detour(endpoint),
-            ssl_context=trust(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
-        )
+        client = aio_client(endpoint, credential, None)
         stack.push_async_callback(_closed, client)
         yield client
 
@@ -195,14 +180,3 @@ async def _closed(handler: ServiceBusReceiver | ServiceBusSender | ServiceBusCli
             await handler.close()
     except Exception as error:  # noqa: BLE001  the SDK raises what it likes, and nobody waits for this
         log.info("closing a connection of the SDK: %s", type(error).__name__)
-
-
-def _detour(endpoint: Endpoint) -> str | None:
-    """Where to connect to, if that is not what the authority says. Over TLS the SDK knows one port only."""
-    if endpoint.tls and endpoint.port == AMQPS_PORT:
-        known = endpoint.host.lower() == (urlsplit(f"//{endpoint.authority}").hostname or "")
-    else:
-        known = not endpoint.tls and authority_of(endpoint.host, endpoint.port).lower() == endpoint.authority.lower()
-    if known:
-        return None
-    return f"sb://{authority_of(endpoint.host, endpoint.port)}"

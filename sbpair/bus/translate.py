@@ -58,6 +58,11 @@ class Answer:
         return self.status == 409 and self.sub_code != CONFLICT_IN_PROGRESS
 
     @property
+    def wants_partitions(self) -> bool:
+        """A Premium namespace that is partitioned as a whole takes nothing that does not ask to be so."""
+        return self.status == 400 and "non-partitioned entities are not allowed" in self.detail.lower()
+
+    @property
     def of_resource_manager(self) -> bool:
         """Its answers begin with a code, as the SDK shows them."""
         return self.detail.startswith("(")
@@ -163,7 +168,8 @@ def _meant(answer: Answer, what: str, namespace: str) -> errors.SbpairError:
             f"cannot {what}: {namespace} answered {answer.status}",
             hint="the service may be busy: try again in a minute",
         )
-    return errors.ServiceRefused(
+    refusal = errors.PartitionsWanted if answer.wants_partitions else errors.ServiceRefused
+    return refusal(
         f"cannot {what}: {namespace} refused it ({answer.status}): {answer.detail[:LONGEST_DETAIL]}",
         condition=answer.sub_code or str(answer.status),
         hint="the service will not change its mind: correct what it says",

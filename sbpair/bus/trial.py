@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.core.exceptions import ResourceNotFoundError
 
-from sbpair.bus.atom import open_client, state_of
-from sbpair.bus.atom_entities import description
-from sbpair.bus.translate import answer_of, translated
+from sbpair.bus.atom import AtomQueues, open_client, state_of
+from sbpair.bus.translate import translated
 from sbpair.bus.transport import CALL_SECONDS
+from sbpair.entity import asking_for_partitions
 from sbpair.errors import EntityMissing
 from sbpair.model import TIMESPAN_MAX, QueueSpec
 
@@ -70,24 +70,12 @@ async def open_trials(endpoint: Endpoint, *, seconds: float = CALL_SECONDS) -> A
         yield Trials(client, endpoint.name)
 
 
-class Trials:
+class Trials(AtomQueues):
     """To be had from `open_trials`. Every method raises only errors of `sbpair.errors`."""
 
-    def __init__(self, client: ServiceBusAdministrationClient, namespace: str) -> None:
-        self._client = client
-        self._namespace = namespace
-
-    async def create(self, spec: QueueSpec, *, partitioned: bool = False) -> bool:
-        """Make a queue. False means that the name was taken before, by whatever it may be."""
-        told: dict[str, Any] = {**description(spec), **({"enable_partitioning": True} if partitioned else {})}
-        with translated(f"create the queue {spec.path}", self._namespace):
-            try:
-                await self._client.create_queue(spec.path, **told)
-            except HttpResponseError as error:
-                if answer_of(error).name_is_taken:
-                    return False
-                raise
-        return True
+    async def make(self, spec: QueueSpec, *, partitioned: bool = False) -> bool:
+        """As `create`, but just what is said: raises PartitionsWanted."""
+        return await self._created(asking_for_partitions(spec) if partitioned else spec)
 
     async def elements(self, path: str) -> dict[str, str]:
         """The elements of a queue's description, by name, exactly as the service wrote them."""

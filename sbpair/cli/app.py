@@ -23,6 +23,7 @@ COMMANDS = {
     "audit": "Compare the backlog queues with what they should be, and count their messages.",
     "prune": "Remove the backlog queues that nobody asked for, where they are empty.",
     "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
+    "replay": "Bring a large backlog back on Spark: archive it, send it from there, and prove it.",
     "partition": "Create partitioned queues and topics, list them, and explain partition keys.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",
@@ -95,7 +96,7 @@ def invoke(arguments: Sequence[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:
-        raise _usage(error) from error
+        raise _usage(error, _path(arguments)) from error
     return result if isinstance(result, int) else 0
 
 
@@ -106,9 +107,14 @@ _PLAINER = (
 )
 
 
-def _usage(error: typer.TyperException) -> UsageError:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else PROGRAM
+def _path(arguments: Sequence[str]) -> str:
+    """The command that is meant: not every error says so."""
+    words = [word for word in arguments[:1] if word in COMMANDS]
+    below = getattr(load(words[0]), "commands", {}) if words else {}
+    return " ".join([PROGRAM, *words, *(word for word in arguments[1:2] if word in below)])
+
+
+def _usage(error: typer.TyperException, path: str) -> UsageError:
     hint = f"see {path} --help"
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"

@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 
 from sbpair.audit import FAIL_ON, PEEK_MOST, Finding
+from sbpair.cli.complete import findings
 from sbpair.cli.options import Connection, Count, Display, options
 from sbpair.cli.output import Screen
 from sbpair.cli.pairs import chosen
 from sbpair.cli.running import run
+from sbpair.cli.via import Management, group_of
 from sbpair.errors import UsageError
 from sbpair.model import TICKS_PER_SECOND, ticks
 
@@ -29,6 +31,7 @@ def command(
             "--fail-on",
             metavar="KIND[,KIND]",
             help=f"Which findings to exit 3 for, of: {CHOICES} ({DEFAULT})",
+            autocompletion=findings,
         ),
     ] = DEFAULT,
     idle: Annotated[
@@ -54,13 +57,15 @@ def command(
         ),
     ] = "5s",
     connection: Connection,
+    management: Management,
     display: Display,
 ) -> int:
     """Compare the backlog queues with what they should be, and count their messages.
 
     Changes nothing, locks nothing and raises no delivery count. Needs the Manage claim on the secondary namespace. With
     Listen there too, it looks at messages: how old the oldest is, and where they want to go; with Manage or Send on the
-    primary, whether that is there and detects duplicates. What it could not look at, it says.
+    primary, whether that is there and detects duplicates. What it could not look at, it says. With --via arm, a role
+    such as Reader lists and counts; messages and destinations are always looked at in the namespaces themselves.
 
     A partitioned queue is no finding: it works as well, and cannot be changed. Its size is that of all partitions.
     Backlog queues of another primary (foreign) are no finding either, unless --fail-on says so. How fast a queue fills
@@ -86,17 +91,23 @@ def command(
     """
     kinds, idle_seconds, sample_seconds = _kinds(fail_on), _idle(idle), _sample(sample)
     screen = Screen(display)
+    group = group_of(management)
     pair = chosen(connection, screen, count=count)
     from sbpair import audit
-    from sbpair.cli import findings
+    from sbpair.cli import findings as shown
 
-    with findings.Watching(screen) as told:
+    with shown.Watching(screen) as told:
         found = run(
             lambda _stop: audit.run(
-                pair, idle_seconds=idle_seconds, peek_most=peek, sample_seconds=sample_seconds, on_event=told
+                pair,
+                group=group,
+                idle_seconds=idle_seconds,
+                peek_most=peek,
+                sample_seconds=sample_seconds,
+                on_event=told,
             )
         )
-    screen.result(findings.document(found), findings.lines(found), findings.table(found))
+    screen.result(shown.document(found), shown.lines(found), shown.table(found))
     for each in found.unseen:
         screen.warn(f"not looked at: {each.name}: {each.reason}")
     return audit.exit_code_of(found, kinds)

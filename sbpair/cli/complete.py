@@ -1,4 +1,4 @@
-"""What a shell is told while somebody types: names of pairs, and of backlog queues.
+"""What a shell is told while somebody types: names of pairs, of backlog queues, and of findings.
 
 From the configuration alone: nothing is connected to, for a key that is pressed must not wait for a network, nor sign
 in to anything. Whatever is wrong there completes nothing, and is told when the command is run.
@@ -30,3 +30,12 @@ def backlog_queues(context: typer.Context) -> list[str]:
         return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
     except SbpairError:
         return []
+
+
+def findings(incomplete: str) -> list[str]:
+    """Kinds of findings, behind those that are there already and a comma."""
+    from sbpair.audit.findings import Finding
+
+    before = incomplete[: incomplete.rfind(",") + 1]
+    kinds = [kind for kind in Finding if kind not in before.split(",")]
+    return [before + kind for kind in (*kinds, *([] if before else ["all", "none"]))]

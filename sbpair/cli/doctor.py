@@ -190,11 +190,9 @@ def _agree(screen: Screen, namespaces: list[str], queues: tuple[str, ...], *, ye
     screen.warn(f"--live makes, uses and deletes in {' and '.join(namespaces)}: {', '.join(queues)}")
     if yes:
         return
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    if not all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         raise UsageError("--live makes queues, and there is nobody to ask", hint="say --yes, where that may be")
-    sys.stderr.write("Go on? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not screen.asks("Go on?"):
         raise Unsafe("nothing was made: nobody agreed", hint="leave --live out to look only")
 
 
@@ -209,5 +207,5 @@ def _seconds(text: str) -> float:
     except UsageError as error:
         raise UsageError(f"--timeout: {error.message}", hint=error.hint) from None
     if not 0 < seconds <= MOST_SECONDS:
-        raise UsageError(f"--timeout is {clean(text)}, and must be at most 10 m", hint="15s is the default")
+        raise UsageError(f"--timeout {clean(text)} is not more than 0 and at most 10m", hint="15s is the default")
     return seconds

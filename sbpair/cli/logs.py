@@ -13,18 +13,17 @@ from sbpair.cli.options import Display, LogFormat
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
+def line(level: str, logger: str, message: str, *, at: float | None = None, **more: object) -> str:
+    """One line of JSON, as all of them are. `at` is seconds since 1970, and now without it."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **more})
+
+
 class JsonLines(logging.Formatter):
     """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(
-            {
-                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-                "level": record.levelname.lower(),
-                "logger": record.name,
-                "message": record.getMessage(),
-            }
-        )
+        return line(record.levelname.lower(), record.name, record.getMessage(), at=record.created)
 
 
 class Lines(logging.Formatter):

@@ -126,6 +126,16 @@ StateDirectory = Annotated[
 ]
 
 
+LeaseQueue = Annotated[
+    str | None,
+    typer.Option(
+        "--lease",
+        metavar="QUEUE",
+        help="Keep movers of other machines off the pair too, by a session of this queue in the secondary namespace",
+    ),
+]
+
+
 class Ttl(StrEnum):
     ORIGINAL = "original"
     REMAINING = "remaining"

@@ -6,7 +6,6 @@ Text that came out of messages or out of a service is stripped of what a termina
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
@@ -92,11 +91,17 @@ class Screen:
         """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
         sys.stderr.write(f"{clean(question)} [y/N] ")
         sys.stderr.flush()
-        return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
+        try:
+            return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            raise
 
     def _tell(self, level: str, text: str) -> None:
         if self._display.log_format is LogFormat.JSON:
-            line = json.dumps({"time": _now(), "level": level, "logger": "sbpair", "message": clean(text)})
+            from sbpair.cli import logs
+
+            line = logs.line(level, "sbpair", clean(text))
         else:
             line = clean(text) if level == "info" else f"{level}: {clean(text)}"
         sys.stderr.write(line + "\n")
@@ -148,7 +153,3 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TB"
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -10,6 +10,7 @@ from sbpair.cli.options import Connection, Count, Display, Output, options
 from sbpair.cli.output import Screen
 from sbpair.cli.pairs import chosen
 from sbpair.cli.running import run
+from sbpair.errors import UsageError
 from sbpair.model import ControlEvent, Pair, QueueDone
 from sbpair.report import Outcome
 
@@ -21,6 +22,7 @@ LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outc
 def command(
     *,
     count: Count = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and do not ask")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove what may be removed, and do not ask")] = False,
     connection: Connection,
     display: Display,
@@ -36,6 +38,9 @@ def command(
     Needs the Manage and the Listen claim on the secondary namespace. Compare --count with what every client of the pair
     uses: one that still uses a queue would fail on it.
 
+    There is no --via arm here: Azure Resource Manager changes a queue by a request that would make it anew where
+    somebody has deleted it meanwhile.
+
     JSON, each entry with at least a name; "gone" are those that somebody else has removed meanwhile:
 
       {"schema": "sbpair/prune/1", "dry_run": true, "would_remove": [], "removed": [], "kept": [], "gone": [],
@@ -44,6 +49,8 @@ def command(
     Exit codes: 0 removed, or nothing to remove, or only planned; 3 some were kept or could not be removed; 4 none was
     removed, since every one of them holds messages.
     """
+    if dry_run and yes:
+        raise UsageError("--dry-run and --yes exclude each other", hint="--yes removes, --dry-run only says what")
     screen = Screen(display)
     pair = chosen(connection, screen, count=count)
     from sbpair import prune
@@ -56,7 +63,7 @@ def command(
     if not planned:
         return 0
     number = f"{len(planned)} queue{'s' if len(planned) != 1 else ''}"
-    if _answers(screen) and screen.asks(f"Remove {number}?"):
+    if not dry_run and _answers(screen) and screen.asks(f"Remove {number}?"):
         return _remove(pair, screen, planned)
     screen.say(f"nothing was removed: sbpair prune --yes removes {number}")
     return 0

@@ -13,6 +13,7 @@ from sbpair.cli.options import (
     Count,
     Credits,
     Display,
+    LeaseQueue,
     Prices,
     Rate,
     StateDirectory,
@@ -73,6 +74,7 @@ def command(
         ),
     ] = 1_000,
     state: StateDirectory = None,
+    lease: LeaseQueue = None,
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Move even if another process of this machine moves the same pair")
     ] = False,
@@ -121,6 +123,12 @@ def command(
     --dry-run only looks: it locks nothing, and raises no delivery count. It asks the primary for the destinations, with
     the Manage claim, or else by opening a link to each, over which nothing goes.
 
+    On one machine, a second process that moves the same pair is refused. --lease refuses those of other machines too,
+    where all of them name the same queue: whoever moves holds a session of it, which needs Listen, and nothing is ever
+    put into it. It needs sessions, and a lock of 30 s or more. While the service does not confirm that lock, nothing is
+    sent; where it is lost, the run ends. After a crash, the next one has the lease once the lock has run out, and 20 s
+    later begins.
+
     --engine sdk moves with Microsoft's azure-servicebus, for where only that may be used. It cannot pass on what it
     does not decode: longs become ints, floats doubles, symbols and binary text strings; a message that holds a char or
     a decimal cannot be received by it at all, and keeps its queue from going on. It gives messages back by raising
@@ -168,12 +176,13 @@ def command(
        "ttl": "original", "tiers": {}, "limits": {}, "seconds": 0.0, "operations": {}, "cost": {}, "notes": []}
 
     Exit codes: 0 everything was sent, or --watch was stopped; 3 some were dead-lettered, or had to stay behind, or
-    would be dead-lettered (--dry-run); 4 another process moves this pair, the state is another pair's or broken, or
-    the primary has none of the queues or topics; 6 one side is gone; 7 what is sent cannot be written down; 130 --once
-    was interrupted, or --watch twice.
+    would be dead-lettered (--dry-run); 4 another process moves this pair, the lease was lost, the state is another
+    pair's or broken, or the primary has none of the queues or topics; 6 one side is gone; 7 what is sent cannot be
+    written down; 130 --once was interrupted, or --watch twice.
     """
     screen = Screen(display)
     _check(once=once, watch=watch, dry_run=dry_run, hold=hold)
+    _check_lease(lease, no_lease=no_lease, dry_run=dry_run)
     terms = _terms(rate, credits, ttl, prices)
     found = profile(connection, screen, count=count, state=state)
     if dry_run:
@@ -202,6 +211,7 @@ def command(
                 gauge_seconds=shown.gauge_seconds,
                 state=found.state_directory,
                 lease=not no_lease,
+                lease_queue=lease,
                 reconnect=not no_reconnect,
                 allow_missing=allow_missing,
                 engine=engine.value,
@@ -316,3 +326,10 @@ def _check(*, once: bool, watch: bool, dry_run: bool, hold: int) -> None:
         )
     if hold < 1:
         raise UsageError(f"--hold is {hold}, and must be at least 1", hint="1000 is the default")
+
+
+def _check_lease(queue: str | None, *, no_lease: bool, dry_run: bool) -> None:
+    if queue is not None and no_lease:
+        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
+    if queue is not None and dry_run:
+        raise UsageError("--lease goes with --once and --watch only", hint="a dry run looks, and is in nobody's way")

@@ -21,7 +21,7 @@ class Via(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Whom a command asks to create entities."""
+    """Whom a command asks."""
 
     via: Annotated[
         Via,

@@ -175,15 +175,21 @@ def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], b
     return settings | {"pair": chosen, "config": file_setting(flags, environ)}, of_the_file
 
 
+def _other_pairs(name: str, tables: Mapping[str, object], path: Path) -> str:
+    if near := difflib.get_close_matches(name, tables, 1):
+        return f"did you mean {near[0]}?"
+    if not tables and not path.exists():
+        return f"pairs are named in a file, and there is no {path}: sbpair config --example shows one"
+    return f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}"
+
+
 def _choose(
     flags: Flags, environ: Environment, tables: Mapping[str, object], path: Path, from_environment: Layer
 ) -> Setting:
     source = "--pair" if flags.pair else "SBPAIR_PAIR"
     if name := flags.pair or environ.get("SBPAIR_PAIR"):
         if name not in tables:
-            near = difflib.get_close_matches(name, tables, 1)
-            known = f"did you mean {near[0]}?" if near else f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}"
-            raise UsageError(f"{source}: there is no pair {name!r}", hint=known)
+            raise UsageError(f"{source}: there is no pair {name!r}", hint=_other_pairs(name, tables, path))
         return Setting(name, source, Origin.FLAG if flags.pair else Origin.ENVIRONMENT)
     if len(tables) == 1:
         return Setting(next(iter(tables)), str(path), Origin.FILE)

@@ -19,6 +19,7 @@ from sbpair.doctor.access import examine
 from sbpair.doctor.check import Check, Checked, Diagnosis, Remark, Tell, exit_code_of, note, well
 from sbpair.doctor.road import walk
 from sbpair.errors import NameInvalid
+from sbpair.replay.java import is_installed
 from sbpair.report import Report
 from sbpair.wire.links import ANSWER_SECONDS
 
@@ -77,7 +78,7 @@ async def _machine(subject: Subject, seconds: float, environ: Mapping[str, str],
     if subject.state_directory is not None:
         checks.append(machine.state_check(subject.state_directory))
     checks += [*machine.versions(), machine.send_timeout_check(subject.send_seconds)]
-    java = await machine.java_check(environ, seconds, wanted=machine.is_installed("pyspark"))
+    java = await machine.java_check(environ, seconds, wanted=is_installed("pyspark"))
     return [tell(each) for each in (*checks, java)]
 
 

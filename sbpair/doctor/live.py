@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair import backlog
+from sbpair import backlog, tiers
 from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp.types import text_of
 from sbpair.bus.attempts import attempt
@@ -22,7 +22,7 @@ from sbpair.bus.credentials import getter_for
 from sbpair.bus.trial import Trials, look, open_trials
 from sbpair.doctor.check import Check, Checked, Diagnosis, Remark, bounded, failed, unknown
 from sbpair.entity import PROPERTY_NAMES
-from sbpair.errors import AccessError, NameTaken, SbpairError, Unavailable
+from sbpair.errors import AccessError, NameTaken, PartitionsWanted, SbpairError, Unavailable
 from sbpair.model import TIMESPAN_MAX, QueueSpec
 from sbpair.report import PARTIAL_OR_FINDINGS, Item, Outcome, Report
 from sbpair.wire.client import connect
@@ -39,10 +39,7 @@ PASSING = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=
 """A queue that goes by itself where a killed run has left it, later than anything is waited for; any tier has it."""
 
 GIGABYTES_5 = 5120
-PARTITIONS = 16
 KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
-PING_TYPE = "application/vnd.ms-servicebus-ping"
-PING_TTL_MS = 1_000
 
 IDLE_SECONDS = 600.0
 IDLE_SLACK_SECONDS = 60.0
@@ -117,6 +114,8 @@ class Questions:
     sleep: Callable[[float], Awaitable[object]]
     checks: list[Check] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    whole: bool = False
+    """Whether the namespace is partitioned as a whole, as far as it has shown that."""
 
     async def put(self, *, slow: bool) -> list[Check]:
         try:
@@ -137,12 +136,13 @@ class Questions:
     async def _make(self, trials: Trials, what: str, spec: QueueSpec, *, partitioned: bool = False) -> str:
         path = dict(zip(QUEUES, queue_names(self.tag), strict=True))[what]
         # Whether or not an answer comes: what was asked for is deleted, and not while it is still being made.
-        self.made.append(path)
-        await surely(self._create(trials, replace(spec, path=path), partitioned=partitioned))
+        if path not in self.made:
+            self.made.append(path)
+        await surely(self._create(trials, replace(spec, path=path), partitioned=partitioned or self.whole))
         return path
 
     async def _create(self, trials: Trials, spec: QueueSpec, *, partitioned: bool) -> None:
-        if not await trials.create(spec, partitioned=partitioned):
+        if not await trials.make(spec, partitioned=partitioned):
             self.made.remove(spec.path)
             raise NameTaken(f"{spec.path} is there already in {self.endpoint.name}", hint="run it again: names differ")
 
@@ -162,11 +162,12 @@ class Questions:
     # Questions to the management side
 
     async def _ask_management(self, trials: Trials, tier: str) -> None:
+        # First, for it shows how everything else has to be made.
+        await self._ask("partitioned_size", self._partitioned_size(trials, tier))
         if tier == "Basic":
             self._tell(unknown(self._name("description"), "a Basic namespace cannot hold a backlog queue"))
         else:
             await self._ask("description", self._description(trials))
-        await self._ask("partitioned_size", self._partitioned_size(trials, tier))
 
     async def _description(self, trials: Trials) -> Check:
         spec = backlog.queue_spec("any", 0)
@@ -182,10 +183,26 @@ class Questions:
 
     async def _partitioned_size(self, trials: Trials, tier: str) -> Check:
         spec = replace(PASSING, max_size_in_megabytes=GIGABYTES_5)
-        by_itself = tier != "Premium"  # where partitioning is the namespace's, and sizes are what was asked for
-        found = await trials.elements(await self._make(trials, "partitioned", spec, partitioned=by_itself))
-        expected = GIGABYTES_5 * (PARTITIONS if by_itself else 1)
+        known = tiers.named(tier)
+        found = await (self._unpartitioned if known.whole_namespace else self._partitioned)(trials, spec)
+        expected = tiers.effective_megabytes(known, GIGABYTES_5, partitioned=True)
         return self._judged("partitioned_size", f"{expected} MB", f"{found.get('MaxSizeInMegabytes')} MB")
+
+    async def _partitioned(self, trials: Trials, spec: QueueSpec) -> Mapping[str, str]:
+        return await trials.elements(await self._make(trials, "partitioned", spec, partitioned=True))
+
+    async def _unpartitioned(self, trials: Trials, spec: QueueSpec) -> Mapping[str, str]:
+        """Tell what becomes of a queue that does not ask for the partitions that its namespace may have."""
+        try:
+            found: Mapping[str, str] = await trials.elements(await self._make(trials, "partitioned", spec))
+        except PartitionsWanted:
+            self.whole, made = True, _REFUSED
+            found = await self._partitioned(trials, spec)
+        else:
+            self.whole = found.get("EnablePartitioning") == "true"
+            made = "made, and partitioned" if self.whole else _AS_ASKED
+        self._tell(self._judged("unpartitioned", _REFUSED if self.whole else _AS_ASKED, made))
+        return found
 
     # Questions to the data side
 
@@ -221,8 +238,8 @@ class Questions:
     async def _ping(self, wire: Wire, path: str) -> Check:
         receiver, sender = await wire.receiver(path), await wire.sender(path)
         receiver.grant(2)
-        ping = Properties(message_id="ping", content_type=PING_TYPE, group_id=uuid.uuid4().hex)
-        header = Header(ttl=PING_TTL_MS).encode()
+        ping = Properties(message_id="ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
+        header = Header(ttl=backlog.PING_TTL_MS).encode()
         await sender.send(Sections(header=header, properties=ping.encode(), body=data_body(b"")).join())
         # What comes behind it shows that the link takes messages, and that the ping is not on its way.
         await sender.send(Sections(properties=Properties(message_id="behind").encode(), body=data_body(b"")).join())
@@ -280,6 +297,8 @@ class Questions:
         self.on_event(Checked(check))
 
 
+_REFUSED = "refused, since the namespace is partitioned"
+_AS_ASKED = "made as it was asked for"
 _IDLE = f"after {IDLE_SECONDS:.0f} s, as idle"
 
 

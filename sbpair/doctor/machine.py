@@ -10,7 +10,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,15 +17,13 @@ from pathlib import Path
 from sbpair import __version__
 from sbpair.doctor.check import Check, bounded, failed, note, unknown, well
 from sbpair.errors import MachineLacks
+from sbpair.replay.java import JAVA_LEAST, JAVAS, find_java, java_version
 
 SEND_SECONDS_LEAST = 15.0
 """A partitioned entity needs so long to turn to another partition."""
 
-JAVA_LEAST = 17
-JAVAS = "Java 17, 21 or 25"
 LACKS = MachineLacks.exit_code
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9.]+)\s*$")
-_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def versions() -> list[Check]:
@@ -77,27 +74,11 @@ def send_timeout_check(seconds: float) -> Check:
 
 async def java_check(environ: Mapping[str, str], seconds: float, *, wanted: bool) -> Check:
     """Whether the Java that Spark would start is there, and new enough. Not `wanted`, its lack is worth a note."""
-    program = _java(environ)
+    program = find_java(environ)
     if program is None:
         what, mend = "there is no Java: replay on Spark needs one", f"install {JAVAS}, or set JAVA_HOME"
         return failed("java", what, mend, LACKS) if wanted else note("java", what, f"{mend}, and sbpair[spark]")
     return await bounded("java", seconds, _ask(program), mend=f"see why {program} -version does not end")
-
-
-def _java(environ: Mapping[str, str]) -> str | None:
-    home = environ.get("JAVA_HOME")
-    if home and (candidate := Path(home, "bin", "java")).exists():
-        return str(candidate)
-    return shutil.which("java", path=environ.get("PATH", os.defpath))
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package is there; it is not imported."""
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 async def _ask(program: str) -> str | Check:
@@ -122,12 +103,12 @@ async def _ask(program: str) -> str | Check:
 
 def java_version_check(program: str, said: str) -> Check:
     """What `java -version` says, judged."""
-    match = _JAVA_VERSION.search(said)
-    if match is None:
+    version = java_version(said)
+    if version is None:
         return unknown("java", f"{program} does not say its version", f"replay on Spark needs {JAVAS}")
-    if int(match[1]) < JAVA_LEAST:
-        return failed("java", f"{program} is Java {match[1]}, too old for Spark", f"install {JAVAS}", LACKS)
-    return well("java", f"{match[1]}, at {program}")
+    if version < JAVA_LEAST:
+        return failed("java", f"{program} is Java {version}, too old for Spark", f"install {JAVAS}", LACKS)
+    return well("java", f"{version}, at {program}")
 
 
 def file_check(path: Path) -> Check:

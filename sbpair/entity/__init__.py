@@ -6,7 +6,7 @@ here. Durations are ISO 8601 text, as in QueueSpec; every default is the service
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar
 
 from sbpair.model import TIMESPAN_MAX, QueueSpec
@@ -131,6 +131,14 @@ class Rule:
 
 AnyEntity = Queue | Topic | Subscription | Rule
 Described = AnyEntity | QueueSpec
+
+
+def asking_for_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
+    """The same, partitioned."""
+    if isinstance(entity, (Queue, Topic)):
+        return replace(entity, enable_partitioning=True)
+    return Queue(**asdict(entity), enable_partitioning=True)
+
 
 NAMES = frozenset({"path", "topic", "subscription", "name"})
 """The fields that say which entity is meant; all others are its properties."""

@@ -29,21 +29,30 @@ BUG = 1
 class Books:
     """Opened for one run, as a context; without a directory, nothing is kept, and the journal is in memory.
 
-    `receipt` answers the figures as they are now. Raises LeaseHeld, StateRefused or MachineLacks before anything is
+    `receipt` answers the figures as they are now. `may_send` raises where nothing may be sent for another reason than
+    this machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is
     moved.
     """
 
     def __init__(
-        self, pair: Pair, directory: Path | None, command: str, receipt: Callable[[], Receipt], *, lease: bool = True
+        self,
+        pair: Pair,
+        directory: Path | None,
+        command: str,
+        receipt: Callable[[], Receipt],
+        *,
+        lease: bool = True,
+        run: str | None = None,
+        may_send: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run = new_id(now_ms())
-        self.journal = Journal(run=self.run)
+        self.run = run or new_id(now_ms())
+        self.journal = Journal(run=self.run, may_send=may_send)
         self._receipt = receipt
         self._recorded: Recorded | None = None
         self._last: Receipt | None = None
         with ExitStack() as stack:
             if directory is not None:
-                self._open(stack, pair, directory, command, lease=lease)
+                self._open(stack, pair, directory, command, may_send, lease=lease)
             self._opened = stack.pop_all()
 
     def __enter__(self) -> Books:
@@ -70,10 +79,28 @@ class Books:
         if self._recorded is not None:
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
 
-    def _open(self, stack: ExitStack, pair: Pair, directory: Path, command: str, *, lease: bool) -> None:
-        may_send = stack.enter_context(Lease(directory, self.run)).check if lease else lambda: None
+    def _open(
+        self,
+        stack: ExitStack,
+        pair: Pair,
+        directory: Path,
+        command: str,
+        may_send: Callable[[], None],
+        *,
+        lease: bool,
+    ) -> None:
+        if lease:
+            may_send = _both(stack.enter_context(Lease(directory, self.run)).check, may_send)
         state = stack.enter_context(State(directory, pair))
         self._recorded = Recorded(state, command, run_id=self.run)
         stack.callback(self._recorded.close)
         self.journal = Journal(state, run=self.run, left_behind=self._recorded.left_behind, may_send=may_send)
         stack.callback(self.journal.close)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        first()
+        second()
+
+    return check

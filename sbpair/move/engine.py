@@ -19,9 +19,13 @@ class Arrival(Protocol):
     partition_key: str | None
     key: Key
 
+    @property
+    def turn(self) -> int:
+        """Its place among those of its source."""
+
 
 class Order(NamedTuple):
-    """A delivery, and where its message is to go. `turn` is its place in the backlog."""
+    """A delivery, and where its message is to go. `turn` is the delivery's."""
 
     arrival: Arrival
     send: Send

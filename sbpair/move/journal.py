@@ -72,12 +72,12 @@ class Journal:
     ) -> None:
         """`left_behind` is what earlier runs left in doubt, to be told together with what this one does.
 
-        `may_send` is asked before every flight, and raises where nothing more may be sent.
+        `may_send` is asked before every flight, and raises where nothing more may be sent, or nothing for now.
         """
         self._state = state
         self._run = run
         self._left_behind = tuple(left_behind)
-        self._may_send = may_send
+        self.may_send = may_send
         self._most = most
         self._clock_ms = clock_ms
         self._flights = count()
@@ -103,7 +103,7 @@ class Journal:
         None may leave before `on_disk` has returned. From then on a crash leaves them in doubt, until `note_accepted`
         or `unsent`. Raises where nothing may be sent.
         """
-        self._may_send()
+        self.may_send()
         numbers = list(islice(self._flights, len(flights)))
         for number, keys in zip(numbers, flights, strict=True):
             self._flying[number] = keys, destination
@@ -282,6 +282,12 @@ class Journal:
         self._new.clear()
         self._changed.clear()
         self._gone.clear()
+
+
+def accepted_keys(state: State) -> list[Key]:
+    """What the primary has accepted of earlier runs, as far as the backlog may still hold it."""
+    flights = state.read("SELECT namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+    return [(namespace, queue, *parts) for namespace, queue, keys in flights for parts in _unpacked(keys)]
 
 
 def doubts_of(state: State, run: str, *, gone: bool) -> list[Doubt]:

@@ -138,9 +138,11 @@ class Mover:
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Take deliveries over."""
         hands, journal, repeats = self._hands, self._setting.journal, 0
-        namespace, queue = self._setting.namespace, self._queue
+        namespace = self._setting.namespace
         for arrival in arrivals:
             facts = arrival.facts
+            # As `key_of` has it, without a call of its own.
+            queue = facts.queue.lower()
             key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
             before = hands.take(arrival)
             seen = journal.seen(key)
@@ -215,7 +217,7 @@ class Mover:
         if isinstance(decision, Send):
             road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
             # As Order(…) would be, at a third of its cost.
-            road.add(tuple.__new__(Order, (arrival, decision, arrival.facts.sequence_number)))
+            road.add(tuple.__new__(Order, (arrival, decision, arrival.turn)))
             if road.workers < self._workers_most and not self._stopping.is_set():
                 road.workers += 1
                 self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
@@ -344,6 +346,7 @@ class Mover:
         numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
         try:
             await journal.on_disk()
+            journal.may_send()  # the disk may have taken longer than a lease lasts
         except BaseException:
             for number in numbers:
                 journal.unsent(number)
@@ -600,4 +603,4 @@ class Mover:
 
     def _named(self, arrival: Arrival, reason: str) -> Named:
         facts = arrival.facts
-        return Named(self._source.queue, facts.sequence_number, facts.message_id, facts.path, reason)
+        return Named(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)

@@ -49,6 +49,10 @@ class SdkArrival:
     partition_key: str | None = None
     key: Key = NO_KEY
 
+    @property
+    def turn(self) -> int:
+        return self.facts.sequence_number
+
 
 class SdkSource:
     """To be had from `open_source`."""

@@ -188,14 +188,14 @@ class State:
         if not self._is_ours():  # another process may have been as quick
             for statement in SCHEMA:
                 self._db.execute(statement)
-            self._db.executemany("INSERT INTO meta VALUES (?, ?)", _identity(pair).items())
+            self._db.executemany("INSERT INTO meta VALUES (?, ?)", identity(pair).items())
             self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._db.execute(f"PRAGMA user_version = {VERSION}")
         self._db.execute("COMMIT")
 
     def _check_pair(self, pair: Pair) -> None:
         found = dict(self._db.execute("SELECT name, value FROM meta"))
-        wanted = _identity(pair)
+        wanted = identity(pair)
         if found != wanted:
             raise StateRefused(
                 f"{self.path} is the state of {found.get('primary')} and {found.get('secondary')}, and not of"
@@ -258,7 +258,8 @@ def _broken(path: Path, why: str) -> StateRefused:
     )
 
 
-def _identity(pair: Pair) -> dict[str, str]:
+def identity(pair: Pair) -> dict[str, str]:
+    """What tells a pair from every other one: its two namespaces, however it is called here."""
     return {"primary": _address(pair.primary), "secondary": _address(pair.secondary)}
 
 

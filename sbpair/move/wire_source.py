@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from sbpair.amqp.message import Sections
-from sbpair.errors import ProtocolError, SbpairError
+from sbpair.errors import SbpairError
 from sbpair.move import envelope
 from sbpair.move.clocks import LockClock, Now
 from sbpair.move.engine import Seen
-from sbpair.move.route import NO_KEY, Facts
-from sbpair.move.usual import Reader, Usual
+from sbpair.move.opened import Content, Opener, restored
+from sbpair.move.route import NO_KEY
 from sbpair.wire.client import Wire, lock_token
 from sbpair.wire.links import ACCEPTED, RELEASED, dead_letter
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.events import Delivery
     from sbpair.amqp.performatives import Outcome
     from sbpair.move.engine import Arrival, Failures
-    from sbpair.move.route import Key, Send
+    from sbpair.move.route import Facts, Key, Send
     from sbpair.wire.links import Receiver
 
 _RENEW_MOST = 100
@@ -36,35 +36,44 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class WireArrival:
-    """`content` is None for a delivery that is no message at all; its facts say so."""
+    """`content` is None for a delivery that is no message at all; its facts say so.
+
+    `payload` is the message as it came, where the source keeps it.
+    """
 
     facts: Facts
     lock_until: float
     delivery: Delivery
-    content: Usual | Sections | None
+    content: Content
     partition_key: str | None = None
     key: Key = NO_KEY
+    payload: bytes = b""
+
+    @property
+    def turn(self) -> int:
+        return self.facts.sequence_number
 
     def restored(self, send: Send, now_ms: int) -> bytes:
         """The message as it was before it went into the backlog, encoded."""
-        if isinstance(self.content, Usual):
-            return self.content.restored(send, now_ms)
-        assert self.content is not None  # noqa: S101  what is no message has a flaw, and no Send
-        return envelope.restored(self.content, send, now_ms)
+        return restored(self.content, send, now_ms)
 
 
 class WireSource:
-    def __init__(self, wire: Wire, receiver: Receiver, queue: str, now: Now = time.time) -> None:
+    def __init__(
+        self, wire: Wire, receiver: Receiver, queue: str, now: Now = time.time, *, keeps_payload: bool = False
+    ) -> None:
         self.queue = queue
+        self._keeps_payload = keeps_payload
         self._wire = wire
         self._receiver = receiver
         self._clock = LockClock(now)
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(queue)
+        self._opener = Opener(queue)
 
     @classmethod
-    async def open(cls, wire: Wire, queue: str) -> WireSource:
-        return cls(wire, await wire.receiver(queue), queue)
+    async def open(cls, wire: Wire, queue: str, *, keeps_payload: bool = False) -> WireSource:
+        """Receive from `queue`. `keeps_payload` is for whoever wants messages as they came."""
+        return cls(wire, await wire.receiver(queue), queue, keeps_payload=keeps_payload)
 
     @property
     def clock_ahead_ms(self) -> int:
@@ -152,21 +161,9 @@ class WireSource:
 
     def _arrival(self, delivery: Delivery) -> WireArrival:
         payload, delivery.payload = delivery.payload, b""
-        read = self._reader.read(payload)
-        if read is not None:
-            usual, facts, until_ms = read
-            return WireArrival(facts, self._clock.until(until_ms), delivery, usual, usual.partition_key)
-        try:
-            sections, facts = envelope.facts_of(self.queue, payload)
-        except ProtocolError as error:
-            # It has no id of its own, and yet is not the same as the next such.
-            name = f"delivery {delivery.tag.hex()}"
-            facts = Facts(self.queue, 0, 0, name, None, size=len(payload), flaw=error.message)
-            return WireArrival(facts, self._clock.until(0), delivery, None)
-        if not facts.flaw:
-            self._reader.learn(payload, sections)
-        until = self._clock.until(envelope.locked_until(sections))
-        return WireArrival(facts, until, delivery, sections, envelope.partition_key(sections))
+        opened = self._opener.open(payload, f"delivery {delivery.tag.hex()}")
+        until, kept = self._clock.until(opened.locked_until), payload if self._keeps_payload else b""
+        return WireArrival(opened.facts, until, delivery, opened.content, opened.partition_key, NO_KEY, kept)
 
 
 def _seen(sections: Sections) -> Seen:

@@ -12,16 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog, tiers, topology
 from sbpair.entity import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
-from sbpair.errors import AccessError, EntityMissing, NameTaken, SbpairError, Throttled, Unavailable, UsageError
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    NameTaken,
+    SbpairError,
+    ServiceRefused,
+    Throttled,
+    Unavailable,
+    UsageError,
+)
 from sbpair.model import Difference, Drift, Match, QueueSpec
 from sbpair.provision.calls import Calls, NotTried, first_error, together
 from sbpair.report import Item, Outcome
-from sbpair.topology import application
+from sbpair.topology import application, partitioned
 from sbpair.topology.application import Key, key
 from sbpair.topology.limits import chosen, complaints_of_tier, fitted
 
 if TYPE_CHECKING:
     from sbpair.bus.control import NamespaceControl
+    from sbpair.model import QueueState
     from sbpair.topology.entities_file import Layout
 
 DOUBT = "no answer came before the run was broken off: it may be there"
@@ -66,24 +76,26 @@ class Side:
         with first_error():
             async with asyncio.TaskGroup() as group:
                 listed, asked = group.create_task(self._list()), group.create_task(self._tier())
-        there, self.tier = listed.result(), asked.result()
+        self.tier = asked.result()
+        there = topology.diff(self.backlog, listed.result(), self.tier) if self.backlog else topology.Plan()
         wanted = [fitted(entity, self.tier) for entity in self.layout.entities]
         self._check_tier([*wanted, *self.backlog[:1]], self.tier)
         actual, taken = await self._read(wanted)
         found = application.plan(wanted, actual, await self._rules(wanted, actual), taken)
         await self._check_targets(wanted)
+        await self._check_partitions(found.creates)
         self.items += [self._item(each, Outcome.FAILED, *taken[key(each)]) for each in wanted if key(each) in taken]
         self.taken = taken.keys()
         self.items += [self._compared(each.entity, each.differences) for each in found.there]
         self.items += [*map(self._of_backlog, there.matches), *map(self._of_backlog, there.drifted)]
         self.plan = application.Plan((*found.creates, *(each.spec for each in there.creates)), (), found.drops)
 
-    async def _list(self) -> topology.Plan:
+    async def _list(self) -> list[QueueState]:
         if not self.backlog:
-            return topology.Plan()
+            return []
         there = await self.calls.read("list the queues", lambda: self.control.list_under(backlog.prefix(self.primary)))
         self.listed = len(there)
-        return topology.diff(self.backlog, there)
+        return there
 
     async def _tier(self) -> tiers.Tier:
         tier = tiers.named(await self.calls.read("read the namespace's tier", self.control.tier))
@@ -97,12 +109,22 @@ class Side:
                     f"{self.layout.where(entity, each.name)}{each.told} ({self.namespace})",
                     hint="the service would refuse it: nothing was created",
                 )
-        partitioned = sum(getattr(each, "enable_partitioning", False) for each in wanted)
-        if tier.partitioned_most is not None and partitioned > tier.partitioned_most:
-            raise UsageError(
-                f"{partitioned} entities are to be partitioned, and {self.namespace} may have {tier.partitioned_most}",
-                hint="partition those that need it",
-            )
+
+    async def _check_partitions(self, creates: Iterable[Described]) -> None:
+        """Refuse partitions that the namespace has no room for, or as a whole has not, as far as that is known."""
+        more = [each for each in creates if getattr(each, "enable_partitioning", False)]
+        if not more:
+            return
+        here = await self.calls.read("read the namespace's tier", self.control.capacity)
+        there: list[Queue | Topic] = [*await self.calls.read("list the queues", self.control.queues)]
+        if self.tier.has_everything:
+            there += await self.calls.read("list the topics", self.control.topics)
+        try:
+            partitioned.possible(here, there, self.namespace)
+            partitioned.check_number(len(more), there, self.tier, self.namespace)
+        except ServiceRefused as error:
+            where = self.layout.where(more[0], "enable_partitioning")
+            raise UsageError(f"{where}{error.message}", hint=error.hint) from error
 
     async def _read(self, wanted: Sequence[Described]) -> tuple[dict[Key, Described], dict[Key, tuple[str, int]]]:
         """What is there of what is wanted; and what has the name of something else, with why that is so."""
@@ -126,9 +148,9 @@ class Side:
         # An arm for each kind, since what is read is of the kind that was asked for.
         match entity:
             case Queue():
-                return chosen(await self.control.read(entity), self.tier)
+                return chosen(await self.control.read(entity), entity, self.tier)
             case Topic():
-                return chosen(await self.control.read(entity), self.tier)
+                return chosen(await self.control.read(entity), entity, self.tier)
             case Subscription():
                 return await self.control.read(entity)
             case Rule():
@@ -260,7 +282,7 @@ class Side:
         if isinstance(entity, AnyEntity):
             return self._compared(entity, application.differences(entity, await self._ask(entity)))
         state, index = await self.control.get(entity.path), self._index(entity) or 0
-        differences = topology.compare(entity, state)
+        differences = topology.compare(entity, state, self.tier)
         return self._of_backlog(Drift(state, index, differences) if differences else Match(state, index))
 
     # Items
@@ -288,8 +310,8 @@ class Side:
         *,
         differences: tuple[Difference, ...] = (),
     ) -> EntityItem:
-        partitioned = bool(getattr(entity, "enable_partitioning", False))
-        detail = Finding(self.namespace, entity.kind, self._index(entity), differences, partitioned)
+        divided = bool(getattr(entity, "enable_partitioning", False))
+        detail = Finding(self.namespace, entity.kind, self._index(entity), differences, divided)
         return Item(entity.path, outcome, reason, detail, code)
 
     def _index(self, entity: Described) -> int | None:

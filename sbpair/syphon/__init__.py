@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import EntityMissing, SbpairError, UsageError
+from sbpair.move import queues
 from sbpair.move.books import Books
 from sbpair.move.guard import Guard
+from sbpair.move.lease_terms import check_queue
 from sbpair.move.receipt import Named, Tally
 from sbpair.move.route import TimeToLive
+from sbpair.move.runs import new_id
+from sbpair.move.session_lease import hold as hold_session
 from sbpair.move.setting import Setting
+from sbpair.move.state import now_ms
 from sbpair.move.wire_engine import WireEngine
-from sbpair.syphon import queues
 from sbpair.syphon.gauge import Gauge
 from sbpair.syphon.lane import Count, Lane, Plan
 from sbpair.syphon.lanes import Lanes
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
+    from sbpair.move.session_lease import SessionLease
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +90,7 @@ async def run(
     hold: int = 1_000,
     state: Path | None = None,
     lease: bool = True,
+    lease_queue: str | None = None,
     ordered: bool = True,
     terms: Terms | None = None,
     gauge_seconds: float | None = None,
@@ -101,7 +107,8 @@ async def run(
 
     `state` is the directory where the pair's journal and runs are kept, so that the next run knows what this one has
     moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.
-    Without `state`, nothing is kept.
+    Without `state`, nothing is kept. With `lease_queue`, a queue with sessions in the secondary namespace, no mover of
+    another machine that names it moves the pair at the same time either; where that lease is lost, so ends the run.
 
     `ordered` keeps the order that a queue's messages for a destination have. `terms` are how fast it may go, and what
     becomes of a time to live; without them it goes as fast as it can.
@@ -123,7 +130,11 @@ async def run(
     stop = stop or asyncio.Event()
     tally = Tally()
     command = f"syphon {'--once' if once else '--watch'}{'' if engine == WIRE else f' --engine {engine}'}"
-    with Books(pair, state, command, tally.receipt, lease=lease) as books:
+    name = new_id(now_ms())
+    async with AsyncExitStack() as stack:
+        across = await _lease(stack, pair, lease_queue, name, stop) if lease_queue is not None else None
+        check = across.check if across is not None else lambda: None
+        books = stack.enter_context(Books(pair, state, command, tally.receipt, lease=lease, run=name, may_send=check))
         setting = Setting(
             namespace=pair.secondary.name,
             tally=tally,
@@ -134,7 +145,7 @@ async def run(
             ttl=terms.ttl if terms is not None else TimeToLive.ORIGINAL,
             guard=Guard(trusted=allow_missing),
         )
-        plan = Plan(pair, once, setting, stop, reconnect=reconnect)
+        plan = Plan(pair, once, setting, stop, reconnect=reconnect, lease=across)
         result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds, engine)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
@@ -152,7 +163,7 @@ async def _move(
             find, found = prepared
             lanes = Lanes(plan, find if found.managed and not plan.once else None)
             gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
-            await _run_all(lanes, found.queues, hurry, books, gauge)
+            await _run_all(lanes, found.queues, hurry, books, gauge, plan.lease)
     result = _result(plan, lanes.all, time.monotonic() - started, books.run)
     return replace(result, hurried=hurry.is_set(), engine=engine)
 
@@ -190,6 +201,14 @@ async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -
     return prepared
 
 
+async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str, stop: asyncio.Event) -> SessionLease:
+    check_queue(queue)  # a wrong option should not have to wait for the SDK
+    from sbpair.bus.credentials import token_getter
+
+    get_token = await stack.enter_async_context(token_getter(pair))
+    return await stack.enter_async_context(hold_session(pair, queue, run, stop=stop, get_token=get_token))
+
+
 async def _engine(stack: AsyncExitStack, pair: Pair, name: str) -> Engine:
     if name == SDK:
         from sbpair.move.sdk_engine import SdkEngine
@@ -222,10 +241,15 @@ def _result(plan: Plan, lanes: list[Lane], seconds: float, run: str) -> Result:
     if len(missing) == len(lanes) and not plan.stop.is_set() and not setting.tally.receipt().received:
         raise queues.none_there(plan.pair)
     # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
-    failures = tuple((lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing)
+    failures = [(lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing]
+    if plan.lease is not None:
+        setting.tally.spent("renewals", plan.lease.renewals)
+        if plan.lease.error is not None:
+            # Lanes that had no connection at that moment were only stopped.
+            failures.append((plan.lease.place.queue, plan.lease.error))
     for named in _may_be_twice(setting.journal, run):
         setting.tally.doubtful(named)
-    return Result(setting.tally.receipt(), failures, seconds, plan.stop.is_set(), run)
+    return Result(setting.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)
 
 
 def _may_be_twice(journal: Journal, run: str) -> Iterator[Named]:
@@ -240,11 +264,18 @@ def _may_be_twice(journal: Journal, run: str) -> Iterator[Named]:
 
 
 async def _run_all(
-    lanes: Lanes, found: tuple[str, ...], hurry: asyncio.Event, books: Books, gauge: Gauge | None
+    lanes: Lanes,
+    found: tuple[str, ...],
+    hurry: asyncio.Event,
+    books: Books,
+    gauge: Gauge | None,
+    lease: SessionLease | None,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(_record(books), name="write the figures down")]
+            if lease is not None:
+                beside.append(tasks.create_task(_end_without(lease, lanes), name="look after the lease"))
             if gauge is not None:
                 beside.append(tasks.create_task(gauge.run(), name="look at the depths"))
             await lanes.run(found, hurry)
@@ -254,6 +285,10 @@ async def _run_all(
                 task.cancel()
     except BaseExceptionGroup as group:
         raise _first(group) from None
+
+
+async def _end_without(lease: SessionLease, lanes: Lanes) -> None:
+    lanes.give_up(await lease.lost())
 
 
 async def _record(books: Books) -> None:

@@ -22,6 +22,7 @@ from sbpair.syphon.ends import FAULT_SECONDS, Ends, open_ends
 if TYPE_CHECKING:
     from sbpair.model import Pair
     from sbpair.move.engine import Arrival, Engine, Seen, Source
+    from sbpair.move.session_lease import SessionLease
     from sbpair.move.setting import Setting
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Plan:
 
     `count` answers how many messages a queue holds, locked ones included; None where that may not be asked.
     `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a connection that is lost is made anew.
+    `lease` is what holds movers of other machines off, where that was asked for.
     """
 
     pair: Pair
@@ -71,6 +73,7 @@ class Plan:
     engine: Engine = field(init=False)
     count: Count | None = None
     reconnect: bool = True
+    lease: SessionLease | None = None
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @property
@@ -127,6 +130,11 @@ class Lane:
             self._ends.break_off(error)
         elif self._ends is not None:
             self._ends.primary.break_off(error)
+
+    def give_up(self, error: SbpairError) -> None:
+        """Send nothing more, for a reason that is no message's fault; what is in flight is finished."""
+        if self._moving is not None:
+            self._moving[1].give_up(error)
 
     # What those ask who watch.
 

@@ -78,6 +78,12 @@ class Lanes:
             if found.managed and not self._plan.stop.is_set():
                 self._start(tasks, found.queues)
 
+    def give_up(self, error: SbpairError) -> None:
+        """End all of them, those too that have nothing to send at this moment."""
+        for lane in self.all:
+            lane.give_up(error)
+        self._plan.stop.set()
+
     async def _interrupt(self) -> None:
         await self._plan.stop.wait()
         self._over.set()

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from sbpair import cost
 from sbpair.bus.control import Entity
 from sbpair.errors import EntityMissing
+from sbpair.move import queues
 from sbpair.move.envelope import DEFERRED, SCHEDULED, message_state, restored
 from sbpair.move.look import Looker, Position
 from sbpair.move.pace import Pace
 from sbpair.move.places import Places
 from sbpair.move.route import DeadLetter, Expire, Facts, Send, refused
-from sbpair.syphon import queues
 from sbpair.syphon.forecast import Forecast, Sums
 from sbpair.syphon.terms import ASSUMED_FILTERS, DEFAULT_TIER, Limits, Terms, Tiers, limits_of, tier_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair import backlog
+from sbpair import backlog, tiers
 from sbpair.entity import DURATIONS, PROPERTY_NAMES
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import (
@@ -26,14 +26,15 @@ from sbpair.model import (
     QueueState,
     ticks,
 )
+from sbpair.tiers import STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sbpair.tiers import Tier
+
 # A Standard namespace holds 10 000 entities, a Premium one 1 000 a messaging unit: more is a slip.
 MOST_CREATES = 1_000
-PARTITIONS_OF_STANDARD = 16
-STANDARD_SIZES = frozenset(gigabytes * 1024 for gigabytes in (1, 2, 3, 4, 5))
 
 # Python 3.11 has no type parameters on functions yet.
 Kind = TypeVar("Kind", Create, Match, Drift, Extra)
@@ -59,10 +60,10 @@ def desired(pair: Pair) -> list[QueueSpec]:
     return [backlog.queue_spec(pair.primary.name, index) for index in range(pair.backlog_queues)]
 
 
-def diff(wanted: Sequence[QueueSpec], actual: Iterable[QueueState]) -> Plan:
+def diff(wanted: Sequence[QueueSpec], actual: Iterable[QueueState], tier: Tier = STANDARD) -> Plan:
     """Compare `wanted`, all of one primary, with what is there. Queues outside the prefix are none of ours.
 
-    Paths are compared without regard to case, as the service does.
+    Paths are compared without regard to case, as the service does; sizes as the namespace's `tier` has them.
     """
     primary = _primary(wanted)
     there = {state.spec.path.lower(): state for state in actual if backlog.under_prefix(primary, state.spec.path)}
@@ -72,7 +73,7 @@ def diff(wanted: Sequence[QueueSpec], actual: Iterable[QueueState]) -> Plan:
         state = there.pop(spec.path.lower(), None)
         if state is None:
             creates.append(Create(spec, index))
-        elif differences := compare(spec, state):
+        elif differences := compare(spec, state, tier):
             drifted.append(Drift(state, index, differences))
         else:
             matches.append(Match(state, index))
@@ -80,12 +81,12 @@ def diff(wanted: Sequence[QueueSpec], actual: Iterable[QueueState]) -> Plan:
     return Plan(_sorted(creates), _sorted(matches), _sorted(drifted), _sorted(extra))
 
 
-def compare(spec: QueueSpec, state: QueueState) -> tuple[Difference, ...]:
+def compare(spec: QueueSpec, state: QueueState, tier: Tier) -> tuple[Difference, ...]:
     """Every property in which `state` differs from `spec`. Whether it is partitioned is not one of them.
 
     Partitioning is chosen at creation and never changed, and a backlog queue works either way.
     """
-    actual = normalised(state)
+    actual = normalised(state, tier)
     return tuple(
         Difference(PROPERTY_NAMES[name], getattr(spec, name), getattr(actual, name))
         for name in (field.name for field in fields(QueueSpec) if field.name != "path")
@@ -93,15 +94,10 @@ def compare(spec: QueueSpec, state: QueueState) -> tuple[Difference, ...]:
     )
 
 
-def normalised(state: QueueState) -> QueueSpec:
-    """The description as it was asked for: a partitioned queue of Standard reads back 16 times its size.
-
-    Premium does not multiply, so only what is 16 times a size of Standard is divided.
-    """
-    one, rest = divmod(state.spec.max_size_in_megabytes, PARTITIONS_OF_STANDARD)
-    if state.partitioned and not rest and one in STANDARD_SIZES:
-        return replace(state.spec, max_size_in_megabytes=one)
-    return state.spec
+def normalised(state: QueueState, tier: Tier) -> QueueSpec:
+    """The description as it was asked for: a partitioned queue reads back 16 times its size, but in Premium."""
+    size = tiers.chosen_megabytes(tier, state.spec.max_size_in_megabytes, partitioned=state.partitioned)
+    return replace(state.spec, max_size_in_megabytes=size)
 
 
 def same_duration(one: str, other: str) -> bool:
@@ -126,14 +122,20 @@ def finding(change: Change) -> QueueFinding:
 
 def told(differences: Iterable[Difference]) -> str:
     """The differences in one line, for people."""
-    return ", ".join(f"{each.property} is {each.actual} and should be {each.expected}" for each in differences)
+    return ", ".join(
+        f"{each.property} is {_said(each.actual)} and should be {_said(each.expected)}" for each in differences
+    )
+
+
+def _said(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or "empty"
 
 
 def why_extra(extra: Extra, count: int) -> str:
     """What makes a queue one that nobody asked for, in one line."""
     if extra.index is None:
         return "under the prefix, and no index: no client ever uses it"
-    return f"beyond the {count} that were asked for: no client of this pair uses it"
+    return f"beyond the {count} that were asked for"
 
 
 def check_removable(primary: str, count: int, path: str) -> None:

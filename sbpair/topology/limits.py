@@ -88,9 +88,11 @@ def fitted(entity: Fitted, tier: Tier) -> Fitted:
     return replace(entity, default_message_time_to_live=BASIC_TIME_TO_LIVE)
 
 
-def chosen(entity: Queue | Topic, tier: Tier) -> Queue | Topic:
-    """What was asked for, of an entity that was read: it did not ask for what its whole namespace has."""
-    return replace(entity, enable_partitioning=False) if tier.whole_namespace else entity
+def chosen(entity: Queue | Topic, wanted: Queue | Topic, tier: Tier) -> Queue | Topic:
+    """`entity` as it was read, without the partitions that nobody `wanted`, where its whole namespace has them."""
+    if tier.whole_namespace and not wanted.enable_partitioning:
+        return replace(entity, enable_partitioning=False)
+    return entity
 
 
 def seconds(duration: str) -> float:
@@ -176,8 +178,6 @@ def _of_tier(entity: Described, tier: Tier) -> _Found:
     size = getattr(entity, "max_size_in_megabytes", 1024)
     if size not in _sizes(tier):
         yield "max_size_in_megabytes", f"it is {size}, and must be {_listed(_sizes(tier))}"
-    if tier.whole_namespace and getattr(entity, "enable_partitioning", False):
-        yield "enable_partitioning", "partitioning is chosen for all of it together"
     kilobytes = getattr(entity, "max_message_size_in_kilobytes", None)
     least, most = PREMIUM_KILOBYTES if tier is PREMIUM else (STANDARD_KILOBYTES, STANDARD_KILOBYTES)
     if kilobytes is not None and not least <= kilobytes <= most:

@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import tiers
-from sbpair.backlog import check_path
+from sbpair.backlog import check_path, primary_of
 from sbpair.entity import DURATIONS, PROPERTY_NAMES, Queue, Topic
-from sbpair.errors import ServiceRefused, UsageError
+from sbpair.errors import NameInvalid, ServiceRefused, UsageError
 from sbpair.model import TICKS_PER_SECOND, Difference, ticks
 from sbpair.tiers import MEGABYTES, Capacity, Tier
 from sbpair.topology import limits, same_duration, told
@@ -90,12 +90,18 @@ def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespa
             f"{entity.path} cannot forward to {entity.forward_to}: {namespace} has no queue or topic of that name",
             hint="make that one first",
         )
-    most = tier.partitioned_most
-    if most is not None and sum(each.enable_partitioning for each in others) >= most:
+    check_number(1, others, tier, namespace)
+
+
+def check_number(more: int, others: Collection[Divided], tier: Tier, namespace: str) -> None:
+    """Raise ServiceRefused where a namespace may not have so many more partitioned entities."""
+    most, there = tier.partitioned_most, sum(each.enable_partitioning for each in others)
+    if most is not None and there + more > most:
         raise ServiceRefused(
-            f"{namespace} has {most} partitioned entities already, and a {tier.name} namespace has no more",
+            f"a {tier.name} namespace may have {most} partitioned entities, and {namespace} has {there}: there is no"
+            f" room for {more} more",
             condition="40300",
-            hint="delete one that is not used: sbpair partition list shows them",
+            hint="partition those that need it, or delete some that are not used: sbpair partition list shows them",
         )
 
 
@@ -121,6 +127,10 @@ def not_partitioned(namespace: str) -> ServiceRefused:
 
 def _partitioned(entity: AnyDivided, size_gb: int, duplicates: str | None) -> AnyDivided:
     check_path(entity.path, shorten=SHORTEN)
+    if primary_of(entity.path):
+        raise NameInvalid(
+            f"{entity.path} is the name of a backlog queue", hint="sbpair provision makes those, as they have to be"
+        )
     tiers.check_size(size_gb)
     made = replace(entity, enable_partitioning=True, max_size_in_megabytes=size_gb * MEGABYTES)
     if duplicates is None:

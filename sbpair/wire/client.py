@@ -20,6 +20,7 @@ from sbpair.amqp.types import Array, Int, Long, Value
 from sbpair.wire.conditions import status_error
 from sbpair.wire.links import Receiver, Sender
 from sbpair.wire.requests import Requests, Response
+from sbpair.wire.sessions import SessionReceiver
 from sbpair.wire.stream import Stream, open_stream
 from sbpair.wire.tokens import TokenSource, source_for
 
@@ -88,12 +89,49 @@ class Wire:
         await receiver.attach()
         return receiver
 
-    async def request(self, entity: str, operation: str, body: dict[str, Value]) -> Response:
-        """An operation of an entity's management node, without judging its status."""
+    async def session(self, address: str, session_id: str) -> SessionReceiver:
+        """A session of an entity, locked for as long as the link lives, and its lock is renewed.
+
+        Raises SessionLocked where somebody else has it, ServiceRefused where the entity has no sessions.
+        """
+        await self._authorize(address)
+        session = SessionReceiver(self._stream, self._begin(), address, session_id)
+        await session.attach()
+        return session
+
+    async def request(
+        self, entity: str, operation: str, body: dict[str, Value], *, link: Receiver | None = None
+    ) -> Response:
+        """An operation of an entity's management node, without judging its status. It counts as a use of `link`."""
         await self._authorize(entity)
         async with self._opening:
             node = await self._node(f"{entity}/$management")
-        return await node.call({"operation": f"com.microsoft:{operation}"}, body)
+        properties: dict[str, Value] = {"operation": f"com.microsoft:{operation}"}
+        if link is not None:
+            properties["associated-link-name"] = link.name
+        return await node.call(properties, body)
+
+    async def renew_session(self, session: SessionReceiver) -> int:
+        """Lock a session anew; answers until when, in ms since 1970 by the service. Raises SessionLockLost."""
+        answer = await self._ask_of(session, "renew-session-lock", {})
+        return int(answer.body.get("expiration") or 0)
+
+    async def set_session_state(self, session: SessionReceiver, state: bytes | None) -> None:
+        """Have the entity remember something of a session that is ours. Raises SessionLockLost."""
+        await self._ask_of(session, "set-session-state", {"session-state": state})
+
+    async def session_state(self, entity: str, session_id: str) -> bytes | None:
+        """What is remembered of a session, whoever has it."""
+        answer = await self.request(entity, "get-session-state", {"session-id": session_id})
+        _expect(answer, f"asking about a session of {entity!r}", 200)
+        state = answer.body.get("session-state")
+        return state if isinstance(state, bytes) else None
+
+    async def _ask_of(self, session: SessionReceiver, operation: str, body: dict[str, Value]) -> Response:
+        named = {"session-id": session.session_id, **body}
+        answer = await self.request(session.address, operation, named, link=session)
+        _expect(answer, f"{operation} in {session.address!r}", 200)
+        return answer
 
     async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
         """Renew locks; answers when each runs out now, in ms since 1970. Raises MessageLockLost."""

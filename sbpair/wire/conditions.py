@@ -26,6 +26,12 @@ _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:entity-disabled": errors.Unreachable,
 }
 
+_LOST: dict[str, tuple[type[errors.ServiceRefused], str]] = {
+    "com.microsoft:message-lock-lost": (errors.MessageLockLost, "the message will be delivered again"),
+    "com.microsoft:session-lock-lost": (errors.SessionLockLost, "accept the session again"),
+    "com.microsoft:session-cannot-be-locked": (errors.SessionLocked, "it is free again when its receiver is gone"),
+}
+
 _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+", re.IGNORECASE)
 
 
@@ -39,8 +45,9 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
         return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
     if condition == "amqp:unauthorized-access":
         return _access(said, text)
-    if condition == "com.microsoft:message-lock-lost":
-        return errors.MessageLockLost(said, condition=condition, hint="the message will be delivered again")
+    lost = _LOST.get(condition)
+    if lost is not None:
+        return lost[0](said, condition=condition, hint=lost[1])
     if condition == "amqp:resource-limit-exceeded":
         said = _said(error, f"{doing}: over quota")
         return errors.QuotaExceeded(said, hint="room comes back when its receivers catch up")
@@ -75,10 +82,13 @@ def gone(error: Error | None, doing: str) -> errors.SbpairError:
     Never one that would be a message's fault: whether the same can be had again is for the next attempt to find out.
     """
     meant = error_of(error, doing)
-    if isinstance(meant, (errors.AccessError, errors.Throttled, errors.TimedOut, errors.Unreachable)):
+    if isinstance(meant, _OF_LINKS):
         return meant
     # A connection that has ended has no quota, though its end may have the same condition.
     return errors.Unreachable(_said(error, doing) if error is not None else meant.message, hint=_RETRY)
+
+
+_OF_LINKS = (errors.AccessError, errors.SessionLockLost, errors.Throttled, errors.TimedOut, errors.Unreachable)
 
 
 def _said(error: Error, doing: str) -> str:

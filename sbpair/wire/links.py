@@ -158,6 +158,10 @@ class Link:
         link.context = self
         stream.owners[self] = None
 
+    @property
+    def name(self) -> str:
+        return self._amqp.name
+
     async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
         """Raises what the peer's refusal means: EntityMissing, NotAuthorized, …; TimedOut."""
         if self._stream.error is not None:

@@ -102,12 +102,15 @@ def test_on_premium_partitioning_is_the_namespaces() -> None:
     with pytest.raises(ArgumentInvalid, match="EnablePartitioning"):
         namespace(PREMIUM).create_queue("orders", wanted)
     assert namespace(PREMIUM, 2).create_queue("orders", wanted).description.partition_count == 2
-    queue = namespace(PREMIUM, 4).create_queue("orders", described(PREMIUM, MaxSizeInMegabytes="5120"))
+    with pytest.raises(ArgumentInvalid, match="Non-partitioned entities are not allowed") as refused:
+        namespace(PREMIUM, 2).create_queue("orders", described(PREMIUM))
+    assert (refused.value.status, refused.value.sub_code) == (400, 40000)
+    asked = described(PREMIUM, MaxSizeInMegabytes="5120", EnablePartitioning="true")
+    queue = namespace(PREMIUM, 4).create_queue("orders", asked)
     sent = [Message(Sections(), 10) for _ in range(8)]
     for message in sent:
         queue.send([message])
     assert sorted(partition_of(message.sequence_number) for message in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert queue.description.enable_partitioning
     queue.update(from_elements({"MaxSizeInMegabytes": "81920"}, (), queue.description, PREMIUM))
     assert queue.description.total_size_in_megabytes == 81920
     assert namespace(PREMIUM).create_queue("orders").partitions is None

@@ -236,6 +236,7 @@ def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
             await asyncio.to_thread(read_until, ours, b"[y/N] ")
             os.write(ours, answer)
             assert await process.wait() == code
+            assert os.read(ours, 65_536).endswith(b"\r\n")
         finally:
             os.close(ours)
         assert len(w.secondary.queues()) == left
@@ -243,10 +244,33 @@ def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
     run(scenario)
 
 
-def read_until(descriptor: int, end: bytes) -> None:
+def test_a_dry_run_asks_nobody() -> None:
+    async def scenario(w: World) -> None:
+        ours, theirs = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sbpair", "prune", "--count", "1", "--dry-run"),
+            env=w.environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        try:
+            said = await asyncio.to_thread(read_until, ours, b"removes 1 queue\r\n")
+            assert await process.wait() == 0
+        finally:
+            os.close(ours)
+        assert b"would remove" in said
+        assert len(w.secondary.queues()) == 2
+
+    run(scenario)
+
+
+def read_until(descriptor: int, end: bytes) -> bytes:
     said = b""
     while not said.endswith(end):
         said += os.read(descriptor, 1024)
+    return said
 
 
 @pytest.mark.parametrize("step", ["update", "peek"])

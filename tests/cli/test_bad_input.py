@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import subprocess
@@ -109,6 +110,27 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         2,
         "'production' is not the id of a subscription",
         f"write it as {NOWHERE}: az account show --query id",
+    ),
+    (
+        ["prune", "--dry-run", "--yes"],
+        PAIR,
+        2,
+        "--dry-run and --yes exclude each other",
+        "--yes removes, --dry-run only says what",
+    ),
+    (
+        ["audit", "--via", "arm", "--subscription", NOWHERE],
+        PAIR,
+        2,
+        "--via arm needs --resource-group",
+        "give it, or set AZURE_RESOURCE_GROUP",
+    ),
+    (
+        ["partition", "queue", "contoso/x-servicebus-transfer/3", "--size-gb", "5", "--side", "secondary"],
+        PAIR,
+        2,
+        "contoso/x-servicebus-transfer/3 is the name of a backlog queue",
+        "sbpair provision makes those, as they have to be",
     ),
     (
         ["provision", "--subscription", NOWHERE],
@@ -219,6 +241,44 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "--engine goes with --once and --watch only",
         "a dry run looks, and encodes nothing",
     ),
+    (
+        ["syphon", "--watch", "--lease", "leases", "--no-lease"],
+        PAIR,
+        2,
+        "--lease and --no-lease exclude each other",
+        "leave one of them out",
+    ),
+    (
+        ["syphon", "--dry-run", "--lease", "leases"],
+        PAIR,
+        2,
+        "--lease goes with --once and --watch only",
+        "a dry run looks, and is in nobody's way",
+    ),
+    (
+        ["syphon", "--once", "--lease", "contoso/X-ServiceBus-Transfer/0"],
+        PAIR,
+        2,
+        "contoso/X-ServiceBus-Transfer/0 is a backlog queue, and cannot carry a lease",
+        (
+            "create it with sessions, and a lock of 30 s or more: az servicebus queue create --enable-session true"
+            " --lock-duration PT1M --name sbpair-lease"
+        ),
+    ),
+    (
+        ["syphon", "--once", "--lease", ""],
+        PAIR,
+        2,
+        "'' cannot be the path of a queue or a topic",
+        "segments are letters, digits, '.', '-' and '_', with one '/' between them",
+    ),
+    (
+        ["syphon", "--once", "--lease", "sb://contoso-dr/leases"],
+        PAIR,
+        2,
+        "'sb://contoso-dr/leases' cannot be the path of a queue or a topic",
+        "segments are letters, digits, '.', '-' and '_', with one '/' between them",
+    ),
     (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
     (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
     (
@@ -258,6 +318,9 @@ def test_bad_input_is_told_in_two_lines(
         (["audit", "--output", "xml"], "see sbpair audit --help"),
         (["provision", "--count", "ten"], "see sbpair provision --help"),
         (["audit", "what"], "see sbpair audit --help"),
+        (["audit", "--pair"], "see sbpair audit --help"),
+        (["partition", "queue", "orders", "--size-gb"], "see sbpair partition queue --help"),
+        (["--pair", "orders"], "see sbpair --help; options go after the command, as in sbpair audit --output json"),
         (["syphon", "--dry-run", "--ttl", "half"], "see sbpair syphon --help"),
         (["syphon", "--once", "--engine", "proton"], "see sbpair syphon --help"),
         (
@@ -273,6 +336,17 @@ def test_what_the_command_line_does_not_know_is_told_in_two_lines(
     first, second = done.stderr.splitlines()
     assert first.startswith("error: ")
     assert (second, done.returncode) == (f"hint: {hint}", 2)
+
+
+@pytest.mark.parametrize("asking", [["--log-format", "json"], ["--log-format=json"]])
+@pytest.mark.parametrize("slip", [["--count", "ten"], ["--frob"], ["--count", "0"]])
+def test_an_error_is_a_line_of_json_where_all_else_is(tmp_path: Path, slip: list[str], asking: list[str]) -> None:
+    done = sbpair(tmp_path, "provision", *asking, *slip, **PAIR)
+    told = json.loads(done.stderr)
+    assert (told["level"], told["logger"], told["exit_code"], done.returncode) == ("error", "sbpair", 2, 2)
+    assert told["message"]
+    assert told["hint"]
+    assert set(told) == {"time", "level", "logger", "message", "hint", "exit_code"}
 
 
 def test_a_namespace_that_nobody_answers_for_is_unreachable(tmp_path: Path, closed_port: int) -> None:

@@ -79,6 +79,14 @@ def told(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
             [q.replace("contoso", "fabrikam") for q in QUEUES],
         ),
         ("sbpair audit --output ", ["table", "json", "jsonl"]),
+        ("sbpair audit --via ", ["atom", "arm"]),
+        ("sbpair audit --fail-on d", ["drift", "dead-letters", "destinations", "duplicates"]),
+        (
+            "sbpair audit --fail-on drift,dead-letters,d",
+            [f"drift,dead-letters,{each}" for each in ("destinations", "duplicates")],
+        ),
+        ("sbpair audit --fail-on n", ["none"]),
+        ("sbpair audit --fail-on missing,n", []),
         ("sbpair runs ", ["list", "show"]),
     ],
 )

@@ -16,7 +16,11 @@ from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-GROUPS = {"partition": ["queue", "topic", "list", "key"], "runs": ["list", "show"]}
+GROUPS = {
+    "partition": ["queue", "topic", "list", "key"],
+    "replay": ["run", "resume", "verify", "status", "stop"],
+    "runs": ["list", "show"],
+}
 HELPS = {
     "sbpair": [],
     **{f"sbpair-{name}": [name] for name in COMMANDS},

@@ -65,20 +65,35 @@ def test_the_prices_that_it_shows_can_be_read() -> None:
     assert set(read_prices(table, "README.md").tariffs) == {"standard"}
 
 
+async def runs(emulator: Emulator, words: list[str]) -> None:
+    """Python with these arguments, and the pair in its environment, ends well."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+        environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+        environ[f"SBPAIR_{side}_NAME"] = namespace.name
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, env=environ, stdout=subprocess.DEVNULL)
+    assert await process.wait() == 0
+
+
+def test_the_message_that_it_sends_arrives() -> None:
+    [script] = re.findall(r"<!-- send -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+
+    async def follow() -> int:
+        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            orders = emulator.namespaces["contoso"].create_queue("orders")
+            await runs(emulator, ["-c", script])
+            return orders.counts().active
+
+    assert asyncio.run(follow()) == 1
+
+
 def test_the_messages_that_it_strands_come_back() -> None:
     [script] = re.findall(r"<!-- strand -->\n```python\n(.*?)```", README, flags=re.DOTALL)
 
     async def follow() -> tuple[int, int]:
         async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-                environ[f"SBPAIR_{side}_NAME"] = namespace.name
             for words in (["-m", "sbpair", "provision"], ["-c", script], ["-m", "sbpair", "syphon", "--once"]):
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, *words, env=environ, stdout=subprocess.DEVNULL
-                )
-                assert await process.wait() == 0
+                await runs(emulator, words)
             backlog = emulator.namespaces["contoso-dr"].queue("contoso/x-servicebus-transfer/0")
             return emulator.namespaces["contoso"].queue("orders").counts().active, backlog.counts().total
 

@@ -76,6 +76,11 @@ class Running:
         return self.emulator.namespaces[OTHER]
 
     @property
+    def ready(self) -> Any:
+        """How each namespace is reached."""
+        return self.emulator.ready.namespaces
+
+    @property
     def connection_string(self) -> str:
         return self.emulator.ready.namespaces[0].connection_string
 

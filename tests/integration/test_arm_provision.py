@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair import errors, provision
+from sbpair import audit, errors, provision
+from sbpair.amqp.message import Sections
 from sbpair.bus.arm import manager_of
 from sbpair.bus.management import open_namespace
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
 from sbpair.emulator.testing import Emulator, Setup
 from sbpair.entity import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model import Endpoint, Identity, Pair, QueueSpec, ResourceGroup, SasKey, endpoint_from_connection_string
@@ -151,6 +153,41 @@ def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.Monk
             assert await arm.read(Queue("orders")) == await atom.read(Queue("orders"))
 
     run(scenario, monkeypatch, "premium", 2)
+
+
+@pytest.mark.parametrize("via", VIA)
+def test_a_partitioned_namespace_gets_its_backlog_queues_either_way(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        report = await provision.run(pair, group=VIA[via])
+        assert [item.outcome for item in report] == [Outcome.CREATED] * 3
+        for queue in emulator.namespaces["contoso-dr"].queues():
+            assert (queue.description.enable_partitioning, queue.description.max_size_in_megabytes) == (True, 5120)
+        again = await provision.run(pair, group=VIA[via])
+        assert [item.outcome for item in again] == [Outcome.EXISTING] * 3
+
+    run(scenario, monkeypatch, "premium", 2)
+
+
+def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(emulator: Emulator, pair: Pair) -> None:
+        there = emulator.namespaces["contoso-dr"]
+        there.create_queue(FIRST, QueueDescription(max_size_in_megabytes=5120, enable_partitioning=True))
+        held = there.create_queue("contoso/x-servicebus-transfer/7")
+        held.send([Message(Sections(), 1_000)])
+        there.create_queue("fabrikam/x-servicebus-transfer/0")
+        now = emulator.clock.now_ms() / 1000 + 60
+        found = [
+            await audit.run(pair, group=group, peek_most=0, sample_seconds=0, now=lambda: now) for group in VIA.values()
+        ]
+        assert found[0] == found[1]
+        outcomes = [Outcome.DRIFTED, Outcome.MISSING, Outcome.MISSING, Outcome.EXTRA, Outcome.FOREIGN]
+        assert [item.outcome for item in found[0]] == outcomes
+        [fill] = [item.detail.fill for item in found[0].of(Outcome.EXTRA) if item.detail]
+        assert fill
+        assert fill.size_bytes == 1_000
+        assert fill.idle_seconds is not None
+
+    run(scenario, monkeypatch)
 
 
 def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,7 @@ from sbpair.emulator.entities.message import Message
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Difference, Fill, Pair, SasKey, endpoint_from_connection_string
 from sbpair.report import Outcome
+from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import Queue
@@ -30,21 +30,6 @@ MEGABYTE = 1024 * 1024
 BACKLOG = QueueDescription(
     max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
 )
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(60):
-                await test(*arguments, **keywords)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(main())
-
-    return wrapper
 
 
 class World:
@@ -272,7 +257,7 @@ async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
     async with world(2) as w:
         w.emulator.advance(1_200_000)
         w.strand(1, index=1)
-        looking = functools.partial(audit.run, w.pair, now=w.now, sleep=w.sleep, sample_seconds=0)
+        looking = partial(audit.run, w.pair, now=w.now, sleep=w.sleep, sample_seconds=0)
         made = await looking(idle_seconds=600)
         assert [fill_of(made, index).idle for index in (0, 1)] == [True, False]
         assert fill_of(made).idle_seconds == pytest.approx(1200, abs=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,20 +13,24 @@ from sbpair.bus.trial import look
 from sbpair.doctor import live
 from sbpair.doctor.check import Check, exit_code_of
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.tiers import Wanted
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
 from sbpair.report import Outcome
 
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.description import QueueDescription
+
 TAG = "0123456789ab"
 ANSWERS = ("description", "timespan_max", "partitioned_size", "message_size", "largest_message", "ping")
 ALL = (*ANSWERS, "idle_detach")
 
 
-def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard") -> None:
+def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", partitions: int = 1) -> None:
     async def main() -> None:
-        async with Emulator([Wanted("contoso", 0, tier)]) as emulator:
+        async with Emulator([Wanted("contoso", 0, tier, partitions)]) as emulator:
             await scenario(emulator)
 
     asyncio.run(main())
@@ -52,18 +57,47 @@ async def ask(
     return {check.name.removeprefix("live.primary."): check for check in diagnosis}, exit_code_of(diagnosis)
 
 
-@pytest.mark.parametrize("tier", ["standard", "premium"])
-def test_a_namespace_that_does_what_is_assumed(tier: str) -> None:
+@pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])
+def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int) -> None:
     async def scenario(emulator: Emulator) -> None:
         emulator.namespaces["contoso"].create_queue("orders")
         checks, code = await ask(emulator)
-        assert (set(checks), code) == (set(ANSWERS), 0)
+        assert (set(checks), code) == ({*ANSWERS, *(["unpartitioned"] if tier == "premium" else [])}, 0)
         for check in checks.values():
             assert check.detail
             assert check.detail.assumed == check.detail.observed != ""
         assert paths(emulator) == {"orders"}
 
-    run(scenario, tier)
+    run(scenario, tier, partitions)
+
+
+def test_a_partitioned_namespace_is_known_by_what_it_refuses() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        checks, _ = await ask(emulator)
+        assert checks["unpartitioned"].detail
+        observed.append(checks["unpartitioned"].detail.observed)
+
+    observed: list[str] = []
+    run(scenario, "premium", 4)
+    run(scenario, "premium")
+    assert observed == ["refused, since the namespace is partitioned", "made as it was asked for"]
+
+
+def test_a_namespace_that_partitions_unasked_is_not_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unasked(_: Namespace, wanted: QueueDescription) -> QueueDescription:
+        return replace(wanted, enable_partitioning=True)
+
+    monkeypatch.setattr(Namespace, "_partitioned_as_a_whole", unasked)
+
+    async def scenario(emulator: Emulator) -> None:
+        checks, code = await ask(emulator)
+        assert (checks["unpartitioned"].reason, code) == (
+            "assumed: refused, since the namespace is partitioned; observed: made, and partitioned",
+            3,
+        )
+        assert paths(emulator) == set()
+
+    run(scenario, "premium", 2)
 
 
 def test_sizes_of_partitioned_entities_are_sixteenfold_on_standard_alone() -> None:

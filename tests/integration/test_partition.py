@@ -140,7 +140,7 @@ def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
         namespace.create_queue("plain")
         assert outcomes(await partition.create(at(emulator, "contoso"), ORDERS)) == [Outcome.CREATED]
         emulator.faults.refuse_requests("contoso", 403, method="PUT")
-        with pytest.raises(errors.ServiceRefused, match="contoso has 100 partitioned entities already") as refused:
+        with pytest.raises(errors.ServiceRefused, match="contoso has 100: there is no room for 1 more") as refused:
             await partition.create(at(emulator, "contoso"), partitioned.topic("news", 1))
         assert refused.value.condition == "40300"
         assert outcomes(await partition.create(at(emulator, "contoso"), ORDERS)) == [Outcome.EXISTING]
@@ -151,11 +151,11 @@ def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
 @pytest.mark.parametrize(
     ("there", "told"),
     [
-        (QueueDescription(max_size_in_megabytes=5120), "EnablePartitioning is False and should be True"),
+        (QueueDescription(max_size_in_megabytes=5120), "EnablePartitioning is false and should be true"),
         (QueueDescription(max_size_in_megabytes=1024, enable_partitioning=True), "MaxSizeInMegabytes is 1024 and"),
         (
             QueueDescription(max_size_in_megabytes=5120, enable_partitioning=True, requires_session=True),
-            "RequiresSession is True and should be False",
+            "RequiresSession is true and should be false",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(by_reso
         listed = await partition.listing(everywhere, group=GROUP)
         assert listed == await partition.listing(everywhere)
         assert any(item.detail.size_bytes for item in listed if item.detail)
-        with pytest.raises(errors.ServiceRefused, match="RequiresSession is False and should be True"):
+        with pytest.raises(errors.ServiceRefused, match="RequiresSession is false and should be true"):
             await partition.create(at(emulator, "wide"), partitioned.queue("orders", 5, sessions=True), group=GROUP)
 
     by_resource_manager(scenario)

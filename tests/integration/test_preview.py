@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -36,6 +34,7 @@ from sbpair.move.route import TimeToLive
 from sbpair.syphon import preview
 from sbpair.syphon.forecast import Forecast, total
 from sbpair.syphon.terms import Limits, Terms, Tiers
+from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import Queue
@@ -43,21 +42,6 @@ if TYPE_CHECKING:
 SECOND_TICKS = 10_000_000
 HOUR, QUARTER = 3_600_000, 900_000
 BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(60):
-                await test(*arguments, **keywords)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(main())
-
-    return wrapper
 
 
 class World:

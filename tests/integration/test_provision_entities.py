@@ -163,11 +163,11 @@ def test_what_differs_is_told_and_never_changed() -> None:
         told = {item.name: item.reason for item in report.of(Outcome.DRIFTED)}
         assert told == {
             "second": "MaxDeliveryCount is 3 and should be 10",
-            "events": "EnablePartitioning is False and should be True",
-            "events/Subscriptions/audit": "ForwardTo is  and should be failures, "
+            "events": "EnablePartitioning is false and should be true",
+            "events/Subscriptions/audit": "ForwardTo is empty and should be failures, "
             "Rules is $Default, europe, urgent and should be europe, urgent",
             "events/Subscriptions/audit/Rules/europe": "Filter is 1=1 and should be region = 'eu', "
-            "Action is  and should be SET seen = 1",
+            "Action is empty and should be SET seen = 1",
         }
         assert (provision.exit_code_of(report), provision.exit_code_of(report, strict=True)) == (0, 3)
         assert namespace.queue("second").description.max_delivery_count == 3
@@ -386,8 +386,8 @@ REFUSED = [
     (layout(Queue("a", max_size_in_megabytes=81_920)), "standard", "81920, and must be 1024, 2048"),
     (layout(Queue("a", max_message_size_in_kilobytes=1024)), "standard", "must be 256 in a Standard"),
     (layout(Queue("a", max_message_size_in_kilobytes=256)), "premium", "from 1024 to 102400 in a Premium"),
-    (layout(Topic("a", enable_partitioning=True)), "premium", "chosen for all of it together in a Premium"),
-    (layout(*(Queue(f"q{n}", enable_partitioning=True) for n in range(101))), "standard", "101 entities"),
+    (layout(Topic("a", enable_partitioning=True)), "premium", "contoso is a Premium namespace that is not partitioned"),
+    (layout(*(Queue(f"q{n}", enable_partitioning=True) for n in range(101))), "standard", "no room for 101 more"),
     (layout(Topic("a")), "basic", "there are no topics in a Basic"),
     (layout(Queue("a", requires_session=True)), "basic", "requires_session of queue a: it cannot be had"),
     (layout(Queue("a", default_message_time_to_live="P15D")), "basic", "at most 14 days in a Basic"),
@@ -404,6 +404,40 @@ def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(wanted
         assert everything(emulator) == set()
 
     run(scenario, tier)
+
+
+def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_is_made() -> None:
+    async def scenario(emulator: Emulator) -> None:
+        there = emulator.namespaces[THERE]
+        for number in range(98):
+            there.create_queue(f"q{number}", QueueDescription(enable_partitioning=True))
+        wanted = layout(*(Queue(name, enable_partitioning=True) for name in ("q0", "a", "b", "c")))
+        before = everything(emulator)
+        for dry_run in (True, False):
+            with pytest.raises(errors.UsageError, match=f"{THERE} has 98: there is no room for 3 more"):
+                await provisioned(emulator, wanted, dry_run=dry_run)
+        assert everything(emulator) == before
+        fitting = await provisioned(emulator, layout(*wanted.entities[:3]))
+        assert provision.exit_code_of(fitting, strict=True) == 0
+        assert len(names(fitting, Outcome.CREATED, THERE)) == 2 + 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("asking", [False, True])
+def test_in_a_partitioned_premium_namespace_everything_is_partitioned(asking: bool) -> None:
+    async def scenario(emulator: Emulator) -> None:
+        wanted = layout(
+            Queue("a", max_size_in_megabytes=5120, enable_partitioning=asking), Topic("t", enable_partitioning=asking)
+        )
+        for outcome in (Outcome.CREATED, Outcome.EXISTING):
+            report = await provisioned(emulator, wanted, count=20)
+            assert {item.outcome for item in report} == {outcome}
+        queues = [queue.description for name in (HERE, THERE) for queue in emulator.namespaces[name].queues()]
+        assert len(queues) == 22
+        assert all(each.enable_partitioning and each.max_size_in_megabytes == 5120 for each in queues)
+
+    run(scenario, "premium", "premium", 2)
 
 
 @pytest.mark.parametrize(("tier", "other", "partitions"), [("basic", "standard", 1), ("premium", "premium", 4)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from sbpair.emulator.errors import EntityDisabled
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
 from sbpair.report import Outcome
+from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import Queue
@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 SECOND_TICKS = 10_000_000
 BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
 STEPS = ("get", "set_status", "look", "exact_counts", "delete")
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(60):
-                await test(*arguments, **keywords)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(main())
-
-    return wrapper
 
 
 class World:

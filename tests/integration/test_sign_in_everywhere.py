@@ -112,7 +112,7 @@ class Signing:
 def signing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
     for name in ("IDENTITY_ENDPOINT", "IDENTITY_HEADER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.05)
     return Signing(monkeypatch, tmp_path)
 
 

@@ -46,7 +46,10 @@ def test_premium_has_large_messages(tiers: Any, official: Any) -> None:
     with administration(tiers, 1) as client:
         assert client.get_namespace_properties().messaging_sku == MessagingSku.PREMIUM
         name = f"large-{uuid.uuid4()}"
-        made = client.create_queue(name, max_message_size_in_kilobytes=102_400, max_size_in_megabytes=81_920)
+        sizes = {"max_message_size_in_kilobytes": 102_400, "max_size_in_megabytes": 81_920}
+        with pytest.raises(HttpResponseError, match="EnablePartitioning must be set to true"):
+            client.create_queue(name, **sizes)
+        made = client.create_queue(name, enable_partitioning=True, **sizes)
         assert (made.max_message_size_in_kilobytes, made.max_size_in_megabytes) == (102_400, 81_920)
     where = (tiers.emulator.ready.namespaces[1].connection_string, name)
     with official.sender(*where) as sender, official.receiver(*where) as receiver:

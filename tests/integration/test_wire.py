@@ -1065,4 +1065,5 @@ def test_the_public_face_of_the_client_is_small() -> None:
     assert public == {
         *("break_off", "close", "endpoint", "error", "keep_signed_in", "lost", "peek", "receiver", "renew_locks"),
         *("request", "sender"),
+        *("session", "renew_session", "session_state", "set_session_state"),
     }

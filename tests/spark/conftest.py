@@ -30,8 +30,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing)
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def end_java() -> None:
+    """Workers have the environment that Java was started with: whoever has another needs a Java of its own."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def own_java() -> Iterator[None]:
+    end_java()
+    yield
+    end_java()
+
+
+@pytest.fixture
+def spark(tmp_path_factory: pytest.TempPathFactory, own_java: None) -> Iterator[Any]:  # noqa: ARG001  # it is there for what it does
     """A Spark of two local cores."""
     from pyspark.sql import SparkSession
 

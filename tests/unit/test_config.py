@@ -209,6 +209,14 @@ def test_an_unknown_pair_is_refused_with_the_nearest_one(home: Path) -> None:
     assert "orders" in refused(home, FILE, Flags(pair="zzz")).hint
 
 
+def test_a_pair_of_a_file_that_is_not_there_is_told_so(home: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded(home, Flags(pair="orders"))
+    assert caught.value.message == "--pair: there is no pair 'orders'"
+    assert caught.value.hint.startswith("pairs are named in a file, and there is no /")
+    assert caught.value.hint.endswith("config.toml: sbpair config --example shows one")
+
+
 def test_a_file_that_was_asked_for_must_be_there(home: Path) -> None:
     with pytest.raises(UsageError, match="--config: there is no file"):
         loaded(home, Flags(config=home / "none.toml"))

@@ -76,6 +76,32 @@ def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for() -> N
     asyncio.run(main())
 
 
+def test_what_nobody_answers_is_broken_off() -> None:
+    async def main() -> None:
+        class Stubborn(Slow):
+            """Cleans up for as long as nobody tells it to end."""
+
+            async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+                try:
+                    return await super().get_token(*scopes)
+                finally:
+                    ended.append(scopes)
+                    if scopes == ("stubborn",):
+                        await let_go.wait()
+
+        ended: list[tuple[str, ...]] = []
+        let_go = asyncio.Event()
+        async with OneAsker(Stubborn(), grace_seconds=0) as asker:
+            wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("quick", "stubborn")]
+            await soon()
+        assert sorted(ended) == [("quick",), ("stubborn",)]
+        let_go.set()
+        answers = await asyncio.gather(*wanting, return_exceptions=True)
+        assert [type(each) for each in answers] == [asyncio.CancelledError] * 2
+
+    asyncio.run(main())
+
+
 def test_a_failure_is_everybodys_and_is_not_kept() -> None:
     async def main() -> None:
         slow = Slow(ValueError("not now"))

@@ -56,6 +56,10 @@ class Arrival:
     partition_key: str | None = None
     key: Key = NO_KEY
 
+    @property
+    def turn(self) -> int:
+        return self.facts.sequence_number
+
 
 @dataclass
 class Parcel:
@@ -465,6 +469,24 @@ async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.Monke
     assert [what for what, _ in memory.done if what == "send"] == []
     receipt = receipt_of(setting)
     assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (0, 0, 2, ())
+
+
+@sync
+async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, setting = Memory(2), Setting("ns")
+    lost = errors.LeaseLost("it is another's")
+
+    def may_send() -> None:
+        raise lost
+
+    async def on_disk() -> None:
+        setting.journal.may_send = may_send
+
+    monkeypatch.setattr(setting.journal, "on_disk", on_disk)
+    made = await move(memory, [arrival(1), arrival(2)], setting)
+    assert made.fatal is lost
+    assert [what for what, _ in memory.done if what == "send"] == []
+    assert (receipt_of(setting).released, setting.journal.in_doubt()) == (2, [])
 
 
 ANSWERS = st.lists(

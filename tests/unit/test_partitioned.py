@@ -50,6 +50,7 @@ def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
         ("../orders", 5, {}, "cannot be the path"),
         ("bestellung\N{LATIN SMALL LETTER E WITH ACUTE}", 5, {}, "cannot be the path"),
         ("a" * 261, 5, {}, "has 261 characters"),
+        ("contoso/X-ServiceBus-Transfer/0", 5, {}, "is the name of a backlog queue"),
         ("orders", 0, {}, "cannot be of 0 GB"),
         ("orders", -5, {}, "cannot be of -5 GB"),
         ("orders", 6, {}, "cannot be of 6 GB"),
@@ -101,9 +102,9 @@ def test_basic_has_partitions_and_little_else(entity, what) -> None:
 @pytest.mark.parametrize(
     ("existing", "difference", "advice"),
     [
-        (replace(ORDERS, enable_partitioning=False), "EnablePartitioning is False", "let orders forward to it"),
-        (replace(ORDERS, requires_duplicate_detection=True), "RequiresDuplicateDetection is True", "only be chosen"),
-        (replace(ORDERS, requires_session=True), "RequiresSession is True", "once its receivers have emptied it"),
+        (replace(ORDERS, enable_partitioning=False), "EnablePartitioning is false", "let orders forward to it"),
+        (replace(ORDERS, requires_duplicate_detection=True), "RequiresDuplicateDetection is true", "only be chosen"),
+        (replace(ORDERS, requires_session=True), "RequiresSession is true", "once its receivers have emptied it"),
         (replace(ORDERS, max_size_in_megabytes=1024), "MaxSizeInMegabytes is 1024", "changes nothing that is there"),
         (replace(ORDERS, forward_to="next"), "ForwardTo is next", "changes nothing that is there"),
     ],
@@ -139,7 +140,7 @@ def test_the_hundred_and_first_partitioned_entity_is_refused() -> None:
     plain = [Queue(f"p{number}") for number in range(500)]
     partitioned.check_room(ORDERS, [*PARTITIONED[1:], *plain], STANDARD, "contoso")
     partitioned.check_room(ORDERS, PARTITIONED, PREMIUM, "contoso")
-    with pytest.raises(ServiceRefused, match="contoso has 100 partitioned entities already"):
+    with pytest.raises(ServiceRefused, match="contoso has 100: there is no room for 1 more"):
         partitioned.check_room(ORDERS, [*PARTITIONED[1:], Topic("news", enable_partitioning=True)], STANDARD, "contoso")
 
 

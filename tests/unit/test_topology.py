@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sbpair import backlog, topology
 from sbpair.errors import Unsafe
 from sbpair.model import Create, Difference, Endpoint, Identity, Pair, QueueSpec, QueueState
+from sbpair.tiers import PREMIUM
 from sbpair.topology import Plan
 
 
@@ -88,8 +89,12 @@ def test_a_partitioned_queue_of_standard_is_no_drift() -> None:
     assert plan.matches[0].state.partitioned
 
 
-def test_a_partitioned_queue_of_premium_is_not_divided() -> None:
-    assert topology.normalised(state(0, max_size_in_megabytes=20480, partitioned=True)).max_size_in_megabytes == 20480
+@pytest.mark.parametrize("size", [5120, 16384, 20480, 81920])
+def test_a_partitioned_queue_of_premium_is_not_divided(size: int) -> None:
+    there = state(0, max_size_in_megabytes=size, partitioned=True)
+    drifted = topology.diff(topology.desired(pair(1)), [there], PREMIUM).drifted
+    told = [difference for drift in drifted for difference in drift.differences]
+    assert told == ([] if size == 5120 else [Difference("MaxSizeInMegabytes", 5120, size)])
 
 
 def test_a_partitioned_queue_of_another_size_is_drift_in_the_size_that_was_asked_for() -> None:

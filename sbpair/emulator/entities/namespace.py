@@ -106,7 +106,7 @@ class Namespace:
     def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
         """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
         path = self._new_path(path)
-        description = self._admitted(description or default_of(QueueDescription(), self.tier))
+        description = self._admitted(description or self._default(QueueDescription()))
         queue = Queue(path, description, self.clock, self.agenda, self._call_soon)
         self._queues[path.lower()] = queue
         queue.join(self)
@@ -119,7 +119,7 @@ class Namespace:
             raise ArgumentInvalid(
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
-        described = self._admitted(description or default_of(TopicDescription(), self.tier))
+        described = self._admitted(description or self._default(TopicDescription()))
         topic = Topic(path, described, self.clock, self.agenda, self._call_soon)
         self._topics[path.lower()] = topic
         topic.join(self)
@@ -151,13 +151,23 @@ class Namespace:
         return description
 
     def _partitioned_as_a_whole(self, description: Described) -> Described:
-        """Every entity is partitioned where the namespace is, whether it asks for it or not, and none is elsewhere."""
+        """Every entity has to ask for what its namespace is."""
         if description.enable_partitioning and self.partitions == 1:
             raise ArgumentInvalid(
                 f"EnablePartitioning is not supported in the {self.tier.name} tier: partitioning is the namespace's "
                 f"there, and '{self.name}' is not partitioned."
             )
-        return replace(description, enable_partitioning=self.partitions > 1)
+        if not description.enable_partitioning and self.partitions > 1:
+            # The service's own words.
+            raise ArgumentInvalid(
+                "Non-partitioned entities are not allowed in partitioned namespace. "
+                "The property EnablePartitioning must be set to true."
+            )
+        return description
+
+    def _default(self, description: Described) -> Described:
+        """What an entity is that nobody has described."""
+        return replace(default_of(description, self.tier), enable_partitioning=self.partitions > 1)
 
     def find_queue(self, path: str) -> Queue | None:
         return self._queues.get(path.strip("/").lower())

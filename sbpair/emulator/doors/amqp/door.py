@@ -33,7 +33,7 @@ from sbpair.emulator.access.sas import Claim, scope_of
 from sbpair.emulator.doors.amqp import cbs, management
 from sbpair.emulator.doors.amqp.cbs import Claims
 from sbpair.emulator.doors.amqp.links import End, Intake, Outlet, Replies, Requests, address_of, error_of, refuse
-from sbpair.emulator.doors.amqp.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request
+from sbpair.emulator.doors.amqp.requests import CBS_KEYS, MANAGEMENT_KEYS, Reply, Request, text_at
 from sbpair.emulator.doors.amqp.session_links import asks_for_session, open_session
 from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.entities.sessions import SessionMessages
@@ -303,7 +303,15 @@ class AmqpDoor(asyncio.Protocol):
                 meter.spend(1, path)
             except Refusal as refusal:
                 return Reply.refusing(refusal)
+        if used := text_at(request.properties, "associated-link-name"):
+            self._use(used)
         return management.answer(request, target, lambda claim: self._claims.require((claim,), path))
+
+    def _use(self, name: str) -> None:
+        """A request may say which link of the client it is about: that counts as a use of it."""
+        for link in (link for session in self._connection.sessions for link in session.links):
+            if link.name == name and isinstance(link.context, (Intake, Outlet)):
+                link.context.touch()
 
     def _message_end(self, link: Link, path: str, target: Target) -> End:
         if isinstance(link, Receiver):

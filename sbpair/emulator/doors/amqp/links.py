@@ -133,6 +133,10 @@ class Intake:
         self._idle = door.watch_idle(link)
         link.grant(CREDIT)
 
+    def touch(self) -> None:
+        """The link was used, by way of the management node."""
+        self._idle.touch()
+
     def check(self) -> None:
         self._queue.check_send()
 
@@ -218,6 +222,10 @@ class Outlet:
         """Agree to the link; what it receives from."""
         self._link.accept(max_message_size=target.queue.message_limit_bytes)
         return target.messages
+
+    def touch(self) -> None:
+        """The link was used, by way of the management node."""
+        self._idle.touch()
 
     def check(self) -> None:
         self._target.check_receive()

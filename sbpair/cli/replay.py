@@ -1,0 +1,417 @@
+"""`sbpair replay …`: options into calls of `sbpair.replay`, and its receipt into output."""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sbpair.cli.help import Command, Group
+from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
+from sbpair.cli.output import Document, Screen, clean, columns
+from sbpair.cli.pairs import profile
+from sbpair.cli.running import run as run_loop
+from sbpair.errors import UsageError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from sbpair import config
+    from sbpair.model import Pair
+    from sbpair.replay.job import Phase, Progress, Request, Result
+
+SCHEMA, EVENT_SCHEMA = "sbpair/replay/1", "sbpair/replay-event/1"
+INTERRUPTED = 130
+PARTIAL = 3
+TELL_SECONDS = 5.0
+BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
+
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+
+
+class Order(StrEnum):
+    SESSION = "session"
+    NONE = "none"
+
+
+class Dedup(StrEnum):
+    KEY = "key"
+    MESSAGE_ID = "message-id"
+    REPORT = "report"
+
+
+Archive = Annotated[
+    str,
+    typer.Option(
+        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
+    ),
+]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Which Spark does it, and how."""
+
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master", metavar="URL", help="The Spark that does it: local[N,4], spark://host:port, … (every core here)"
+        ),
+    ] = None
+    parallelism: Annotated[
+        int | None,
+        typer.Option(
+            "--parallelism", metavar="N", help="How many tasks at once (as many as a local master has; else 2)"
+        ),
+    ] = None
+    shared_archive: Annotated[
+        bool,
+        typer.Option("--shared-archive", help="The directory is there on every machine that works for a remote master"),
+    ] = False
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
+    ] = None
+    no_lease: Annotated[
+        bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
+    ] = False
+
+
+@app.callback()
+def replay() -> None:
+    """Bring a large backlog back on Spark: archive it, send it from there, and prove it.
+
+    The backlog queues are drained into an archive of Parquet files, and each message is completed there only once its
+    file is durable. Then everything is sent from the archive, and written into a ledger once the primary has accepted
+    it. Whatever is killed, resume goes on: nothing is lost, and what may have arrived twice is named.
+
+    Needs Java and pip install 'sbpair[spark]'.
+    """
+
+
+@app.command("run", cls=Command)
+@options
+def run_command(
+    *,
+    archive: Archive,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
+    ] = None,
+    dedup: Annotated[
+        Dedup,
+        typer.Option(
+            "--dedup",
+            metavar="key|message-id|report",
+            help="What is sent once: what is the same message; or what has the same message id and destination too; or"
+            " only count that (key)",
+        ),
+    ] = Dedup.KEY,
+    ttl: TimeToLive = Ttl.ORIGINAL,
+    order: Annotated[
+        Order,
+        typer.Option(
+            "--order",
+            metavar="session|none",
+            help="Keep the order of each session across queues, or of nothing (session)",
+        ),
+    ] = Order.SESSION,
+    rate: Rate = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
+    ] = False,
+    state: StateDirectory = None,
+    count: Count = None,
+    cluster: Cluster,
+    connection: Connection,
+    display: Display,
+) -> int:
+    """Archive what is in the backlog now, send it, and prove that all of it has arrived.
+
+    Needs Listen on the secondary namespace and Send on the primary. Where the namespaces are reached with a key, tasks
+    on other machines take it from the environment variable of the same name there; it is in no file and no setting.
+
+    What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
+    is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
+
+    The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
+
+    JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
+
+      {"schema": "sbpair/replay/1", "run": "", "archived": 0, "acknowledged": 0, "expired": 0, "quarantined": 0,
+       "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "seconds": 0.0,
+       "stopped": false}
+
+    Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
+    was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
+    speculation is on; 6 one side is gone; 7 there is no Java, no Spark, or no room; 130 stopped by a signal.
+    """
+    screen = Screen(display)
+    _check_machine()
+    found = profile(connection, screen, count=count, state=state)
+    request = _request(found, archive, cluster, verbose=bool(display.verbose))
+    from sbpair.move import pace, route
+    from sbpair.replay import job, run
+
+    wanted = run.Options(
+        dedup=run.Dedup(dedup.value),
+        ttl=route.TimeToLive(ttl.value),
+        ordered=order is Order.SESSION,
+        rate=None if rate is None else pace.read_rate(rate),
+        allow_missing=allow_missing,
+    )
+    queues = _queues(found.pair, queue or [])
+    return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
+
+
+@app.command("resume", cls=Command)
+@options
+def resume_command(
+    *,
+    run_id: RunId,
+    archive: Archive,
+    state: StateDirectory = None,
+    cluster: Cluster,
+    connection: Connection,
+    display: Display,
+) -> int:
+    """Go on with a run that was stopped, or killed, wherever it was.
+
+    What the ledger has is not sent again. What a task had in hand when it was killed may be: at most some hundreds of
+    messages a task, and the receipt names them. A run that is done sends nothing.
+
+    JSON and exit codes are those of sbpair replay run; 4 also for a run of another pair or version, and for a broken
+    file of the archive.
+    """
+    screen = Screen(display)
+    _check_machine()
+    found = profile(connection, screen, state=state)
+    request = _request(found, archive, cluster, verbose=bool(display.verbose))
+    from sbpair.replay import job
+
+    return _told(screen, lambda tell: job.resume(request, run_id, tell))
+
+
+@app.command("verify", cls=Command)
+@options
+def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+    """Prove a run from its files alone: every archived message has come to exactly one end.
+
+    Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
+
+    Exit codes: 0 all of it has arrived; 1 the files contradict each other; 2 there is no such run; 3 some expired, was
+    quarantined, or is left; 4 a file is broken, or of another run.
+    """
+    screen = Screen(display)
+    opened = _archive(archive, run_id)
+    from sbpair.replay import job, run
+    from sbpair.replay.verify import verify
+
+    proof = verify(opened, run.load(opened))
+    told = {"schema": SCHEMA, "run": run_id, **job.document(proof)}
+    screen.result(told, [told], table(told))
+    return proof.exit_code
+
+
+@app.command("status", cls=Command)
+@options
+def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+    """Say how far a run is, by its files: nothing else is asked, and nothing is changed.
+
+    JSON; the rows of segments count a message twice that was archived twice:
+
+      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved",
+       "stopped": false, "archived_rows": 0, "segments": 0, "acknowledged_rows": 0, "queues": {}}
+
+    Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
+    """
+    screen = Screen(display)
+    opened = _archive(archive, run_id)
+    from sbpair.replay import job
+
+    told = {"schema": "sbpair/replay-status/1", **job.status(opened)}
+    shown = [(name.replace("_", " "), str(told[name])) for name in told if name not in ("schema", "pair", "queues")]
+    screen.result(told, [told], columns(shown))
+    return 0
+
+
+@app.command("stop", cls=Command)
+@options
+def stop_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+    """Ask a run to stop, wherever it runs: its tasks finish what they have in hand.
+
+    Exit codes: 0 asked; 2 there is no such run; 7 the archive cannot be written to.
+    """
+    screen = Screen(display)
+    opened = _archive(archive, run_id)
+    from sbpair.replay import job
+
+    job.stop(opened)
+    screen.say(f"run {run_id} was asked to stop; sbpair replay resume {run_id} goes on with it")
+    return 0
+
+
+def table(told: Document) -> Iterator[str]:
+    """The proof for people: the equation first."""
+    yield f"run {told['run']}"
+    yield (
+        f"archived {told['archived']} = "
+        + " + ".join(f"{told[bucket]} {bucket}" for bucket in BUCKETS)
+        + (f" + {told['left']} left" if told["left"] else "")
+    )
+    yield from _counted("QUEUE", told["queues"])
+    yield from _counted(
+        "DESTINATION", {name: {"acknowledged": n} for name, n in _mapping(told["destinations"]).items()}
+    )
+    for reason, number in _mapping(told["reasons"]).items():
+        yield clean(f"{number} not sent: {reason}")
+    named: Any = told["doubtful"]
+    if named:
+        some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
+        yield clean(f"may be there twice: {len(named)} ({some}{', …' if len(named) > 3 else ''})")
+    if told["contradictions"] or told["unknown"]:
+        yield "the files contradict each other: please report this"
+
+
+def _counted(heading: str, rows: Any) -> Iterator[str]:
+    shown = {name: counts for name, counts in rows.items() if any(counts.values())}
+    if shown:
+        names = [name for name in next(iter(shown.values())) if any(counts[name] for counts in shown.values())]
+        yield ""
+        head = (heading, *(name.upper() for name in names))
+        yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value)
+
+
+# From options to a request.
+
+
+def _check_machine() -> None:
+    from sbpair.replay.java import check_machine
+
+    check_machine(os.environ)
+
+
+def _archive(url: str, run_id: str) -> Any:
+    from sbpair.replay.java import check_packages
+
+    check_packages("pyarrow")
+    from sbpair.replay.archive import Archive as Opened
+
+    return Opened(url, run_id)
+
+
+def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "Request":
+    from sbpair.replay.job import Request
+
+    tasks = cluster.parallelism
+    if tasks is not None and tasks < 1:
+        raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    return Request(
+        found.pair,
+        archive,
+        (_variable(found, "primary"), _variable(found, "secondary")),
+        Path(found.state_directory),
+        master=cluster.master or f"local[{os.cpu_count() or 1},4]",
+        tasks=tasks,
+        shared_archive=cluster.shared_archive,
+        settings=dict(map(_setting, cluster.conf or [])),
+        lease=not cluster.no_lease,
+        verbose=verbose,
+    )
+
+
+def _variable(found: "config.Profile", side: str) -> str | None:
+    """The environment variable that has the connection string, where there is one."""
+    from sbpair.config import Secret
+
+    setting = found.settings[f"{side}.address"]
+    return setting.source if isinstance(setting.value, Secret) else None
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
+    return name, value
+
+
+def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
+    """The backlog queues that are there, or those of them that were asked for."""
+    from sbpair.backlog import queue_path
+
+    async def look(_stop: "asyncio.Event") -> list[str]:
+        from sbpair.bus.atom import open_queues
+        from sbpair.move import queues
+
+        async with open_queues(pair.secondary) as control:
+            found = (await queues.find(pair, control)).queues
+        if not found:
+            raise queues.none_there(pair)
+        return list(found)
+
+    there = {queue.lower(): queue for queue in run_loop(look)}
+    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in chosen]
+    for each, path in zip(chosen, paths, strict=True):
+        if path.lower() not in there:
+            some = ", ".join(list(there.values())[:3])
+            raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=f"it has {some}")
+    return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
+
+
+# What is told while it runs, and at its end.
+
+
+def _told(screen: Screen, act: Any) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    result: Result = act(Teller(screen))
+    told = {"schema": SCHEMA, **result.document()}
+    screen.result(told, [told], table(told))
+    code = result.proof.exit_code
+    if result.stopped and code in (0, PARTIAL):
+        screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
+        return INTERRUPTED
+    if result.proof.left:
+        screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
+    return code
+
+
+class Teller:
+    """Says each phase at once, and every few seconds how far it is, where that has changed."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._next = 0.0
+        self._last: Iterable[object] = ()
+
+    def __call__(self, event: "Phase | Progress") -> None:
+        from sbpair.replay.job import Phase
+
+        if isinstance(event, Phase):
+            self._next, self._last = time.monotonic() + TELL_SECONDS, ()
+            self._tell(event.text, {"event": "phase", "phase": event.name, "text": event.text})
+            return
+        figures = (event.messages, event.files)
+        if time.monotonic() >= self._next and figures != self._last:
+            self._next, self._last = time.monotonic() + TELL_SECONDS, figures
+            where = "archived" if event.phase == "drain" else "acknowledged"
+            text = f"{event.phase}: {event.messages} messages {where}, in {event.files} files"
+            document = {"event": "progress", "phase": event.phase, "messages": event.messages, "by": event.by}
+            self._tell(text, document)
+
+    def _tell(self, text: str, document: Document) -> None:
+        if self._screen.eventful:
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self._screen.event({"schema": EVENT_SCHEMA, "time": now, "level": "info", **document})
+        else:
+            self._screen.say(text)

@@ -1,0 +1,209 @@
+"""Where a run keeps its files: `<archive>/<run>/…` on any filesystem that pyarrow knows.
+
+The law: a file is there whole or not at all, and nothing that is there is ever changed. A local file is written beside
+its place, synced and renamed; an object store gets one PUT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from sbpair.errors import MachineLacks, SbpairError, StateRefused, UsageError
+from sbpair.replay.schema import VERSION
+
+RUN_FILE, STOP_FILE = "run.json", "STOP"
+SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
+DEDUPLICATED, DOUBTFUL, SENDING, REPORT = "deduplicated", "doubtful", "sending", "report"
+OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
+"""Where a message ends: in one of these, once."""
+
+GLOB = set("*?[]{}\\")
+"""Spark takes these in a path for a pattern."""
+
+_HADOOP = {"s3": "s3a", "gcs": "gs"}
+
+
+class Archive:
+    """One run's place. `url` is a local directory or a URL such as s3://bucket/backlog."""
+
+    def __init__(self, url: str, run: str) -> None:
+        self.url, self.run = url, run
+        self._fs, root = _opened(url)
+        self.is_local = isinstance(self._fs, fs.LocalFileSystem)
+        self.root = f"{root.rstrip('/')}/{run}"
+
+    # Whole files.
+
+    def write(self, path: str, data: bytes | pa.Buffer, *, sync: bool = True) -> None:
+        """Put a file there. Raises MachineLacks where that is not possible; then it is not there."""
+        place = f"{self.root}/{path}"
+        try:
+            if self.is_local:
+                _write_local(Path(place), data, sync=sync)
+            else:
+                with self._fs.open_output_stream(place) as stream:
+                    stream.write(data)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError; MachineLacks where it cannot be read."""
+        try:
+            with self._fs.open_input_stream(f"{self.root}/{path}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.get_file_info(f"{self.root}/{path}").type != fs.FileType.NotFound)
+
+    def remove(self, path: str) -> None:
+        """Take a file away; one that is not there stays away."""
+        try:
+            self._fs.delete_file(f"{self.root}/{path}")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def files(self, under: str, suffix: str = ".parquet") -> list[str]:
+        """Paths of whole files below a directory, sorted."""
+        selector = fs.FileSelector(f"{self.root}/{under}", recursive=True, allow_not_found=True)
+        try:
+            found = self._fs.get_file_info(selector)
+        except OSError as error:
+            raise self._unusable(error) from error
+        start = len(self.root.lstrip("/")) + 1
+        paths = [info.path.lstrip("/")[start:] for info in found if info.type == fs.FileType.File]
+        return sorted(path for path in paths if path.endswith(suffix))
+
+    # JSON and Parquet.
+
+    def write_json(self, path: str, document: Mapping[str, Any]) -> None:
+        self.write(path, json.dumps(document, indent=2).encode())
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Raises FileNotFoundError; StateRefused for what is no JSON object."""
+        try:
+            document = json.loads(self.read(path))
+        except ValueError as error:
+            raise self._broken(path, str(error)) from error
+        if not isinstance(document, dict):
+            raise self._broken(path, "it is no JSON object")
+        return document
+
+    def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
+        """Write rows, whose file says which run, version and shard count they are of; and read the footer back."""
+        about = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.replace_schema_metadata(about), sink, compression="zstd", compression_level=1)
+        self.write(path, sink.getvalue(), sync=sync)
+        if sync and self.rows(path) != table.num_rows:
+            raise self._broken(path, "it does not hold what was written")
+
+    def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
+        """Raises StateRefused for a file that is broken, or cut short."""
+        with self._parquet(path) as file:
+            return file.read(columns=columns)
+
+    def rows(self, path: str) -> int:
+        """How many a file has, by its footer."""
+        with self._parquet(path) as file:
+            return int(file.metadata.num_rows)
+
+    def about(self, path: str) -> dict[str, str]:
+        """What a file says of itself: run, version and shards."""
+        with self._parquet(path) as file:
+            found = file.schema_arrow.metadata or {}
+        return {key.decode(): value.decode() for key, value in found.items()}
+
+    def spark_url(self, path: str) -> str:
+        """The same file, as Spark calls it."""
+        if self.is_local:
+            return f"file://{self.root}/{path}"
+        scheme = self.url.partition("://")[0]
+        return f"{_HADOOP.get(scheme, scheme)}://{self.root}/{path}"
+
+    # Small things.
+
+    def stopped(self) -> bool:
+        """Whether somebody has asked the run to stop."""
+        return self.exists(STOP_FILE)
+
+    def check_writable(self) -> None:
+        """Raise MachineLacks where nothing can be written there."""
+        probe = f"{REPORT}/probe-{uuid.uuid4()}"
+        self.write(probe, b"sbpair")
+        self.remove(probe)
+
+    def _parquet(self, path: str) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self._fs.open_input_file(f"{self.root}/{path}"))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._broken(path, str(error).splitlines()[0]) from error
+
+    def _broken(self, path: str, why: str) -> StateRefused:
+        return StateRefused(
+            f"{self.root}/{path} is broken: {why}",
+            hint="bring it back from a copy: its messages are in the backlog no more, and nothing is sent without it",
+        )
+
+    def _unusable(self, error: OSError) -> SbpairError:
+        return MachineLacks(
+            f"the archive {self.url} cannot be used: {error.strerror or error}",
+            hint="check that it exists, may be written to and has room, or name another with --archive",
+        )
+
+
+def _opened(url: str) -> tuple[fs.FileSystem, str]:
+    if GLOB & set(url):
+        raise UsageError(
+            f"--archive {url} has one of the characters {' '.join(sorted(GLOB))}", hint="Spark takes it for a pattern"
+        )
+    if "://" not in url:
+        path = url.removeprefix("file:")
+        return fs.LocalFileSystem(), str(Path(path).absolute())
+    try:
+        filesystem, root = fs.FileSystem.from_uri(url)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise UsageError(
+            f"--archive {url} cannot be opened: {str(error).splitlines()[0]}",
+            hint="name a directory, or a URL such as s3://bucket/backlog",
+        ) from error
+    return filesystem, str(root)
+
+
+def _write_local(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    if sync:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

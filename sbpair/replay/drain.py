@@ -1,0 +1,174 @@
+"""One task of the drain: a backlog queue into segments, and each settled once it is durable.
+
+The law: nothing is settled before its segment has been written, synced and read back. Nothing upstream of this is ever
+shuffled, so no stage is run anew for what it has consumed. A try that dies leaves whole segments and messages whose
+locks run out; both are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sbpair.bus.credentials import token_getter
+from sbpair.errors import Unavailable
+from sbpair.move.route import Key, key_of
+from sbpair.move.wire_source import WireSource
+from sbpair.replay.archive import REPORT, Archive
+from sbpair.replay.segment import Segment
+from sbpair.wire.client import connect
+
+if TYPE_CHECKING:
+    from sbpair.move.wire_source import WireArrival
+    from sbpair.replay.run import Job
+
+log = logging.getLogger(__name__)
+
+TAKE_MOST = 2_000
+LOCK_SHARE = 0.4
+"""How much of a lock may be over before its message has to be in a segment."""
+
+IDLE_SECONDS = 0.25
+"""After how long without a message what there is becomes a segment."""
+
+QUIET_LEAST = 2
+"""How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
+
+STRANGERS_SECONDS = 150.0
+"""How long a queue may show messages and give none: somebody has them locked, and locks run out."""
+
+CLOCKS_DIFFER_MS = 60_000
+TRIES, BACK_OFF_MOST_SECONDS = 8, 30.0
+JOURNAL = f"{REPORT}/accepted-before.json"
+"""What the syphon's journal says the primary has: keys of five parts."""
+
+
+def tasks_of(job: Job) -> list[str]:
+    """The queue of each task: every queue has one, and those that are left over go round."""
+    return [job.run.queues[index % len(job.run.queues)] for index in range(max(job.tasks, len(job.run.queues)))]
+
+
+def drain(job: Job) -> Any:
+    """For `mapInArrow` over a range of as many rows as there are tasks."""
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        queues = tasks_of(job)
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                messages = asyncio.run(Drain(job, queues[index]).run())
+                yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
+
+    return task
+
+
+class Drain:
+    """Empties one queue into segments, as far as the run's cut-off."""
+
+    def __init__(self, job: Job, queue: str) -> None:
+        self._job = job
+        self._queue = queue
+        self._archive = job.open()
+        self._options = job.run.options
+        self._accepted = accepted_before(self._archive, queue)
+        self._messages = 0
+        self._quiet = 0
+
+    async def run(self) -> int:
+        """How many messages it has archived. Raises Unavailable where the namespace stays away, MachineLacks."""
+        failures = 0
+        async with token_getter(self._job.pair()) as get_token:
+            while True:
+                before = self._messages
+                try:
+                    async with connect(self._job.secondary.endpoint(), get_token=get_token) as wire:
+                        await self._empty(await WireSource.open(wire, self._queue, keeps_payload=True))
+                except Unavailable as error:
+                    failures = failures + 1 if self._messages == before else 1
+                    if failures >= TRIES or self._archive.stopped():
+                        raise
+                    log.info("%s: %s; trying again", self._queue, error.message)
+                    await asyncio.sleep(min(BACK_OFF_MOST_SECONDS, 0.5 * 2**failures))
+                else:
+                    return self._messages
+
+    async def _empty(self, source: WireSource) -> None:
+        loop = asyncio.get_running_loop()
+        segment, moved = Segment(self._queue), loop.time()
+        while not self._archive.stopped():
+            source.grant(TAKE_MOST)
+            most = max(1, self._options.segment_messages - len(segment))
+            arrivals = await source.take(min(TAKE_MOST, most), seconds=self._wait(segment))
+            if arrivals:
+                self._quiet, moved = 0, loop.time()
+                await self._take(source, segment, arrivals)
+            if segment and (not arrivals or self._is_full(segment)):
+                await self._store(source, segment)
+                segment = Segment(self._queue)
+            elif not arrivals and await self._is_over(source, loop.time() - moved):
+                break
+        if segment:
+            await self._store(source, segment)
+        await source.stop()
+
+    def _wait(self, segment: Segment) -> float:
+        return IDLE_SECONDS if segment else self._options.empty_seconds
+
+    def _is_full(self, segment: Segment) -> bool:
+        options = self._options
+        return (
+            segment.bytes >= options.segment_bytes
+            or len(segment) >= options.segment_messages
+            or asyncio.get_running_loop().time() >= segment.due
+        )
+
+    async def _take(self, source: WireSource, segment: Segment, arrivals: list[WireArrival]) -> None:
+        now = asyncio.get_running_loop().time()
+        namespace = self._job.run.pair["secondary"]
+        if self._accepted:
+            known = {each for each in arrivals if key_of(namespace, each.facts)[1:] in self._accepted}
+            await source.complete(list(known))
+            arrivals = [each for each in arrivals if each not in known]
+        if arrivals:
+            soonest = min(each.lock_until for each in arrivals)
+            segment.add(arrivals, now + LOCK_SHARE * max(0.0, soonest - now))
+
+    async def _store(self, source: WireSource, segment: Segment) -> None:
+        shards = self._job.run.shards
+        # In a thread: what the service sends meanwhile is taken in, and its heartbeats are answered.
+        await asyncio.to_thread(lambda: self._archive.write_table(segment.path, segment.table(), shards))
+        self._messages += len(segment)
+        failures = await source.complete(segment.arrivals)
+        if failures:
+            # They come again, and are copies then: the same key, told apart by nobody.
+            log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), failures[0][1])
+
+    async def _is_over(self, source: WireSource, still_seconds: float) -> bool:
+        """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
+        async for page in source.pages():
+            if any(not seen.deferred and self._is_ours(seen.enqueued_at) for seen in page):
+                self._quiet = 0
+                return still_seconds >= STRANGERS_SECONDS
+        self._quiet += 1
+        return self._quiet >= QUIET_LEAST
+
+    def _is_ours(self, enqueued_ms: int) -> bool:
+        return enqueued_ms <= self._job.run.started_ms + CLOCKS_DIFFER_MS
+
+
+def accepted_before(archive: Archive, queue: str) -> set[tuple[Any, ...]]:
+    """What the syphon's journal says that the primary has of a queue, without the namespace: it is the run's."""
+    try:
+        keys = archive.read_json(JOURNAL)["keys"]
+    except FileNotFoundError:
+        return set()
+    return {tuple(key[1:]) for key in keys if key[1] == queue.lower()}
+
+
+def keep_accepted(archive: Archive, keys: list[Key]) -> None:
+    """Have the tasks know what the primary has already."""
+    archive.write_json(JOURNAL, {"at_ms": int(time.time() * 1000), "keys": keys})

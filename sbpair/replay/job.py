@@ -1,0 +1,364 @@
+"""A run from its first phase to its last: check, drain, plan, send, verify. Whatever is done already is not done again.
+
+The law: the driver decides and waits; it counts by the archive. One mover of a pair at a time: the lease is held from
+before the first message is taken until the last is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbpair.bus.credentials import token_getter
+from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
+from sbpair.move.journal import accepted_keys
+from sbpair.move.lease import Lease
+from sbpair.move.runs import new_id
+from sbpair.move.state import identity, state_if_any
+from sbpair.move.wire_primary import WirePrimary
+from sbpair.replay import plan as planning
+from sbpair.replay import spark as sparks
+from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.drain import drain, keep_accepted, tasks_of
+from sbpair.replay.run import Job, Options, Reach, Run, load, save
+from sbpair.replay.schema import PROGRESS
+from sbpair.replay.send import send
+from sbpair.replay.shard_source import COLUMNS
+from sbpair.replay.verify import Proof, check_segments, verify
+
+if TYPE_CHECKING:
+    from sbpair.model import Pair
+
+log = logging.getLogger(__name__)
+
+DRAINED, PLANNED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+SHARDS_A_TASK = 4
+"""More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Event: what is being done now."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Event: how many messages are in the archive, or in the ledger, by where they came from or went to."""
+
+    phase: str
+    messages: int
+    files: int
+    by: dict[str, int]
+
+
+Tell = Callable[[Phase | Progress], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
+
+    `queues` are the backlog queues to drain. `tasks` is how many may run at once; None for what a local master has.
+    """
+
+    pair: Pair
+    archive: str
+    variables: tuple[str | None, str | None]
+    state: Path
+    master: str = "local[2,4]"
+    tasks: int | None = None
+    shared_archive: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+    lease: bool = True
+    verbose: bool = False
+
+    @property
+    def parallelism(self) -> int:
+        return self.tasks or sparks.local_cores(self.master) or 2
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`stopped` is whether somebody asked for it to stop before it was done."""
+
+    run: Run
+    proof: Proof
+    seconds: float
+    stopped: bool
+
+    def document(self) -> dict[str, Any]:
+        return {"run": self.run.id, **document(self.proof), "seconds": round(self.seconds, 3), "stopped": self.stopped}
+
+
+def document(proof: Proof) -> dict[str, Any]:
+    """The proof as the JSON contract has it."""
+    numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
+    return {
+        **{name: getattr(proof, name) for name in numbers},
+        "balanced": proof.balanced,
+        **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
+        **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+    }
+
+
+def start(request: Request, options: Options, queues: list[str], shards: int | None, tell: Tell) -> Result:
+    """Begin a run. Raises what is wrong before anything is received."""
+    settings = _checked(request)
+    started_ms = int(time.time() * 1000)
+    run_id = new_id(started_ms)
+    archive = Archive(request.archive, run_id)
+    archive.check_writable()
+    count = shards or request.parallelism * SHARDS_A_TASK
+    run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
+    with _lease(request, run_id):
+        save(archive, run)
+        _keep_journal(request, archive)
+        return _go_on(request, settings, archive, run, tell)
+
+
+def resume(request: Request, run_id: str, tell: Tell) -> Result:
+    """Go on with a run from where it is, however it ended."""
+    settings = _checked(request)
+    archive = Archive(request.archive, run_id)
+    run = load(archive, request.pair)
+    archive.check_writable()
+    with _lease(request, run_id):
+        archive.remove(STOP_FILE)
+        _keep_journal(request, archive)
+        return _go_on(request, settings, archive, run, tell)
+
+
+def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Run, tell: Tell) -> Result:
+    began = time.monotonic()
+    tell(Phase("check", f"run {run.id}: checking the archive"))
+    check_segments(archive)
+    before = verify(archive, run)
+    if archive.exists(DRAINED) and before.balanced:
+        tell(Phase("verify", "everything has been sent before; nothing is left to do"))
+        return _prove(archive, run, began)
+    job = Job(run, request.archive, *_reaches(request), request.parallelism)
+    tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
+    settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
+    with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+        if request.shared_archive:
+            _probe(spark, job)
+        _drain(spark, job, archive, tell)
+        if not archive.stopped() and archive.files(SEGMENTS):
+            _send(spark, job, archive, tell)
+    tell(Phase("verify", "counting what is in the archive"))
+    return _prove(archive, run, began)
+
+
+def _prove(archive: Archive, run: Run, began: float) -> Result:
+    result = Result(run, verify(archive, run), time.monotonic() - began, archive.stopped())
+    archive.write_json(PROVED, result.document())
+    return result
+
+
+# What is checked before Java is started.
+
+
+def _checked(request: Request) -> dict[str, str]:
+    """Raise what can be known to be wrong. Answers Spark's settings."""
+    sparks.check(request.settings.get("spark.speculation", "false"))
+    remote = not sparks.is_local(request.master)
+    if remote and Archive(request.archive, "probe").is_local and not request.shared_archive:
+        raise Unsafe(
+            f"the archive {request.archive} is a directory of this machine, and {request.master} runs on others",
+            hint="say --shared-archive where all of them have it at that path, or name a URL such as s3://bucket/backlog",
+        )
+    _reaches(request)
+    return dict(request.settings)
+
+
+def _reaches(request: Request) -> tuple[Reach, Reach]:
+    pair, (primary, secondary) = request.pair, request.variables
+    return Reach.of(pair.primary, primary), Reach.of(pair.secondary, secondary)
+
+
+@contextmanager
+def _lease(request: Request, run_id: str) -> Iterator[None]:
+    """One mover of the pair at a time, on this machine."""
+    with ExitStack() as stack:
+        if request.lease:
+            stack.enter_context(Lease(request.state, run_id))
+        yield
+
+
+def _keep_journal(request: Request, archive: Archive) -> None:
+    state = state_if_any(request.state, request.pair)
+    if state is None:
+        return
+    with state:
+        keep_accepted(archive, accepted_keys(state))
+
+
+def _probe(spark: Any, job: Job) -> None:
+    """See that the executors have the same archive, and may write to it."""
+    from sbpair.replay.probe import answer, question
+
+    archive = job.open()
+    nonce = question(archive)
+    said = spark.range(0, job.tasks, 1, job.tasks).mapInArrow(answer(job, nonce), "answer string").collect()
+    missing = [row.answer for row in said if not archive.exists(row.answer)]
+    if missing or len(said) < job.tasks:
+        raise Unsafe(
+            f"the executors do not see the archive {job.archive} that this machine sees",
+            hint="mount it at the same path on every one of them, or name a URL such as s3://bucket/backlog",
+        )
+    for path in (nonce, *(row.answer for row in said)):
+        archive.remove(path)
+
+
+# The phases.
+
+
+def _drain(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
+    if archive.exists(DRAINED):
+        return
+    tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
+    tasks = len(tasks_of(job))
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
+    _watched(archive, SEGMENTS, "drain", rows.collect, tell)
+    if not archive.stopped():
+        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
+
+
+def _send(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
+    run = job.run
+    tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
+    files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
+    spark.read.parquet(*files).createOrReplaceTempView(planning.MESSAGES)
+    spark.sql(planning.plan(run, int(time.time() * 1000))).createOrReplaceTempView("plan")
+    summary = [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    archive.write_json(PLANNED, {"flows": summary})
+    destinations = sorted({row["destination"] for row in summary if row["destination"] is not None}, key=str.lower)
+    if not run.options.allow_missing:
+        tell(Phase("plan", f"asking the primary for {len(destinations)} destinations"))
+        asyncio.run(_check_destinations(job, destinations))
+    joined = any(row["verdict"] in (planning.COPY, planning.DEDUPLICATED) for row in summary)
+    if joined:
+        spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
+    rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
+    tell(Phase("send", f"sending to {len(destinations)} destinations of {job.primary.place['name']}"))
+    ready = rows.repartition(run.shards, "shard").sortWithinPartitions("shard", *planning.ORDER)
+    _watched(archive, LEDGER, "send", ready.mapInArrow(send(job), PROGRESS).collect, tell)
+
+
+async def _check_destinations(job: Job, destinations: list[str]) -> None:
+    """Raise EntityMissing for those that the primary does not have: a link to each is opened, and nothing goes over."""
+    missing: list[str] = []
+    async with token_getter(job.pair()) as get_token:
+        primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
+        try:
+            for destination in destinations:
+                try:
+                    await primary.ready(destination)
+                except EntityMissing:
+                    missing.append(destination)
+        finally:
+            await primary.close()
+    if missing:
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise EntityMissing(
+            f"{job.primary.place['name']} has no {some}; everything is safe in the archive",
+            entity=missing[0],
+            hint=f"create them, then 'sbpair replay resume {job.run.id}'; --allow-missing quarantines what is for them",
+        )
+
+
+def _watched(archive: Archive, under: str, phase: str, action: Callable[[], Any], tell: Tell) -> None:
+    """Run one of Spark's actions to its end, and tell how far the archive is. Raises what its tasks raised."""
+    failure: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  it is raised below, in the thread that waits
+            failure.append(error)
+
+    watch = Watch(archive, under, phase)
+    thread = threading.Thread(target=act, name=phase, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join(LOOK_SECONDS)
+            tell(watch.look())
+        except KeyboardInterrupt:
+            if archive.stopped():
+                raise
+            archive.write(STOP_FILE, b"")
+            tell(Phase("stop", "finishing what is in hand; a second signal does not wait for it"))
+    if failure:
+        raise _translated(failure[0], archive) from failure[0]
+
+
+class Watch:
+    """How far a phase is, by the files that it makes."""
+
+    def __init__(self, archive: Archive, under: str, phase: str) -> None:
+        self._archive, self._under, self._phase = archive, under, phase
+        self._rows: dict[str, int] = {}
+
+    def look(self) -> Progress:
+        by: dict[str, int] = {}
+        for path in self._archive.files(self._under):
+            if path not in self._rows:
+                self._rows[path] = self._archive.rows(path)
+            of = path.removeprefix(f"{self._under}/").rpartition("/")[0]
+            by[of] = by.get(of, 0) + self._rows[path]
+        return Progress(self._phase, sum(self._rows.values()), len(self._rows), by)
+
+
+def _translated(error: BaseException, archive: Archive) -> BaseException:
+    """What a task has raised is known by its name alone: Spark sends its traceback as text."""
+    from sbpair import errors
+
+    text = str(error)
+    for line in reversed(text.splitlines()):
+        name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
+        kind = getattr(errors, name, None)
+        if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
+            message, hint = said or name, f"then 'sbpair replay resume {archive.run}': nothing is lost"
+            return kind(message, hint=hint)
+    if isinstance(error, (KeyboardInterrupt, SbpairError)):
+        return error
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return Unavailable(f"Spark gave up: {first}", hint=f"'sbpair replay resume {archive.run}' goes on; nothing is lost")
+
+
+def status(archive: Archive) -> dict[str, Any]:
+    """How far a run is, by its files alone."""
+    run = load(archive)
+    drained, stopped = archive.exists(DRAINED), archive.stopped()
+    archived, sent = Watch(archive, SEGMENTS, "drain").look(), Watch(archive, LEDGER, "send").look()
+    proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
+    phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
+    return {
+        "run": run.id,
+        "pair": run.pair,
+        "phase": phase,
+        "stopped": stopped,
+        "archived_rows": archived.messages,
+        "segments": archived.files,
+        "acknowledged_rows": sent.messages,
+        "queues": archived.by,
+    }
+
+
+def stop(archive: Archive) -> None:
+    """Ask a run to stop: its tasks finish what they have in hand."""
+    load(archive)
+    archive.write(STOP_FILE, b"")

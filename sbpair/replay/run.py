@@ -1,0 +1,149 @@
+"""What a run is: its pair, its queues, its shard count and its options, as run.json has them. No secret is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from sbpair.errors import StateRefused, UsageError
+from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
+from sbpair.move.route import TimeToLive
+from sbpair.move.state import identity
+from sbpair.replay.archive import RUN_FILE, Archive
+from sbpair.replay.schema import VERSION
+
+SCHEMA = "sbpair/replay-run/1"
+
+
+class Dedup(StrEnum):
+    """What counts as the same message, besides a copy, which is what has the same key."""
+
+    KEY = "key"
+    MESSAGE_ID = "message-id"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues."""
+
+    dedup: Dedup = Dedup.KEY
+    ttl: TimeToLive = TimeToLive.ORIGINAL
+    ordered: bool = True
+    rate: float | None = None
+    allow_missing: bool = False
+    segment_bytes: int = 64 * 1024 * 1024
+    segment_messages: int = 100_000
+    empty_seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`pair` tells which two namespaces it is about; `started_ms` is the cut-off of the drain, in ms since 1970."""
+
+    id: str
+    pair: dict[str, str]
+    queues: tuple[str, ...]
+    shards: int
+    started_ms: int
+    options: Options
+
+    def document(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
+
+
+def save(archive: Archive, run: Run) -> None:
+    archive.write_json(RUN_FILE, run.document())
+
+
+def load(archive: Archive, pair: Pair | None = None) -> Run:
+    """Raises UsageError where there is no such run, StateRefused for one of another pair or version."""
+    try:
+        document = archive.read_json(RUN_FILE)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no run {archive.run} in {archive.url}", hint="check --archive, and the id that the run has told"
+        ) from None
+    if document.get("schema") != SCHEMA or document.get("version") != VERSION:
+        raise StateRefused(
+            f"run {archive.run} has the schema {document.get('schema')}, version {document.get('version')}, and not"
+            f" {SCHEMA}, version {VERSION}",
+            hint="use the version of sbpair that made it",
+        )
+    run = _read(archive, document)
+    if pair is not None and run.pair != identity(pair):
+        raise StateRefused(
+            f"run {run.id} is of {run.pair.get('primary')} and {run.pair.get('secondary')}, and not of"
+            f" {' and '.join(identity(pair).values())}",
+            hint="choose its pair with --pair",
+        )
+    return run
+
+
+def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
+    try:
+        said = document["options"]
+        options = Options(**{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"])})
+        pair = {str(side): str(name) for side, name in document["pair"].items()}
+        shards, started_ms = int(document["shards"]), int(document["started_ms"])
+        return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateRefused(
+            f"{archive.root}/{RUN_FILE} cannot be read", hint="bring it back from a copy: the run cannot go on without"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A namespace as tasks on other machines find it: no secret, but the name of the variable that they have it in.
+
+    `variable` is None for an identity, which each machine has for itself.
+    """
+
+    place: Mapping[str, Any]
+    variable: str | None
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, variable: str | None) -> Reach:
+        """Raises UsageError for a key that came from nowhere that a task could look."""
+        if variable is None and not isinstance(endpoint.credential, Identity):
+            raise UsageError(
+                f"the key of {endpoint.name} is in no environment variable",
+                hint="a replay passes its name to its tasks",
+            )
+        bare = replace(endpoint, credential=Identity())
+        place = {name: getattr(bare, name) for name in Endpoint.__slots__ if name != "credential"}
+        return cls(place, variable)
+
+    def endpoint(self, environ: Mapping[str, str] = os.environ) -> Endpoint:
+        """Raises UsageError where this machine has not the variable."""
+        if self.variable is None:
+            return Endpoint(**self.place, credential=Identity())
+        said = environ.get(self.variable)
+        if not said:
+            raise UsageError(
+                f"the environment of this worker has no {self.variable}",
+                hint=f"start Spark's workers with {self.variable}, or sign in with an identity",
+            )
+        return Endpoint(**self.place, credential=endpoint_from_connection_string(said).credential)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that a task is told. It is pickled, and travels: `archive` is a URL."""
+
+    run: Run
+    archive: str
+    primary: Reach
+    secondary: Reach
+    tasks: int
+
+    def open(self) -> Archive:
+        return Archive(self.archive, self.run.id)
+
+    def pair(self) -> Pair:
+        """For whoever wants to know how to sign in."""
+        return Pair("replay", self.primary.endpoint(), self.secondary.endpoint())

@@ -1,0 +1,96 @@
+"""One task of the send: the rows of its shards, moved by the mover that the syphon has, from the archive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sbpair.bus.credentials import token_getter
+from sbpair.move.guard import Guard
+from sbpair.move.mover import Mover
+from sbpair.move.pace import Pace
+from sbpair.move.setting import Setting
+from sbpair.move.wire_primary import WirePrimary
+from sbpair.replay.archive import DOUBTFUL
+from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.shard_source import ShardSource
+
+if TYPE_CHECKING:
+    from sbpair.replay.run import Job
+
+TRIES = 5
+"""How often in a row a destination may fail before the task leaves the rest to another run."""
+
+WAIT_SECONDS = 1.0
+
+
+def send(job: Job) -> Any:
+    """For `mapInArrow` over rows of whole shards, each shard in order."""
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        messages = asyncio.run(send_all(job, batches))
+        yield pa.RecordBatch.from_pydict({"queue": [""], "messages": [messages]})
+
+    return task
+
+
+async def send_all(job: Job, batches: Iterator[Any]) -> int:
+    """How many the primary has accepted. Raises where no message at all can be sent, or nothing written down."""
+    ledger = Ledger(job.open(), job.run.shards)
+    source = ShardSource(batches, job.open(), ledger)
+    setting = _setting(job)
+    async with token_getter(job.pair()) as get_token:
+        primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
+        try:
+            await _move(source, primary, setting)
+        finally:
+            await primary.close()
+    _name_doubtful(ledger, setting)
+    if source.error is not None:
+        raise source.error
+    source.close()
+    return setting.tally.receipt().sent
+
+
+def _setting(job: Job) -> Setting:
+    options = job.run.options
+    pace = None
+    if options.rate is not None:
+        pace = Pace(asyncio.get_running_loop().time(), rate=options.rate / job.tasks)
+    return Setting(
+        namespace=job.run.pair["secondary"],
+        ordered=options.ordered,
+        ttl=options.ttl,
+        pace=pace,
+        guard=Guard(trusted=options.allow_missing),
+    )
+
+
+async def _move(source: ShardSource, primary: WirePrimary, setting: Setting) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        mover = Mover(source, primary, tasks, setting)
+        while mover.fatal is None and source.error is None:
+            if mover.room == 0 or source.ended:
+                if mover.stuck(TRIES) or (source.ended and not mover.in_hand):
+                    break
+                await mover.changed(WAIT_SECONDS)
+                continue
+            arrivals = await source.take(mover.room)
+            if arrivals:
+                mover.accept(arrivals)
+        await mover.finish()
+        mover.write_off()
+    if mover.fatal is not None:
+        raise mover.fatal
+
+
+def _name_doubtful(ledger: Ledger, setting: Setting) -> None:
+    """Those that were sent without an answer, and sent again: each may be there twice."""
+    named = setting.tally.receipt().doubtful
+    rows = [
+        Entry((each.queue, each.sequence_number, 0, each.message_id), each.destination, each.reason) for each in named
+    ]
+    ledger.write(DOUBTFUL, 0, rows)

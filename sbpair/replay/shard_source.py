@@ -1,0 +1,219 @@
+"""The archive as a mover's source: rows in order become deliveries, and what becomes of each becomes a ledger entry.
+
+The law: a chunk of the ledger is written when the primary has accepted what is in it, and not before; what the ledger
+has is not given out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from sbpair.errors import SbpairError
+from sbpair.move.opened import Content, Opener, restored
+from sbpair.move.route import EXPIRED as EXPIRED_REASON
+from sbpair.move.route import NO_KEY
+from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
+from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.ledger import Key as RowKey
+
+if TYPE_CHECKING:
+    from sbpair.move.engine import Arrival, Failures, Seen
+    from sbpair.move.route import Facts, Key, Send
+
+LOOK_SECONDS = 0.5
+"""How often it is asked whether the run is to stop."""
+
+COLUMNS = ("queue", "sequence_number", "enqueued_at_ms", "message_id", "destination", "verdict", "shard", "message")
+AGAIN = "another message with this id goes to the same destination before it"
+
+
+@dataclass(slots=True, eq=False)
+class Archived:
+    """A message of the archive, as if it had just been delivered. Its lock never runs out."""
+
+    facts: Facts
+    partition_key: str | None
+    turn: int
+    row: RowKey
+    shard: int
+    content: Content
+    payload: bytes
+    lock_until: float = float("inf")
+    key: Key = NO_KEY
+
+    def restored(self, send: Send, now_ms: int) -> bytes:
+        """The message as it was before it went into the backlog, encoded."""
+        return restored(self.content, send, now_ms)
+
+
+class ShardSource:
+    """The rows of one task: whole shards, each in order. `error` is why nothing more may be sent."""
+
+    clock_ahead_ms = 0
+    service_ms = None
+    broken = None
+
+    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, name: str = "archive") -> None:
+        self.queue = name
+        self.error: SbpairError | None = None
+        self.ended = False
+        self._rows = self._unpacked(batches)
+        self._archive = archive
+        self._ledger = ledger
+        self._openers: dict[str, Opener] = {}
+        self._in_hand: dict[int, Archived] = {}
+        self._turn = 0
+        self._shard, self._done = -1, set[RowKey]()
+        self._waiting: list[tuple[str, int, Entry]] = []
+        self._written: asyncio.Future[None] | None = None
+        self._looked = 0.0
+
+    async def take(self, most: int, *, seconds: float = 0.0) -> list[Archived]:
+        """The next rows that have not ended yet; [] at the end, or where the run is to stop."""
+        del seconds
+        if self.ended or self._is_stopped():
+            self.ended = True
+            return []
+        # In a thread: Spark may take its time, and heartbeats are to be answered.
+        arrivals = await asyncio.to_thread(self._pull, most)
+        self._in_hand.update((each.turn, each) for each in arrivals)
+        if arrivals:
+            self._ledger.has_in_hand([_entry(each) for each in self._in_hand.values()])
+        return arrivals
+
+    async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
+        """The primary has accepted these."""
+        try:
+            for shard, entries in _by_shard(cast("Sequence[Archived]", arrivals)):
+                self._ledger.write(LEDGER, shard, entries)
+        except SbpairError as error:
+            self.error = error
+            return [(arrival, error) for arrival in arrivals]
+        self._let_go(cast("Sequence[Archived]", arrivals))
+        return []
+
+    async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
+        mine = cast("Archived", arrival)
+        kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
+        entry = _entry(mine)._replace(reason=f"{reason}: {description}", message=mine.payload)
+        self._waiting.append((kind, mine.shard, entry))
+        if self._written is None:
+            loop = asyncio.get_running_loop()
+            self._written = loop.create_future()
+            loop.call_soon(self._write_waiting, self._written)
+        await asyncio.shield(self._written)
+        self._let_go([mine])
+
+    def close(self) -> None:
+        """Nothing is on its way any more."""
+        self._ledger.has_nothing_in_hand()
+
+    # What a source of deliveries has, and this one has no use for.
+
+    def grant(self, most: int) -> None:
+        del most
+
+    async def reopen(self) -> bool:
+        return False
+
+    def interrupt(self) -> None:
+        self.ended = True
+
+    async def stop(self) -> None:
+        self.ended = True
+
+    async def release(self, arrivals: Sequence[Arrival]) -> Failures:
+        """They are in the archive, and were never anywhere else."""
+        self._let_go(cast("Sequence[Archived]", arrivals))
+        return []
+
+    async def renew(self, arrivals: Sequence[Arrival]) -> None:
+        del arrivals
+
+    async def lost(self) -> None:
+        await asyncio.Event().wait()
+
+    def break_off(self, error: SbpairError) -> None:
+        self.error = error
+
+    async def pages(self) -> AsyncIterator[list[Seen]]:
+        empty: tuple[list[Seen], ...] = ()
+        for page in empty:
+            yield page
+
+    # Inside.
+
+    def _write_waiting(self, written: asyncio.Future[None]) -> None:
+        """All that came to such an end in one turn of the loop, in one go."""
+        waiting, self._waiting, self._written = self._waiting, [], None
+        chunks: dict[tuple[str, int], list[Entry]] = {}
+        for kind, shard, entry in waiting:
+            chunks.setdefault((kind, shard), []).append(entry)
+        try:
+            for (kind, shard), entries in chunks.items():
+                self._ledger.write(kind, shard, entries)
+        except SbpairError as error:
+            self.error = error
+            written.set_exception(error)
+            written.exception()  # each that waits is told
+        else:
+            written.set_result(None)
+
+    def _let_go(self, arrivals: Sequence[Archived]) -> None:
+        for arrival in arrivals:
+            self._in_hand.pop(arrival.turn, None)
+
+    def _is_stopped(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        return self._archive.stopped()
+
+    def _pull(self, most: int) -> list[Archived]:
+        found: list[Archived] = []
+        repeats: dict[int, list[Entry]] = {}
+        while len(found) < most:
+            row = next(self._rows, None)
+            if row is None:
+                self.ended = True
+                break
+            *key_parts, destination, verdict, shard, message = row
+            key = cast("RowKey", tuple(key_parts))
+            if shard != self._shard:
+                self._shard, self._done = shard, self._ledger.done(shard)
+            if key in self._done:
+                continue
+            if verdict == DEDUPLICATED:
+                repeats.setdefault(shard, []).append(Entry(key, destination, AGAIN))
+            else:
+                found.append(self._arrival(key, shard, message))
+        for shard, entries in repeats.items():
+            self._ledger.write(DEDUPLICATED, shard, entries)
+        return found
+
+    def _arrival(self, key: RowKey, shard: int, message: bytes) -> Archived:
+        queue = key[0]
+        opener = self._openers.get(queue) or self._openers.setdefault(queue, Opener(queue))
+        opened = opener.open(message, key[3] or "")
+        self._turn += 1
+        return Archived(opened.facts, opened.partition_key, self._turn, key, shard, opened.content, message)
+
+    def _unpacked(self, batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+        for batch in batches:
+            yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
+
+
+def _entry(arrival: Archived) -> Entry:
+    return Entry(arrival.row, arrival.facts.path)
+
+
+def _by_shard(arrivals: Sequence[Archived]) -> Iterator[tuple[int, list[Entry]]]:
+    found: dict[int, list[Entry]] = {}
+    for arrival in arrivals:
+        found.setdefault(arrival.shard, []).append(_entry(arrival))
+    yield from found.items()

@@ -1,0 +1,109 @@
+"""A Spark session with the settings that a replay needs, and the refusal of those that lose or double messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sbpair.errors import MachineLacks, Unsafe
+
+ROWS_A_BATCH = 500
+"""What a task takes from Spark at once: enough for Arrow to be fast, and little to hold where messages are large."""
+
+QUIET = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+logger.spark.name = org.apache.spark
+logger.spark.level = off
+# By this one's level Spark decides whether to say something about levels.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+SETTINGS = {
+    "spark.speculation": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def local_cores(master: str) -> int | None:
+    """How many tasks a local master runs at once; None for any other."""
+    if not is_local(master):
+        return None
+    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+    return (os.cpu_count() or 1) if inside == "*" else int(inside) if inside.isdecimal() else 1
+
+
+@contextmanager
+def session(master: str, settings: Mapping[str, str], *, verbose: bool = False) -> Iterator[Any]:
+    """A session, ended with the block. Raises Unsafe where speculation is on, MachineLacks where none can be had."""
+    if is_local(master):
+        # Workers would take whatever python3 is first on the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
+        mine = signal.getsignal(signal.SIGINT)
+        spark = _started(master, {**_local(master), **_quiet(Path(directory), verbose=verbose), **settings}, directory)
+        try:
+            if threading.current_thread() is threading.main_thread():
+                # Spark's own would cancel what is to be finished first.
+                signal.signal(signal.SIGINT, mine)
+            check(spark.sparkContext.getConf().get("spark.speculation", "false"))
+            yield spark
+        finally:
+            spark.stop()
+
+
+def check(speculation: str) -> None:
+    """Raise Unsafe for speculation: it would have the same messages sent by two tasks at the same time."""
+    if speculation.strip().lower() == "true":
+        raise Unsafe(
+            "spark.speculation is on, and would send messages twice",
+            hint="take it out of --conf and of spark-defaults.conf",
+        )
+
+
+def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName("sbpair replay")
+    for name, value in {**SETTINGS, "spark.sql.warehouse.dir": directory, **settings}.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as error:
+        raise MachineLacks(
+            f"Spark does not start: {str(error).splitlines()[0]}", hint="run again with -v to see what Java says"
+        ) from error
+
+
+def _local(master: str) -> dict[str, str]:
+    if not is_local(master):
+        return {}
+    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
+def _quiet(directory: Path, *, verbose: bool) -> dict[str, str]:
+    if verbose:
+        return {}
+    (directory / "log4j2.properties").write_text(QUIET)
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{directory}/log4j2.properties"}

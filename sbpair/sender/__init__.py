@@ -1,0 +1,1 @@
+"""Send availability: an application keeps sending while its primary namespace is away."""

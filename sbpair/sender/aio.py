@@ -1,0 +1,118 @@
+"""The paired client for programs that await. The law: nothing is decided here."""
+
+# ruff: noqa: ASYNC109  the SDK's senders have their time-outs as arguments
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sbpair.bus.data_client import aio_client, signed
+from sbpair.sender import client
+from sbpair.sender.pinger import Pinger
+from sbpair.sender.steps import Steps, run_async
+
+if TYPE_CHECKING:
+    from azure.core.credentials_async import AsyncTokenCredential
+    from azure.identity.aio import DefaultAzureCredential
+    from azure.servicebus.aio import ServiceBusClient
+
+    from sbpair.model import Endpoint
+    from sbpair.sender.outgoing import Batch, Messages
+
+T = TypeVar("T")
+
+
+class PairedSender(client.Sender):
+    """Sends to one queue or topic of the primary, or into the backlog while that is away: a ServiceBusSender otherwise.
+
+    Tasks may share it, and take turns: the SDK's own senders are for one task.
+    """
+
+    def __init__(self, paired: PairedClient, entity: str, topic: bool) -> None:
+        super().__init__(paired, entity, topic)
+        self._turn = asyncio.Lock()
+
+    async def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
+        """Send one message, several in one batch, or a batch; returns once all of it is in the primary or the backlog.
+
+        Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
+        """
+        await self._run(timeout, self._exchange.send, message)
+
+    async def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
+        """An empty batch, as large as the entity takes."""
+        return await self._run(None, self._exchange.batch, max_size_in_bytes)
+
+    async def schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> list[int]:
+        """Send for later. The numbers are to cancel by; negative ones are of messages in the backlog."""
+        return await self._run(timeout, self._exchange.schedule, messages, schedule_time_utc)
+
+    async def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> None:
+        """Cancel what waits in the primary. Raises UsageError for what waits in the backlog."""
+        await self._run(timeout, self._exchange.cancel, sequence_numbers)
+
+    async def close(self) -> None:
+        async with self._turn:
+            await run_async(self._closing())
+
+    async def __aenter__(self) -> PairedSender:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+    async def _run(self, timeout: float | None, steps: Callable[..., Steps[T]], *about: Any) -> T:
+        async with self._turn:
+            return await run_async(steps(*about, self._seconds(timeout)))
+
+
+class PairedClient(client.Client[PairedSender]):
+    __doc__ = client.Client.__doc__
+    _pinger: Pinger | None = None
+    _pinging: asyncio.Task[None] | None = None
+    _identity: DefaultAzureCredential | None = None
+
+    async def close(self) -> None:
+        """Close its senders, and ping no more."""
+        self._closed = True
+        if self._pinging is not None:
+            self._pinging.cancel()
+            await asyncio.wait((self._pinging,))
+        for sender in self._senders:
+            await sender.close()
+        if self._identity is not None:
+            await self._identity.close()
+
+    async def __aenter__(self) -> PairedClient:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+    def sdk_client(self, endpoint: Endpoint) -> ServiceBusClient:
+        return aio_client(endpoint, signed(endpoint) or self._signed_in(), self.timeout)
+
+    def _wake(self) -> None:
+        if self._closed:
+            return
+        if self._pinger is None:
+            self._pinger = Pinger(self.pair, self.known, self.now)
+            self._pinging = asyncio.create_task(self._pinger.run(), name="sbpair pinger")
+        self._pinger.wake()
+
+    def _make(self, entity: str, topic: bool) -> PairedSender:
+        return PairedSender(self, entity, topic)
+
+    def _signed_in(self) -> AsyncTokenCredential:
+        if self._identity is None:
+            from azure.identity.aio import DefaultAzureCredential
+
+            self._identity = DefaultAzureCredential()
+        return self._identity

@@ -1,0 +1,155 @@
+"""What the sync and the async paired client have in common, which is all but the words `async` and `await`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sbpair.backlog import check_path
+from sbpair.errors import UsageError
+from sbpair.sender.availability import Availability
+from sbpair.sender.exchange import Exchange, OnFailure, Terms
+from sbpair.sender.failures import FailoverOn, counting
+from sbpair.sender.lane import Lane, Side, closed
+
+if TYPE_CHECKING:
+    from sbpair.model import Endpoint, Pair
+    from sbpair.sender.events import SenderEvent
+    from sbpair.sender.states import State
+    from sbpair.sender.steps import Steps
+
+SHORT_SECONDS = 15.0
+
+SenderT = TypeVar("SenderT", bound="Sender")
+
+
+class ShortTimeout(UserWarning):
+    """A send has too little time for a partitioned entity to turn to another partition: its time-out says little."""
+
+
+class Sender:
+    """One entity's sender. Each has connections of its own to both sides, made when they are needed."""
+
+    def __init__(self, client: Client[Any], entity: str, topic: bool) -> None:
+        self.entity_name = entity
+        self.fully_qualified_namespace = client.pair.primary.authority
+        self._client = client
+        self._topic = topic
+        self._clients: dict[Side, Any] = {}
+        self._lane = Lane(self._sdk_sender)
+        self._exchange = Exchange(client.known, self._lane, entity, client.terms, client.now)
+        self._closed = False
+
+    def _seconds(self, timeout: float | None) -> float:
+        if self._closed:
+            raise ValueError("the sender has been closed: get another one from the client")
+        return self._client.timeout if timeout is None else checked_timeout(timeout)
+
+    def _sdk_sender(self, side: Side, path: str) -> Any:
+        if side not in self._clients:
+            pair = self._client.pair
+            endpoint = pair.primary if side == "primary" else pair.secondary
+            self._clients[side] = self._client.sdk_client(endpoint)
+        sdk = self._clients[side]
+        return sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+
+    def _closing(self) -> Steps[None]:
+        self._closed = True
+        self._client.forget(self)
+        yield from self._lane.close()
+        while self._clients:
+            _, sdk = self._clients.popitem()
+            yield from closed(sdk)
+
+
+class Client(ABC, Generic[SenderT]):
+    """A client of a pair. `failover_on` is "default", "article", or a function that says whether an error counts.
+
+    `on_failure` is what a send does that failed while its entity is not failed over yet: "raise" the error, as the
+    original did; "wait", trying the primary on until it is, or time is over; or "backlog-now", into the backlog with
+    this one. `timeout` is in seconds, for each send that names none. `retries` follow a failed attempt, 0.8 s later,
+    then 1.6 s and so on, while there is time. `on_event` is told what happens (`sbpair.sender.events`), in whichever
+    thread it happened. Raises UsageError for what is none of this.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        failover_on: FailoverOn = "default",
+        on_failure: OnFailure = "raise",
+        timeout: float = 60.0,
+        retries: int = 3,
+        on_event: Callable[[SenderEvent], None] | None = None,
+    ) -> None:
+        if on_failure not in ("raise", "wait", "backlog-now"):
+            raise UsageError(f"on_failure is {on_failure!r}", hint='say "raise", "wait" or "backlog-now"')
+        if retries < 0:
+            raise UsageError(f"retries is {retries}", hint="0 is none, 3 the default")
+        self.pair = pair
+        self.timeout = checked_timeout(timeout)
+        self.terms = Terms(counting(failover_on), on_failure, retries)
+        self.known = Availability(pair, on_event)
+        self.known.on_sooner = self._wake
+        self.now: Callable[[], float] = time.monotonic
+        self._senders: list[SenderT] = []
+        self._closed = False
+
+    def get_queue_sender(self, queue_name: str) -> SenderT:
+        """A sender for a queue of the primary. Raises NameInvalid; nothing is connected yet."""
+        return self._get(queue_name, topic=False)
+
+    def get_topic_sender(self, topic_name: str) -> SenderT:
+        """A sender for a topic of the primary. Raises NameInvalid; nothing is connected yet."""
+        return self._get(topic_name, topic=True)
+
+    def force_failover(self, entity: str | None = None) -> None:
+        """Send to the backlog until `failback`: one entity, or all of them, also those that come later."""
+        self.known.force(entity, self.now())
+
+    def failback(self, entity: str | None = None) -> None:
+        """Send to the primary again: one entity, or all of them."""
+        self.known.failback(entity, self.now())
+
+    def states(self) -> dict[str, State]:
+        """Where each entity stands that this client has a sender for."""
+        return self.known.states()
+
+    @abstractmethod
+    def sdk_client(self, endpoint: Endpoint) -> Any:
+        """The SDK's client for one side, for one sender alone."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Something is due, and sooner than what was waited for."""
+
+    @abstractmethod
+    def _make(self, entity: str, topic: bool) -> SenderT: ...
+
+    def forget(self, sender: Sender) -> None:
+        self._senders = [each for each in self._senders if each is not sender]
+
+    def _get(self, entity: str, *, topic: bool) -> SenderT:
+        if self._closed:
+            raise ValueError("the client has been closed: make another one")
+        check_path(entity, shorten="give the queue or topic a shorter name")
+        self.known.register(entity)
+        sender = self._make(entity, topic)
+        self._senders.append(sender)
+        return sender
+
+
+def checked_timeout(seconds: float) -> float:
+    """`seconds`. Raises ValueError for none at all, as the SDK does, and warns of too few."""
+    if seconds <= 0:
+        raise ValueError("the timeout must be greater than 0")
+    if seconds <= SHORT_SECONDS:
+        warnings.warn(
+            f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised",
+            ShortTimeout,
+            4,
+        )
+    return seconds

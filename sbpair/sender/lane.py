@@ -1,0 +1,73 @@
+"""One sender's two connections: an SDK's sender for the primary's entity, and one for a backlog queue.
+
+The law: a sender on which something went wrong without an answer is not used again, and nobody waits for it to close
+while a message waits. Sync or async: what is awaited is the driver's affair.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from sbpair.bus.data_errors import is_answer
+from sbpair.errors import UsageError
+from sbpair.sender.steps import Call, Steps
+
+Use: TypeAlias = Callable[[Any, float], Any]
+"""What to do with an SDK's sender, in so many seconds."""
+
+CLOSE_SECONDS = 5.0
+
+SPENT_MOST = 4
+"""So many broken connections may wait to be closed, while a message is in a hurry."""
+
+log = logging.getLogger(__name__)
+
+
+Side: TypeAlias = Literal["primary", "backlog"]
+
+
+class Lane:
+    """`make` gives a new SDK sender for a path of a side; it connects when it is first used."""
+
+    def __init__(self, make: Callable[[Side, str], Any]) -> None:
+        self._make = make
+        self._senders: dict[Side, tuple[str, Any]] = {}
+        self._spent: list[Any] = []
+
+    def on(self, side: Side, path: str, use: Use, seconds: float) -> Steps[Any]:
+        """What `use` answers. Raises what it raises."""
+        known = self._senders.get(side)
+        sender = known[1] if known and known[0] == path else (yield from self._new(side, path))
+        try:
+            return (yield Call(use, sender, seconds))
+        except BaseException as error:
+            if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
+                del self._senders[side]
+                self._spent.append(sender)
+            raise
+
+    def close(self) -> Steps[None]:
+        senders = [*self._spent, *(sender for _, sender in self._senders.values())]
+        self._senders.clear()
+        self._spent.clear()
+        for sender in senders:
+            yield from closed(sender)
+
+    def _new(self, side: Side, path: str) -> Steps[Any]:
+        if side in self._senders:
+            self._spent.append(self._senders.pop(side)[1])
+        while self._spent and (side == "primary" or len(self._spent) > SPENT_MOST):
+            yield from closed(self._spent.pop(0))
+        sender = self._make(side, path)
+        self._senders[side] = path, sender
+        return sender
+
+
+def closed(sender: Any) -> Steps[None]:
+    """Close what may be broken: what goes wrong then concerns nobody any more."""
+    try:
+        yield Call(lambda each, _: each.close(), sender, CLOSE_SECONDS)
+    except Exception as error:  # noqa: BLE001  the SDK raises what it likes
+        log.info("closing a connection of the SDK: %s", type(error).__name__)

@@ -1,0 +1,111 @@
+"""The paired client for programs that block. The law: nothing is decided here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sbpair.bus.data_client import signed, sync_client
+from sbpair.sender import client
+from sbpair.sender.pinger import PingerThread
+from sbpair.sender.steps import Steps, run
+
+if TYPE_CHECKING:
+    from azure.core.credentials import TokenCredential
+    from azure.identity import DefaultAzureCredential
+    from azure.servicebus import ServiceBusClient
+
+    from sbpair.model import Endpoint
+    from sbpair.sender.outgoing import Batch, Messages
+
+T = TypeVar("T")
+
+
+class PairedSender(client.Sender):
+    """Sends to one queue or topic of the primary, or into the backlog while that is away: a ServiceBusSender otherwise.
+
+    Threads may share it, and take turns: the SDK's own senders are for one thread.
+    """
+
+    def __init__(self, paired: PairedClient, entity: str, topic: bool) -> None:
+        super().__init__(paired, entity, topic)
+        self._turn = threading.RLock()
+
+    def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
+        """Send one message, several in one batch, or a batch; returns once all of it is in the primary or the backlog.
+
+        Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
+        """
+        self._run(timeout, self._exchange.send, message)
+
+    def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
+        """An empty batch, as large as the entity takes."""
+        return self._run(None, self._exchange.batch, max_size_in_bytes)
+
+    def schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> list[int]:
+        """Send for later. The numbers are to cancel by; negative ones are of messages in the backlog."""
+        return self._run(timeout, self._exchange.schedule, messages, schedule_time_utc)
+
+    def cancel_scheduled_messages(self, sequence_numbers: int | list[int], *, timeout: float | None = None) -> None:
+        """Cancel what waits in the primary. Raises UsageError for what waits in the backlog."""
+        self._run(timeout, self._exchange.cancel, sequence_numbers)
+
+    def close(self) -> None:
+        with self._turn:
+            run(self._closing())
+
+    def __enter__(self) -> PairedSender:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+    def _run(self, timeout: float | None, steps: Callable[..., Steps[T]], *about: Any) -> T:
+        with self._turn:
+            return run(steps(*about, self._seconds(timeout)))
+
+
+class PairedClient(client.Client[PairedSender]):
+    __doc__ = client.Client.__doc__
+    _pinger: PingerThread | None = None
+    _identity: DefaultAzureCredential | None = None
+
+    def close(self) -> None:
+        """Close its senders, and ping no more."""
+        self._closed = True
+        if self._pinger is not None:
+            self._pinger.stop()
+        for sender in self._senders:
+            sender.close()
+        if self._identity is not None:
+            self._identity.close()
+
+    def __enter__(self) -> PairedClient:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+    def sdk_client(self, endpoint: Endpoint) -> ServiceBusClient:
+        return sync_client(endpoint, signed(endpoint) or self._signed_in(), self.timeout)
+
+    def _wake(self) -> None:
+        if self._closed:
+            return
+        if self._pinger is None:
+            self._pinger = PingerThread(self.pair, self.known, self.now)
+        self._pinger.wake()
+
+    def _make(self, entity: str, topic: bool) -> PairedSender:
+        return PairedSender(self, entity, topic)
+
+    def _signed_in(self) -> TokenCredential:
+        if self._identity is None:
+            from azure.identity import DefaultAzureCredential
+
+            self._identity = DefaultAzureCredential()
+        return self._identity

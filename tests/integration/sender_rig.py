@@ -1,0 +1,159 @@
+"""A pair on an emulator of its own, and paired clients, sync and aio, behind one face: written once, as sync."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sbpair import PairedClient, syphon
+from sbpair import aio as sbpair_aio
+from sbpair.backlog import queue_path
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.model import Pair, SasKey, endpoint_from_connection_string
+from sbpair.sender.events import EntityChanged, InDoubt
+
+if TYPE_CHECKING:
+    from sbpair.amqp.message import Sections
+    from sbpair.sender.states import State
+    from tests.integration.conftest import Running
+
+PATIENCE_SECONDS = 30
+
+
+class Told:
+    """The events of a client, which another thread may wait for."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, event: Any) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def wait_for(self, fits: Callable[[Any], bool], *, since: int = 0) -> Any:
+        def found() -> list[Any]:
+            return [event for event in self.events[since:] if fits(event)]
+
+        with self._changed:
+            assert self._changed.wait_for(found, PATIENCE_SECONDS), self.events
+            return found()[0]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def path(self) -> list[State]:
+        """The states that entities came to, in order."""
+        return [event.after for event in self.of(EntityChanged)]
+
+    @property
+    def doubted(self) -> set[str]:
+        return {each for event in self.of(InDoubt) for each in event.message_ids}
+
+
+class Faced:
+    """A client or a sender, whose coroutines run on a loop in another thread until they are done."""
+
+    def __init__(self, wrapped: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._wrapped, self._loop = wrapped, loop
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._wrapped, name)
+        if not callable(value):
+            return value
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            result = value(*arguments, **keywords)
+            if inspect.iscoroutine(result):
+                return asyncio.run_coroutine_threadsafe(result, self._loop).result(120)
+            return Faced(result, self._loop) if name.endswith("_sender") else result
+
+        return call
+
+
+class Rig:
+    """`orders` is a queue of the primary, beside the backlog queues of the secondary."""
+
+    def __init__(self, running: Running, queues: int) -> None:
+        self.running = running
+        self.faults = running.emulator.faults
+        ends = [endpoint_from_connection_string(each.connection_string, name=each.name) for each in running.ready]
+        self.pair = Pair("p", *ends, backlog_queues=queues, failover_interval=0, ping_interval=1)
+        description = QueueDescription(
+            max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
+        )
+        self.paths = [queue_path("contoso", index) for index in range(queues)]
+        self.backlog = [self.do(lambda path=path: running.other.create_queue(path, description)) for path in self.paths]
+        self.orders = self.do(lambda: running.namespace.create_queue("orders"))
+
+    def do(self, action: Callable[[], Any]) -> Any:
+        return self.running.do(action)
+
+    @contextmanager
+    def client(self, kind: str = "sync", **terms: Any) -> Iterator[tuple[Any, Told]]:
+        told = Told()
+        own = {name: terms.pop(name) for name in ("failover_interval", "ping_interval") if name in terms}
+        arguments = {"retries": 0, "on_event": told, **terms}
+        pair = replace(self.pair, **own)
+        if kind == "sync":
+            with PairedClient(pair, **arguments) as client:
+                yield client, told
+            return
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        client = Faced(sbpair_aio.PairedClient(pair, **arguments), loop)
+        try:
+            yield client, told
+        finally:
+            client.close()
+            asyncio.run_coroutine_threadsafe(_ended(), loop).result(PATIENCE_SECONDS)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
+
+    @contextmanager
+    def broken(self, kind: str, *where: Any, **terms: Any) -> Iterator[None]:
+        """While the fault lasts."""
+        fault = self.do(lambda: getattr(self.faults, kind)(*where, **terms))
+        try:
+            yield
+        finally:
+            self.do(lambda: self.faults.end(fault))
+
+    def in_queue(self, queue: Any) -> list[Sections]:
+        return [each.sections for each in self.do(lambda: queue.messages.peek(0, 10_000))]
+
+    def in_backlog(self) -> list[Sections]:
+        return [each for queue in self.backlog for each in self.in_queue(queue)]
+
+    def brought_back(self) -> list[Sections]:
+        """What the primary holds once the syphon has emptied the backlog."""
+        result = asyncio.run(syphon.run(self.pair, once=True))
+        assert (result.exit_code, result.receipt.dead_lettered) == (0, 0), result
+        assert not self.in_backlog()
+        return self.in_queue(self.orders)
+
+    def with_key(self, side: str, key: str) -> None:
+        endpoint = getattr(self.pair, side)
+        assert isinstance(endpoint.credential, SasKey)
+        self.pair = replace(self.pair, **{side: replace(endpoint, credential=SasKey(endpoint.credential.name, key))})
+
+
+async def _ended() -> None:
+    """The SDK's tasks that keep connections alive go on for some seconds after them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def ids(messages: list[Sections]) -> list[Any]:
+    return [each.read_properties().message_id for each in messages]

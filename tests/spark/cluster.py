@@ -1,0 +1,101 @@
+"""A standalone cluster on loopback, a master and workers, started from the classes of the pip package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+START_SECONDS = 120.0
+
+
+class Cluster:
+    """`url` is the master's; `workers` are pids."""
+
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._environment = {**environment, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+        self.workers: list[int] = []
+
+    def start(self, workers: int) -> None:
+        self._launch("master", MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self.url = self._said("master", r"Starting Spark master at (\S+)")
+        for number in range(workers):
+            self.add_worker(f"worker-{number}")
+
+    def add_worker(self, name: str) -> None:
+        place = ("--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._directory / name))
+        process = self._launch(name, WORKER, *place, "--cores", "1", "--memory", "1g", self.url)
+        self._said(name, r"Successfully registered with master (\S+)")
+        self.workers.append(process.pid)
+
+    def executors(self) -> list[int]:
+        """The pids of the executors' JVMs."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words and self._is_mine(words):
+                    found.append(int(path.parent.name))
+        return found
+
+    def stop(self) -> None:
+        for pid in self.executors():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _is_mine(self, words: list[bytes]) -> bool:
+        ports = [word.rpartition(b":")[2] for word in words if word.startswith(b"spark://Worker@")]
+        return any(port.decode() in self._ports() for port in ports)
+
+    def _ports(self) -> set[str]:
+        logs = [path.read_text() for path in self._directory.glob("worker-*.log")]
+        return {port for log in logs for port in re.findall(r"Starting Spark worker 127\.0\.0\.1:(\d+)", log)}
+
+    def _launch(self, name: str, kind: str, *words: str) -> subprocess.Popen[bytes]:
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        with (self._directory / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), kind, *words],
+                env={**self._environment, "SPARK_HOME": str(home)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._processes.append(process)
+        return process
+
+    def _said(self, name: str, pattern: str) -> str:
+        limit = time.monotonic() + START_SECONDS
+        while time.monotonic() < limit:
+            if match := re.search(pattern, (self._directory / f"{name}.log").read_text()):
+                return match[1]
+            time.sleep(0.1)
+        raise TimeoutError((self._directory / f"{name}.log").read_text())
+
+
+@contextmanager
+def standalone(directory: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[Cluster]:
+    """`environment` is what the workers have, and their executors by them: the keys of the namespaces."""
+    directory.mkdir(parents=True, exist_ok=True)
+    cluster = Cluster(directory, environment)
+    try:
+        cluster.start(workers)
+        yield cluster
+    finally:
+        cluster.stop()

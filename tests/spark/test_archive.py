@@ -1,0 +1,254 @@
+"""An archive's files: whole or not there, refused where they are broken or another run's; and the proof from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sbpair import errors
+from sbpair.model import Endpoint, Identity, Pair, SasKey
+from sbpair.replay import run as runs
+from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, Archive
+from sbpair.replay.ledger import Entry, Key, Ledger
+from sbpair.replay.run import Options, Reach, Run
+from sbpair.replay.schema import SEGMENT
+from sbpair.replay.verify import Proof, verify
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1_000, Options())
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    made = Archive(str(tmp_path), RUN.id)
+    runs.save(made, RUN)
+    return made
+
+
+def key(number: int, message_id: str | None = None) -> Key:
+    return (QUEUE, number, 1_000 + number, message_id or f"m{number}")
+
+
+def put(archive: Archive, name: str, *keys: Key) -> None:
+    rows = [(name, at, *each, "orders", None, None, None, None, 4, None, b"body") for at, each in enumerate(keys)]
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENT, strict=True)]
+    archive.write_table(f"{SEGMENTS}/{QUEUE}/{name}.parquet", pa.Table.from_arrays(arrays, schema=SEGMENT), RUN.shards)
+
+
+def end(archive: Archive, kind: str, *keys: Key, attempt: str = "a", shards: int = RUN.shards) -> None:
+    Ledger(archive, shards, attempt).write(kind, 1, [Entry(each, "orders", kind) for each in keys])
+
+
+def proof_of(archive: Archive) -> Proof:
+    return verify(archive, RUN)
+
+
+def test_every_end_counts_and_the_equation_balances(archive: Archive) -> None:
+    put(archive, "one", *map(key, range(4)))
+    for kind, number in ((LEDGER, 0), (EXPIRED, 1), (QUARANTINE, 2), (DEDUPLICATED, 3)):
+        end(archive, kind, key(number))
+
+    proof = proof_of(archive)
+
+    ends = (proof.acknowledged, proof.expired, proof.quarantined, proof.deduplicated)
+    assert (proof.archived, *ends, proof.left) == (4, 1, 1, 1, 1, 0)
+    assert proof.balanced
+    assert proof.exit_code == 3
+    assert proof.queues[QUEUE]["archived"] == 4
+
+
+def test_a_message_that_was_archived_twice_counts_once(archive: Archive) -> None:
+    put(archive, "one", key(0), key(1))
+    put(archive, "two", key(1))
+    end(archive, LEDGER, key(0), key(1))
+
+    proof = proof_of(archive)
+
+    assert (proof.archived, proof.copies, proof.balanced, proof.exit_code) == (2, 1, True, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (QUEUE + "1", 0, 1_000, "m0"),
+        (QUEUE, 1, 1_000, "m0"),
+        (QUEUE, 0, 1_001, "m0"),
+        (QUEUE, 0, 1_000, "m1"),
+        (QUEUE, 0, 1_000, None),
+    ],
+)
+def test_all_parts_of_a_key_must_match(archive: Archive, other: Key) -> None:
+    put(archive, "one", key(0))
+    end(archive, LEDGER, other)
+
+    proof = proof_of(archive)
+
+    assert (proof.left, proof.unknown, proof.balanced, proof.exit_code) == (1, 1, False, 1)
+
+
+def test_what_has_come_to_no_end_is_left(archive: Archive) -> None:
+    put(archive, "one", key(0), key(1))
+    end(archive, LEDGER, key(0))
+
+    proof = proof_of(archive)
+
+    assert (proof.left, proof.balanced, proof.exit_code) == (1, False, 3)
+
+
+def test_two_different_ends_are_a_contradiction(archive: Archive) -> None:
+    put(archive, "one", key(0))
+    end(archive, LEDGER, key(0))
+    end(archive, EXPIRED, key(0))
+
+    proof = proof_of(archive)
+
+    assert (proof.contradictions, proof.balanced, proof.exit_code) == (1, False, 1)
+
+
+def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Archive) -> None:
+    put(archive, "one", *map(key, range(3)))
+    dead = Ledger(archive, RUN.shards, "dead")
+    dead.has_in_hand([Entry(key(0), "orders"), Entry(key(1), "orders")])
+    dead.write(LEDGER, 1, [Entry(key(0), "orders")])
+    end(archive, LEDGER, key(1), key(2), attempt="next")
+
+    assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
+
+
+def test_what_got_no_answer_and_was_sent_again_is_named(archive: Archive) -> None:
+    put(archive, "one", key(0), key(1))
+    end(archive, LEDGER, key(0), key(1))
+    end(archive, DOUBTFUL, key(1))
+
+    proof = proof_of(archive)
+
+    assert [each["message_id"] for each in proof.doubtful] == ["m1"]
+    assert proof.balanced
+
+
+def test_slices_make_no_difference(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(archive, "one", *map(key, range(20)))
+    put(archive, "two", *map(key, range(5)))
+    end(archive, LEDGER, *map(key, range(17)))
+    whole = proof_of(archive)
+
+    monkeypatch.setattr("sbpair.replay.verify.SLICE_MOST", 3)
+
+    assert proof_of(archive) == whole
+
+
+def test_a_segment_that_is_cut_short_is_refused_by_name(archive: Archive) -> None:
+    put(archive, "one", key(0))
+    [path] = [Path(archive.root, each) for each in archive.files(SEGMENTS)]
+    path.write_bytes(path.read_bytes()[:-10])
+
+    with pytest.raises(errors.StateRefused, match=r"one\.parquet is broken") as refused:
+        proof_of(archive)
+
+    assert "copy" in refused.value.hint
+
+
+def test_a_ledger_of_another_shard_count_is_refused(archive: Archive) -> None:
+    put(archive, "one", key(0))
+    end(archive, LEDGER, key(0), shards=7)
+
+    with pytest.raises(errors.StateRefused, match="7 shards, and not of r1 with 4"):
+        proof_of(archive)
+
+
+def test_a_segment_of_another_run_is_refused(archive: Archive, tmp_path: Path) -> None:
+    put(Archive(str(tmp_path), "r2"), "stray", key(0))
+    stray = tmp_path / "r2" / SEGMENTS / QUEUE / "stray.parquet"
+    (tmp_path / "r1" / SEGMENTS / QUEUE).mkdir(parents=True)
+    stray.rename(tmp_path / "r1" / SEGMENTS / QUEUE / "stray.parquet")
+
+    with pytest.raises(errors.StateRefused, match="is of run r2, and not of r1"):
+        proof_of(archive)
+
+
+def test_a_write_that_fails_leaves_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(errors.MachineLacks, match="No space left on device"):
+        put(archive, "one", key(0))
+
+    assert [path for path in Path(archive.root, SEGMENTS).rglob("*") if path.is_file()] == []
+
+
+def test_an_archive_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_text("")
+    with pytest.raises(errors.MachineLacks, match="cannot be used"):
+        Archive(str(tmp_path / "archive"), "r1").check_writable()
+
+
+@pytest.mark.parametrize("url", ["/tmp/a*b", "/tmp/{a}", "nonsense://x", "s3://bucket/[a]"])  # noqa: S108  not used
+def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
+    with pytest.raises(errors.UsageError, match="--archive"):
+        Archive(url, "r1")
+
+
+def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
+    assert runs.load(archive) == RUN
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "sbpair/replay-run/2"}, "sbpair/replay-run/2"),
+        ({"version": 2}, "version 2"),
+        ({"options": {"dedup": "guess"}}, "cannot be read"),
+        ({"options": None}, "cannot be read"),
+        ({"shards": "many"}, "cannot be read"),
+        ({"pair": 3}, "cannot be read"),
+    ],
+)
+def test_a_run_of_another_kind_is_refused(archive: Archive, change: dict[str, Any], said: str) -> None:
+    archive.write_json("run.json", {**RUN.document(), **change})
+    with pytest.raises(errors.StateRefused, match=said):
+        runs.load(archive)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "\0"])
+def test_a_run_file_that_is_no_json_object_is_refused(archive: Archive, content: str) -> None:
+    Path(archive.root, "run.json").write_text(content)
+    with pytest.raises(errors.StateRefused, match=r"run\.json is broken"):
+        runs.load(archive)
+
+
+def test_a_run_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError, match="there is no run r9"):
+        runs.load(Archive(str(tmp_path), "r9"))
+
+
+def endpoint(name: str, credential: Any) -> Endpoint:
+    return Endpoint(name, f"{name}.example", "127.0.0.1", 5671, tls=False, credential=credential)
+
+
+def test_a_run_of_another_pair_is_refused(archive: Archive) -> None:
+    pair = Pair("p", endpoint("fabrikam", Identity()), endpoint("contoso-dr", Identity()))
+    with pytest.raises(errors.StateRefused, match="fabrikam"):
+        runs.load(archive, pair)
+
+
+def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
+    reach = Reach.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), "ORDERS_PRIMARY")
+
+    assert "c2VjcmV0" not in repr(reach)
+    assert "c2VjcmV0" not in json.dumps([dict(reach.place), reach.variable])
+    said = "Endpoint=sb://contoso.example/;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"
+    assert reach.endpoint({"ORDERS_PRIMARY": said}) == endpoint("contoso", SasKey("root", "c2VjcmV0"))
+    with pytest.raises(errors.UsageError, match="has no ORDERS_PRIMARY"):
+        reach.endpoint({})
+
+
+def test_a_key_that_is_in_no_variable_cannot_be_passed_on() -> None:
+    with pytest.raises(errors.UsageError, match="no environment variable"):
+        Reach.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), None)

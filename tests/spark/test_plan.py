@@ -1,0 +1,121 @@
+"""The plan's SQL against a plan that anybody can follow, on whatever rows there may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sbpair.move.route import Expire, Facts, TimeToLive, route
+from sbpair.replay import plan
+from sbpair.replay.run import Dedup, Options, Run
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
+]
+NOW = 1_000_000
+COLUMNS = (
+    "segment string, position int, queue string, sequence_number long, enqueued_at_ms long, message_id string,"
+    " destination string, session_id string, ttl_ticks long, scheduled_at_ms long, size long, flaw string,"
+    " message binary"
+)
+Row = tuple[Any, ...]
+
+
+def rows() -> st.SearchStrategy[list[Row]]:
+    """Few values of everything, so that most of it meets."""
+    moments = st.sampled_from([0, 1, NOW - 100, NOW - 10, NOW, NOW + 50])
+    message = st.tuples(
+        st.sampled_from(["q/0", "q/1"]),
+        st.integers(1, 3),
+        moments,
+        st.sampled_from(["a", "b", "", None]),
+        st.sampled_from(["orders", "Orders", "invoices"]),
+        st.sampled_from([None, "s1", "s2"]),
+        st.sampled_from([None, 1, 10_000, 100_001, 1_000_000, 10**15]),
+        st.one_of(st.none(), moments),
+    )
+    return st.lists(st.tuples(message, st.booleans()), max_size=40).map(_placed)
+
+
+def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
+    """In two segments. What has the same key says the same, for it is the same message."""
+    of_key: dict[Row, Row] = {}
+    found = []
+    for position, (message, is_flawed) in enumerate(drawn):
+        key, rest = message[:4], message[4:]
+        destination, *envelope = of_key.setdefault(key, (None if is_flawed else rest[0], *rest[1:]))
+        flaw = "no destination" if destination is None else None
+        found.append((f"s{position % 2}", position, *key, destination, *envelope, 10, flaw, b"body"))
+    return found
+
+
+def naive(rows: list[Row], options: Options) -> dict[tuple[str, int], tuple[str, bool]]:
+    """What becomes of each row, and whether another one with its id comes before it."""
+    found: dict[tuple[str, int], tuple[str, bool]] = {}
+    seen: set[Row] = set()
+    sendable = []
+    for row in sorted(rows, key=lambda row: row[:2]):
+        segment, position, *key_parts = row[:6]
+        key = tuple(key_parts)
+        verdict = plan.SEND
+        if key in seen:
+            verdict = plan.COPY
+        elif row[11] is not None:
+            verdict = plan.INVALID
+        elif is_expired(row, options):
+            verdict = plan.EXPIRED
+        seen.add(key)
+        found[segment, position] = verdict, False
+        if verdict == plan.SEND:
+            sendable.append(row)
+    ids: set[tuple[str, str]] = set()
+    for row in sorted(sendable, key=lambda row: (row[4], row[2], row[3])):
+        name = (row[6].lower(), row[5])
+        if row[5] and name in ids:
+            verdict = plan.DEDUPLICATED if options.dedup is Dedup.MESSAGE_ID else plan.SEND
+            found[row[0], row[1]] = verdict, True
+        ids.add(name)
+    return found
+
+
+def is_expired(row: Row, options: Options) -> bool:
+    """By the very function that the syphon asks."""
+    facts = Facts(row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
+    return isinstance(route(facts, ttl=options.ttl, now_ms=NOW), Expire)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=rows(), dedup=st.sampled_from(Dedup), ttl=st.sampled_from(TimeToLive), shards=st.sampled_from([1, 4, 7]))
+def test_the_sql_says_what_the_naive_plan_says(
+    spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int
+) -> None:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    options = Options(dedup=dedup, ttl=ttl)
+    run = Run("r", {}, ("q/0", "q/1"), shards, 0, options)
+    spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan.MESSAGES)
+    planned = spark.sql(plan.plan(run, NOW))
+    planned.createOrReplaceTempView("plan")
+    spark.sql(plan.losers("plan")).createOrReplaceTempView(plan.LOSERS)
+
+    found = {(row.segment, row.position): row for row in planned.collect()}
+    expected = naive(drawn, options)
+
+    assert {at: (row.verdict, row.again) for at, row in found.items()} == expected
+    assert all(0 <= row.shard < shards for row in found.values())
+    together: dict[Row, set[int]] = {}
+    for row in found.values():
+        together.setdefault((str(row.destination).lower(), row.session_id or row.message_id), set()).add(row.shard)
+    assert all(len(each) == 1 for each in together.values())
+
+    work = spark.sql(plan.work(run, joined=True)).collect()
+    given_out = sorted((row.queue, row.sequence_number, row.enqueued_at_ms, str(row.message_id)) for row in work)
+    assert given_out == sorted({(row[2], row[3], row[4], str(row[5])) for row in drawn})
+    flagged = sum(row.verdict == plan.DEDUPLICATED for row in work)
+    assert flagged == sum(verdict == plan.DEDUPLICATED for verdict, _ in expected.values())
+    assert {bytes(row.message) for row in work} <= {b"body"}

@@ -1,0 +1,147 @@
+"""A replay from end to end, on a real Spark of two local cores, between two emulated namespaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.backlog import Aliases
+from sbpair.move.lease import Lease
+from sbpair.move.route import TimeToLive
+from sbpair.replay import job
+from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
+from sbpair.replay.run import Dedup, Options, load
+from sbpair.replay.schema import SEGMENT
+from sbpair.replay.verify import verify
+from tests.spark.world import HOUR_TICKS, World, world
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
+]
+QUICK = Options(empty_seconds=0.1)
+MS_TICKS = 10_000
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, own_java: None) -> Iterator[World]:  # noqa: ARG001  # it is there for what it does
+    with world(queues=2) as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+def run(place: World, directory: Path, options: Options = QUICK, **changes: Any) -> job.Result:
+    return job.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
+
+
+def test_everything_arrives_once_in_order_and_the_equation_balances(place: World, tmp_path: Path) -> None:
+    """One run, for it takes ten seconds to start one: what is sent, what is not, and what is left of it on disk."""
+    place.strand_many(60)
+    place.strand(0, "nowhere", None)
+    place.strand(1, "late", Aliases("orders", None, MS_TICKS))
+    for index in range(2):
+        place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
+    heard: list[Any] = []
+    options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=Dedup.MESSAGE_ID)
+
+    result = job.start(place.request(tmp_path), options, place.queues, 4, heard.append)
+
+    proof = result.proof
+    ends = (proof.acknowledged, proof.deduplicated, proof.quarantined, proof.expired)
+    assert (proof.archived, *ends) == (64, 61, 1, 1, 1)
+    assert proof.balanced
+    assert place.left() == 0
+    assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(60)), "again"])
+    assert place.altered() == []
+    assert all(numbers == sorted(numbers) for numbers in place.by_session().values())
+    phases = [event.name for event in heard if isinstance(event, job.Phase)]
+    assert [*dict.fromkeys(phases)] == ["check", "spark", "drain", "plan", "send", "verify"]
+
+    a_run_that_is_done_sends_nothing_when_it_is_resumed(place, tmp_path, result)
+    archive = Archive(str(tmp_path / "archive"), result.run.id)
+    files_hold_what_is_documented(archive)
+    a_ledger_that_loses_a_chunk_is_told_of(archive)
+
+
+def a_run_that_is_done_sends_nothing_when_it_is_resumed(place: World, tmp_path: Path, first: job.Result) -> None:
+    heard: list[Any] = []
+    there = sorted(place.ids())
+
+    again = job.resume(place.request(tmp_path), first.run.id, heard.append)
+
+    assert again.proof == first.proof
+    assert sorted(place.ids()) == there
+    assert "spark" not in [event.name for event in heard]
+
+
+def files_hold_what_is_documented(archive: Archive) -> None:
+    [*segments] = archive.files(SEGMENTS)
+    assert archive.read_table(segments[0]).schema.equals(SEGMENT)
+    assert "SharedAccessKey" not in "".join(
+        path.read_bytes().decode("latin-1") for path in Path(archive.root).rglob("*.json")
+    )
+
+
+def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
+    chunk = archive.files(LEDGER)[0]
+    lost = archive.rows(chunk)
+    archive.remove(chunk)
+    proof = verify(archive, load(archive))
+    assert not proof.balanced
+    assert (proof.left, proof.exit_code) == (lost, 3)
+
+
+@pytest.mark.slow
+def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goes_on(
+    place: World, tmp_path: Path
+) -> None:
+    place.strand_many(4)
+    place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
+
+    with pytest.raises(errors.EntityMissing, match="not-there") as refused:
+        run(place, tmp_path)
+
+    assert "resume" in refused.value.hint
+    assert place.ids() == []
+    [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]
+    place.running.do(lambda: place.running.namespace.create_queue("not-there"))
+    place.destinations = [*place.destinations, "not-there"]
+    result = job.resume(place.request(tmp_path), run_id, lambda _event: None)
+    assert result.proof.exit_code == 0
+    assert sorted(place.ids()) == sorted(place.sent)
+
+
+def test_what_another_mover_holds_is_refused(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
+        run(place, tmp_path)
+    assert not [*(tmp_path / "archive").rglob("run.json")]
+
+
+@pytest.mark.slow
+def test_what_the_journal_knows_is_neither_archived_nor_sent(place: World, tmp_path: Path) -> None:
+    from sbpair.move.journal import Journal
+    from sbpair.move.state import State
+
+    place.strand_many(6)
+    request = place.request(tmp_path)
+    message = place.running.do(lambda: place.running.other.queue(place.queues[0]).messages.peek(0, 1))[0]
+    key = ("contoso-dr", place.queues[0], message.sequence_number, message.enqueued_at_ms, "m0")
+    with State(request.state, request.pair) as state:
+        journal = Journal(state, run="before")
+        journal.accepted(journal.sending([key], "orders"))
+        journal.close()
+
+    result = run(place, tmp_path)
+
+    assert result.proof.archived == result.proof.acknowledged == 5
+    assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
+    assert place.left() == 0
+    assert json.loads((Path(request.archive) / result.run.id / "report" / "accepted-before.json").read_text())["keys"]

@@ -1,0 +1,120 @@
+"""A pair of emulated namespaces with something stranded in it, and what a replay of it should have made of that."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.message import Message
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.replay.job import Request
+from tests.integration.conftest import NAMESPACE, OTHER, Running
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.queue import Queue
+
+VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
+HOUR_TICKS = 36_000_000_000
+HASTY = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.codegen.wholeStage": "false"}
+"""For a few messages it is not worth it that Spark compiles the plan, nor that Java does a second time."""
+
+
+class World:
+    """`destinations` are queues of the primary, `queues` how many the backlog has."""
+
+    def __init__(self, running: Running, destinations: Sequence[str], queues: int) -> None:
+        self.running = running
+        self.destinations = destinations
+        self.queues = [queue_path(NAMESPACE, index) for index in range(queues)]
+        self.sent: dict[str, bytes] = {}
+        ready = running.emulator.ready.namespaces
+        self.environment = dict(zip(VARIABLES, (each.connection_string for each in ready), strict=True))
+        for name in destinations:
+            running.do(lambda name=name: running.namespace.create_queue(name, QueueDescription()))  # type: ignore[misc]
+        for path in self.queues:
+            running.do(lambda path=path: running.other.create_queue(path, QueueDescription()))  # type: ignore[misc]
+
+    @property
+    def pair(self) -> Pair:
+        primary, secondary = (endpoint_from_connection_string(self.environment[each]) for each in VARIABLES)
+        return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
+
+    def request(self, directory: Path, **changes: Any) -> Request:
+        said = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
+        return Request(self.pair, str(directory / "archive"), VARIABLES, **said)
+
+    def shell(self, directory: Path) -> dict[str, str]:
+        """The environment of a process that is started to replay this."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+        names = {"SBPAIR_PRIMARY_NAME": NAMESPACE, "SBPAIR_SECONDARY_NAME": OTHER}
+        return {**kept, **self.environment, **names, "XDG_STATE_HOME": str(directory / "home")}
+
+    def strand(self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"") -> None:
+        """Put a message into a backlog queue; without aliases, it is one that can go nowhere."""
+        own = encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b""
+        body = data_body(body or message_id.encode())
+        message = Sections(properties=Properties(message_id=message_id).encode(), application_properties=own, body=body)
+        self.sent[message_id] = body
+        self.running.do(lambda: self._backlog(index).messages.enqueue([Message(message, len(message))]))
+
+    def strand_many(self, count: int, sessions: int = 5, body: bytes = b"") -> None:
+        """Messages `m0` to … for the destinations in turns; those of a session go over all queues in turns too."""
+        for number in range(count):
+            where = self.destinations[number % len(self.destinations)]
+            aliases = Aliases(where, f"session-{number % sessions}", HOUR_TICKS)
+            self.strand(number % len(self.queues), f"m{number}", aliases, body)
+            if number % len(self.queues) == len(self.queues) - 1:
+                # So that the next ones are younger: the order across queues is that of their time.
+                self.running.advance(0.001)
+
+    def arrived(self) -> dict[str, list[Any]]:
+        """What the destinations hold, in order."""
+
+        def look() -> dict[str, list[Any]]:
+            return {
+                name: list(self.running.namespace.queue(name).messages.peek(0, 1_000_000)) for name in self.destinations
+            }
+
+        return self.running.do(look)
+
+    def ids(self) -> list[str]:
+        return [_id(message) for messages in self.arrived().values() for message in messages]
+
+    def altered(self) -> list[str]:
+        """Those whose bodies are not what they were."""
+        messages = [message for each in self.arrived().values() for message in each]
+        return [_id(message) for message in messages if message.sections.body != self.sent[_id(message)]]
+
+    def by_session(self) -> dict[tuple[str, str], list[int]]:
+        """The numbers of messages in the order in which they arrived, by destination and session."""
+        found: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for name, messages in self.arrived().items():
+            for message in messages:
+                session = message.sections.read_properties().group_id
+                if session is not None:
+                    found[name, session].append(int(_id(message)[1:]))
+        return found
+
+    def left(self) -> int:
+        return self.running.do(lambda: sum(self._backlog(index).counts().total for index in range(len(self.queues))))
+
+    def _backlog(self, index: int) -> Queue:
+        return self.running.other.queue(self.queues[index])
+
+
+def _id(message: Any) -> str:
+    return str(message.sections.read_properties().message_id)
+
+
+@contextmanager
+def world(destinations: Sequence[str] = ("orders", "invoices"), queues: int = 2) -> Iterator[World]:
+    with Running(((NAMESPACE, 0), (OTHER, 0))) as running:
+        yield World(running, destinations, queues)

@@ -1,0 +1,111 @@
+"""What the lease across machines decides without asking anybody: names, who holds it, and for how long it is sure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.errors import NameInvalid, UsageError
+from sbpair.model import Endpoint, Pair, SasKey
+from sbpair.move.lease_terms import GOOD_SECONDS, Holder, Moment, check_queue, good_for, session_of
+
+
+def pair(primary: str, name: str = "p") -> Pair:
+    primary_end, secondary = [
+        Endpoint(each, f"{each}:5671", each, 5671, tls=True, credential=SasKey("k", "v")) for each in (primary, "dr")
+    ]
+    return Pair(name, primary_end, secondary)
+
+
+def test_the_session_is_named_after_the_primary_whatever_a_machine_calls_the_pair() -> None:
+    assert session_of(pair("Contoso", "orders")) == session_of(pair("contoso", "default")) == "contoso"
+
+
+def test_a_primary_with_a_name_too_long_for_a_session_is_refused() -> None:
+    with pytest.raises(NameInvalid):
+        session_of(pair("a" * 129))
+
+
+@pytest.mark.parametrize("queue", ["leases", "movers/leases", "x-servicebus-transfer-leases", "a.b_c-d/0"])
+def test_any_other_queue_can_carry_a_lease(queue: str) -> None:
+    check_queue(queue)
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        "",
+        "/",
+        "leases/",
+        "/leases",
+        "a//b",
+        "leases/$deadletterqueue",
+        "leases/$management",
+        "a lease",
+        "leases?",
+        "..",
+        "läse",
+        "a" * 261,
+    ],
+)
+def test_what_is_no_name_of_a_queue_is_refused(queue: str) -> None:
+    with pytest.raises(NameInvalid):
+        check_queue(queue)
+
+
+@pytest.mark.parametrize(
+    "queue", ["contoso/x-servicebus-transfer/0", "other/X-ServiceBus-Transfer/leases", "contoso/x-servicebus-transfer"]
+)
+def test_no_backlog_queue_of_whatever_pair_carries_a_lease(queue: str) -> None:
+    with pytest.raises(UsageError, match="backlog queue"):
+        check_queue(queue)
+
+
+@given(
+    st.builds(
+        Holder,
+        st.text("abc.-", max_size=255),
+        st.integers(0, 2**31),
+        st.text("abc-0", max_size=64),
+        st.integers(0, 2**42),
+    )
+)
+def test_a_holder_is_read_as_it_was_written(holder: Holder) -> None:
+    assert Holder.decode(holder.encode()) == holder
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.binary(),
+        st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists).map(
+            lambda value: json.dumps(value).encode()
+        ),
+        st.fixed_dictionaries(
+            {
+                "host": st.text() | st.integers(),
+                "pid": st.integers() | st.text() | st.none(),
+                "run": st.text(),
+                "since_ms": st.integers() | st.floats() | st.just(10**30),
+            }
+        ).map(lambda value: json.dumps(value).encode()),
+    )
+)
+def test_whatever_a_state_holds_it_says_who_or_nothing_and_no_terminal_obeys_it(state: bytes | None) -> None:
+    found = Holder.decode(state)
+    assert found is None or str(found).isprintable()
+
+
+@given(st.floats(-1e9, 1e9))
+def test_a_confirmation_is_good_for_less_than_any_lock_of_the_service_and_never_for_long(lock_seconds: float) -> None:
+    good = good_for(lock_seconds)
+    assert 0.0 < good <= GOOD_SECONDS
+    assert good < max(5.0, lock_seconds)
+
+
+@pytest.mark.parametrize(("loop", "awake", "before"), [(1, 1, True), (3, 1, False), (1, 3, False), (3, 3, False)])
+def test_a_moment_is_before_another_only_by_both_clocks(loop: float, awake: float, before: bool) -> None:
+    assert Moment(loop, awake).is_before(Moment(2.0, 2.0)) is before

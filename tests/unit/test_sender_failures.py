@@ -1,0 +1,59 @@
+"""Which errors of a send count, as the SDK raises them, by either rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from azure.core.exceptions import ClientAuthenticationError
+from azure.servicebus import exceptions as sdk
+
+from sbpair.errors import UsageError
+from sbpair.sender.failures import counting, is_passing
+
+
+def answered(condition: str) -> sdk.ServiceBusError:
+    """What the SDK makes of a condition that it has no class for."""
+    cause = Exception()
+    cause.condition = condition.encode()  # type: ignore[attr-defined]
+    return sdk.ServiceBusError("refused", error=cause)
+
+
+# The error, whether it counts by default, and whether by the article.
+RULES: list[tuple[Exception, bool, bool]] = [
+    (sdk.OperationTimeoutError(), True, True),
+    (sdk.ServiceBusConnectionError(), True, False),
+    (sdk.ServiceBusCommunicationError(), True, False),
+    (sdk.ServiceBusServerBusyError(), True, False),
+    (answered("amqp:internal-error"), True, False),
+    (TimeoutError(), True, True),
+    (ConnectionResetError(), True, False),
+    (sdk.ServiceBusQuotaExceededError(), False, True),
+    (sdk.MessagingEntityNotFoundError(), False, True),
+    (sdk.MessagingEntityDisabledError(), False, False),
+    (sdk.MessageSizeExceededError(), False, True),
+    (answered("amqp:not-allowed"), False, True),
+    (sdk.ServiceBusAuthenticationError(), False, False),
+    (sdk.ServiceBusAuthorizationError(), False, False),
+    (ClientAuthenticationError("nobody is signed in"), False, False),
+    (answered("amqp:unauthorized-access"), False, False),
+    (ValueError("the handler has been shut down"), False, False),
+    (TypeError("no message"), False, False),
+    (UsageError("an alias"), False, False),
+]
+
+
+@pytest.mark.parametrize(("error", "by_default", "by_the_article"), RULES, ids=lambda each: type(each).__name__)
+def test_what_counts(error: Exception, by_default: bool, by_the_article: bool) -> None:
+    assert counting("default")(error) is is_passing(error) is by_default
+    assert counting("article")(error) is by_the_article
+
+
+def test_a_predicate_is_taken_as_it_is() -> None:
+    assert counting(lambda error: isinstance(error, KeyError))(KeyError())
+
+
+@pytest.mark.parametrize("rule", ["", "Default", None, 7, ["default"]])
+def test_a_rule_that_is_none_is_refused(rule: Any) -> None:
+    with pytest.raises(UsageError, match="failover_on"):
+        counting(rule)

@@ -1,0 +1,308 @@
+"""The sender's states and its agenda, in virtual time, against a model that looks at everything every time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.sender.availability import JITTER, Availability, Ping, Probe
+from sbpair.sender.events import EntityChanged, QueueLeft, QueueReturned
+from sbpair.sender.states import TRANSITIONS, Delays, Event, Standing, State, after
+
+ENTITIES = ("orders", "Billing/Invoices", "news")
+KEY = "SharedAccessKeyName=k;SharedAccessKey=a2V5"
+
+
+def a_pair(**terms: Any) -> Pair:
+    ends = [endpoint_from_connection_string(f"Endpoint=sb://{name}.example/;{KEY}") for name in ("contoso", "dr")]
+    return Pair("p", *ends, **terms)
+
+
+class Middle(random.Random):
+    """Chance that has no say: intervals are what they are called, and the first is chosen."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
+def an_availability(told: list[Any] | None = None, **terms: Any) -> Availability:
+    known = Availability(a_pair(**terms), None if told is None else told.append, Middle())
+    for entity in ENTITIES:
+        known.register(entity)
+    return known
+
+
+@dataclass
+class Believed:
+    """The model of one entity: what happened to it, in plain words, looked at every second."""
+
+    state: str = "healthy"
+    fails_at: int | None = None
+    pings_at: int | None = None
+    pinging: bool = False
+
+
+class SendersAgainstTheModel(RuleBasedStateMachine):
+    FAILOVER, PING = 7, 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.told: list[Any] = []
+        self.real = an_availability(
+            self.told, failover_interval=self.FAILOVER, ping_interval=self.PING, backlog_queues=3
+        )
+        self.model = {entity: Believed() for entity in ENTITIES}
+        self.out: dict[str, int | None] = {}
+
+    entity = st.sampled_from(ENTITIES)
+    queue = st.sampled_from([f"contoso/x-servicebus-transfer/{index}" for index in range(3)])
+
+    @rule(seconds=st.integers(1, 20))
+    def time_passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            errands = []
+            while (errand := self.real.due(self.now)) is not None:
+                errands.append(errand)
+            assert sorted(map(repr, errands)) == sorted(map(repr, self._expected()))
+
+    def _expected(self) -> list[Ping | Probe]:
+        errands: list[Ping | Probe] = []
+        for entity, each in self.model.items():
+            if each.state == "failing" and each.fails_at == self.now:
+                each.state, each.pings_at = "failed over", self.now + self.PING
+            elif each.state in ("failed over", "broken") and each.pings_at == self.now:
+                each.pings_at = None
+                if not each.pinging:
+                    errands.append(Ping(entity))
+                each.pinging = True
+        for queue, at in self.out.items():
+            if at == self.now:
+                self.out[queue] = None
+                errands.append(Probe(queue))
+        return errands
+
+    @rule(entity=entity)
+    def a_send_succeeds(self, entity: str) -> None:
+        self.real.sent(entity.upper(), self.now)
+        if self.model[entity].state != "forced":
+            self._healthy(entity)
+
+    @rule(entity=entity)
+    def a_send_fails(self, entity: str) -> None:
+        self.real.failed(entity, ValueError("gone"), self.now)
+        each = self.model[entity]
+        if each.state == "healthy":
+            each.state, each.fails_at = "failing", self.now + self.FAILOVER
+
+    @rule(entity=entity)
+    def a_ping_is_accepted(self, entity: str) -> None:
+        self.real.pinged(entity, None, False, self.now)
+        each = self.model[entity]
+        each.pinging = False
+        if each.state in ("failed over", "broken"):
+            self._healthy(entity)
+
+    @rule(entity=entity, for_good=st.booleans())
+    def a_ping_fails(self, entity: str, for_good: bool) -> None:
+        self.real.pinged(entity, ValueError("no"), for_good, self.now)
+        each = self.model[entity]
+        each.pinging = False
+        if each.state == "failed over" and for_good:
+            each.state = "broken"
+        if each.state in ("failed over", "broken"):
+            each.pings_at = self.now + self.PING
+
+    @rule(entity=st.none() | entity)
+    def failover_is_forced(self, entity: str | None) -> None:
+        self.real.force(entity, self.now)
+        for name, each in self.model.items():
+            if entity in (None, name):
+                each.state, each.fails_at, each.pings_at = "forced", None, None
+
+    @rule(entity=st.none() | entity)
+    def failback_is_commanded(self, entity: str | None) -> None:
+        self.real.failback(entity, self.now)
+        for name in self.model:
+            if entity in (None, name):
+                self._healthy(name)
+
+    @rule(queue=queue)
+    def a_queue_fails(self, queue: str) -> None:
+        self.real.queue_failed(queue, ValueError("full"), self.now)
+        self.out.setdefault(queue, self.now + self.PING)
+
+    @rule(queue=queue)
+    def a_queue_takes_a_message(self, queue: str) -> None:
+        self.real.queue_took(queue)
+        self.out.pop(queue, None)
+
+    @rule(queue=queue, works=st.booleans())
+    def a_probe_ends(self, queue: str, works: bool) -> None:
+        self.real.probed(queue, None if works else ValueError("still"), self.now)
+        if works:
+            self.out.pop(queue, None)
+        elif queue in self.out:
+            self.out[queue] = self.now + self.PING
+
+    def _healthy(self, entity: str) -> None:
+        each = self.model[entity]
+        each.state, each.fails_at, each.pings_at = "healthy", None, None
+
+    @invariant()
+    def both_agree(self) -> None:
+        assert {entity: state.value for entity, state in self.real.states().items()} == {
+            entity: each.state for entity, each in self.model.items()
+        }
+        assert self.real.calm is all(each.state == "healthy" for each in self.model.values())
+        assert self.real.queues_out == self.out.keys()
+        timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
+        due = [at for at in (*timers, *self.out.values()) if at is not None]
+        assert self.real.next_due() == min(due, default=None)
+
+    @invariant()
+    def messages_go_where_the_model_says(self) -> None:
+        for entity, each in self.model.items():
+            if each.state == "broken":
+                with pytest.raises(ValueError, match="no"):
+                    self.real.to_backlog(entity, self.now)
+            else:
+                assert self.real.to_backlog(entity, self.now) is (each.state in ("failed over", "forced"))
+
+    @invariant()
+    def what_was_told_is_what_is(self) -> None:
+        states = dict.fromkeys(ENTITIES, State.HEALTHY)
+        out: set[str] = set()
+        for event in self.told:
+            if isinstance(event, EntityChanged):
+                assert states[event.entity] is event.before is not event.after
+                states[event.entity] = event.after
+            elif isinstance(event, QueueLeft):
+                assert event.queue not in out
+                out.add(event.queue)
+            elif isinstance(event, QueueReturned):
+                out.remove(event.queue)
+        assert states == self.real.states()
+        assert out == self.real.queues_out
+
+
+TestSendersAgainstTheModel = SendersAgainstTheModel.TestCase
+TestSendersAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_every_row_of_the_table_changes_the_state_and_every_state_can_be_left() -> None:
+    assert all(before is not then for (before, _), then in TRANSITIONS.items())
+    assert {before for before, _ in TRANSITIONS} == set(State) == set(TRANSITIONS.values())
+    assert all((state, Event.FAILBACK) in TRANSITIONS for state in State if state is not State.HEALTHY)
+
+
+@pytest.mark.parametrize("event", list(Event))
+@pytest.mark.parametrize("state", list(State))
+def test_what_is_not_in_the_table_changes_no_state(state: State, event: Event) -> None:
+    then = after(Standing(state), event, 0, Delays(1, lambda: 1))
+    assert then.state is TRANSITIONS.get((state, event), state)
+
+
+def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
+    known = an_availability(failover_interval=0)
+    known.failed("orders", ValueError("gone"), 5)
+    assert known.to_backlog("orders", 5)
+    assert not known.to_backlog("news", 5)
+
+
+def test_a_sender_need_not_wait_for_the_timer_to_be_served() -> None:
+    known = an_availability(failover_interval=60)
+    known.failed("orders", ValueError("gone"), 0)
+    assert not known.to_backlog("orders", 59.9)
+    assert known.to_backlog("orders", 60)
+
+
+def test_whoever_comes_after_everything_was_forced_is_forced_too() -> None:
+    known = an_availability()
+    known.force(None, 0)
+    known.register("later")
+    assert known.to_backlog("later", 0)
+    known.failback(None, 0)
+    known.register("latest")
+    assert set(known.states().values()) == {State.HEALTHY}
+
+
+def test_pings_of_ten_thousand_entities_are_one_agenda_and_spread_by_chance() -> None:
+    known = Availability(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
+    sooner: list[None] = []
+    known.on_sooner = lambda: sooner.append(None)
+    for number in range(10_000):
+        known.register(f"queue-{number}")
+        known.failed(f"queue-{number}", ValueError("gone"), 0)
+    first = known.next_due()
+    assert first is not None
+    assert 60 * (1 - JITTER) <= first < 60 < 60 * (1 + JITTER)
+    assert known.due(first - 0.001) is None
+    errands = set()
+    while (errand := known.due(60 * (1 + JITTER))) is not None:
+        errands.add(errand)
+    assert len(errands) == 10_000
+    assert known.next_due() is None
+    # The one who waits is woken when its wait became shorter, and not for each.
+    assert len(sooner) < 100
+
+
+def test_with_every_queue_out_one_of_them_is_tried_all_the_same() -> None:
+    known = an_availability(backlog_queues=2)
+    first, spare = known.queue_for(None)
+    assert spare
+    known.queue_failed(first, ValueError("full"), 0)
+    second, spare = known.queue_for(first)
+    assert (second != first, spare) == (True, False)
+    known.queue_failed(second, ValueError("full"), 0)
+    assert known.queue_for(second) == (first, False)
+    known.queue_took(first)
+    assert known.queue_for(second) == (first, False)
+
+
+def test_a_listener_that_fails_is_told_of_the_next_event_too(caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def listen(event: object) -> None:
+        told.append(event)
+        raise RuntimeError
+
+    known = Availability(a_pair(), listen, Middle())
+    known.register("orders")
+    known.force("orders", 0)
+    known.failback("orders", 0)
+    assert [event.after for event in told] == [State.FORCED, State.HEALTHY]
+    assert caplog.text.count("a listener to the sender's events failed") == 2
+
+
+def test_a_listener_may_command() -> None:
+    told: list[Any] = []
+
+    def listen(event: Any) -> None:
+        told.append(event.after)
+        if event.after is State.FORCED:
+            known.failback(event.entity, 0)
+
+    known = Availability(a_pair(), listen, Middle())
+    known.register("orders")
+    known.force("orders", 0)
+    assert told == [State.FORCED, State.HEALTHY]
+
+
+def test_secrets_in_an_error_are_not_told() -> None:
+    told: list[Any] = []
+    known = an_availability(told)
+    known.failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
+    assert "c2VjcmV0" not in told[0].reason
+    assert "\n" not in told[0].reason
