@@ -55,6 +55,15 @@ class Terms:
     retries: int
 
 
+@dataclass(slots=True)
+class Delivered:
+    """How many messages of one sender have been accepted, by where."""
+
+    primary: int = 0
+    backlog: int = 0
+    outbox: int = 0
+
+
 class Exchange:
     """One sender's way to one entity. `now` is a monotonic clock, in seconds."""
 
@@ -68,6 +77,7 @@ class Exchange:
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
+        self.delivered = Delivered()
 
     def send(self, messages: Messages, seconds: float) -> Steps[None]:
         """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
@@ -143,6 +153,7 @@ class Exchange:
             else:
                 if not known.calm:
                     known.sent(entity, self._now())
+                self.delivered.primary += len(messages)
                 return answer
         copies = [outgoing.for_backlog(each, entity) for each in messages]
         done = 0
@@ -154,6 +165,7 @@ class Exchange:
                     error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
                 raise
             done += len(inside)
+            self.delivered.backlog += len(inside)
         return None
 
     def _pause(self, error: Exception, attempts: int, deadline: float) -> float | None:
