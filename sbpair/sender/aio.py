@@ -103,7 +103,7 @@ class PairedClient(client.Client[PairedSender]):
         if self._closed:
             return
         if self._pinger is None:
-            self._pinger = Pinger(self.pair, self.known, self.now)
+            self._pinger = Pinger(self.pair, self.known, self.now, self.outage)
             self._pinging = asyncio.create_task(self._pinger.run(), name="sbpair pinger")
         self._pinger.wake()
 

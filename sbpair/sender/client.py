@@ -15,10 +15,12 @@ from sbpair.sender.availability import Availability
 from sbpair.sender.exchange import Delivered, Exchange, OnFailure, Terms
 from sbpair.sender.failures import FailoverOn, counting
 from sbpair.sender.lane import Lane, Side, closed
+from sbpair.sender.outage import Cut
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
     from sbpair.sender.events import SenderEvent
+    from sbpair.sender.outage import Outage
     from sbpair.sender.states import State
     from sbpair.sender.steps import Steps
 
@@ -49,6 +51,11 @@ class Sender:
         """How many of its messages have been accepted so far, by the primary and by the backlog."""
         return replace(self._exchange.delivered)
 
+    @property
+    def backlog_queue(self) -> str | None:
+        """The backlog queue that it has sent to last, and stays with while that works."""
+        return self._exchange.queue
+
     def _seconds(self, timeout: float | None) -> float:
         if self._closed:
             raise ValueError("the sender has been closed: get another one from the client")
@@ -59,8 +66,9 @@ class Sender:
             pair = self._client.pair
             endpoint = pair.primary if side == "primary" else pair.secondary
             self._clients[side] = self._client.sdk_client(endpoint)
-        sdk = self._clients[side]
-        return sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        sdk, outage = self._clients[side], self._client.outage
+        made = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        return made if outage is None else Cut(made, outage, side, path)
 
     def _closing(self) -> Steps[None]:
         self._closed = True
@@ -78,7 +86,8 @@ class Client(ABC, Generic[SenderT]):
     original did; "wait", trying the primary on until it is, or time is over; or "backlog-now", into the backlog with
     this one. `timeout` is in seconds, for each send that names none. `retries` follow a failed attempt, 0.8 s later,
     then 1.6 s and so on, while there is time. `on_event` is told what happens (`sbpair.sender.events`), in whichever
-    thread it happened. Raises UsageError for what is none of this.
+    thread it happened. With an `outage`, what that says is away is so for this client. Raises UsageError for what is
+    none of this.
     """
 
     def __init__(
@@ -90,6 +99,7 @@ class Client(ABC, Generic[SenderT]):
         timeout: float = 60.0,
         retries: int = 3,
         on_event: Callable[[SenderEvent], None] | None = None,
+        outage: Outage | None = None,
     ) -> None:
         if on_failure not in ("raise", "wait", "backlog-now"):
             raise UsageError(f"on_failure is {on_failure!r}", hint='say "raise", "wait" or "backlog-now"')
@@ -100,6 +110,7 @@ class Client(ABC, Generic[SenderT]):
         self.terms = Terms(counting(failover_on), on_failure, retries)
         self.known = Availability(pair, on_event)
         self.known.on_sooner = self._wake
+        self.outage = outage
         self.now: Callable[[], float] = time.monotonic
         self._senders: list[SenderT] = []
         self._closed = False

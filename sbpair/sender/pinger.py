@@ -22,6 +22,7 @@ from sbpair.sender.availability import Availability, Errand, Ping
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
+    from sbpair.sender.outage import Outage
 
 PING_SECONDS = 120.0
 ERRANDS_AT_ONCE = 32
@@ -40,10 +41,11 @@ async def ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) ->
 class Pinger:
     """Runs the agenda of an Availability for as long as `run` is not cancelled."""
 
-    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float]) -> None:
+    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float], outage: Outage | None = None) -> None:
         self._pair = pair
         self._known = known
         self._now = now
+        self._outage = outage
         self._woken = asyncio.Event()
         self._room = asyncio.Semaphore(ERRANDS_AT_ONCE)
 
@@ -78,10 +80,7 @@ class Pinger:
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
-                if isinstance(errand, Ping):
-                    await ping(self._pair.primary, errand.entity)
-                else:
-                    await self._probe(errand.queue)
+                await (self._ping(errand.entity) if isinstance(errand, Ping) else self._probe(errand.queue))
         except TimeoutError:
             error = TimedOut(f"no answer came within {PING_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  whatever it is, the next one is due all the same
@@ -94,8 +93,15 @@ class Pinger:
         else:
             self._known.probed(errand.queue, error, self._now())
 
+    async def _ping(self, entity: str) -> None:
+        if self._outage is not None:
+            self._outage.check_errand("primary", entity)
+        await ping(self._pair.primary, entity)
+
     async def _probe(self, queue: str) -> None:
         """A link that opens is enough: a message would stay, as a dead one at last."""
+        if self._outage is not None:
+            self._outage.check_errand("backlog", queue)
         async with open_sender(self._pair.secondary, queue):
             pass
 
@@ -103,8 +109,8 @@ class Pinger:
 class PingerThread:
     """A Pinger for those who have no event loop. Its thread begins when there is something to wait for."""
 
-    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float]) -> None:
-        self._parts = pair, known, now
+    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float], outage: Outage | None = None) -> None:
+        self._parts = pair, known, now, outage
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

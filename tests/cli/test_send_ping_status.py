@@ -1,4 +1,4 @@
-"""`sbpair send`, `ping` and `status` as their users call them, in processes of their own against an emulator."""
+"""The commands of the paired sender as their users call them, in processes of their own against an emulator."""
 
 from __future__ import annotations
 
@@ -181,6 +181,15 @@ WRONG = [
     (["ping"], 2, "Missing argument 'QUEUE|TOPIC…'"),
     (["ping", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
     (["ping", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 600 s"),
+    (["drill", "--queues", "0"], 2, "--queues is 0, and must be at least 1"),
+    (["drill", "--yes"], 2, "--yes goes with --against only"),
+    (["drill", "--config", "f"], 2, "--config goes with --against only"),
+    (["drill", "--against", "default", "-n", "5"], 2, "--messages and --against exclude each other"),
+    (["drill", "--against", "nobody"], 2, "--pair: there is no pair 'nobody'"),
+    (["drill", "--against", "default"], 2, "--against makes queues, and there is nobody to ask"),
+    (["drill", "--ping-interval", "0"], 2, "--ping-interval is 0, and must be from 1 s to 60 s"),
+    (["drill", "--failover-interval", "2m"], 2, "--failover-interval is 2m, and must be from 0 s to 60 s"),
+    (["drill", "--rate", "0"], 2, "Invalid value for '--rate'"),
     (["status", "--timeout", "x"], 2, "--timeout: 'x' is not a duration"),
 ]
 
@@ -195,6 +204,6 @@ def test_wrong_options_are_told_before_anything_is_connected(
         monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", emulated(port))
         monkeypatch.setenv(f"SBPAIR_{side}_NAME", side.lower())
     assert run(words) == code
-    error, hint = capsys.readouterr().err.splitlines()
+    *_warnings, error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: {what}")
     assert hint.startswith("hint: ")
