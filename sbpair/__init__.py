@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sbpair import aio, errors
     from sbpair.config import load_pair
     from sbpair.model import Endpoint, Pair
-    from sbpair.sender.sync import PairedClient
+    from sbpair.paired.sync import PairedClient
 
 __version__ = "0.1.0"
 __all__ = ["Endpoint", "Pair", "PairedClient", "__version__", "aio", "errors", "load_pair"]
@@ -19,7 +19,7 @@ __all__ = ["Endpoint", "Pair", "PairedClient", "__version__", "aio", "errors", "
 _HOMES = {
     "Endpoint": "sbpair.model",
     "Pair": "sbpair.model",
-    "PairedClient": "sbpair.sender.sync",
+    "PairedClient": "sbpair.paired.sync",
     "load_pair": "sbpair.config",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair.sender.aio import PairedClient
+    from sbpair.paired.aio import PairedClient
 
 __all__ = ["PairedClient"]
 
@@ -13,7 +13,7 @@ __all__ = ["PairedClient"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sbpair.sender import aio
+    from sbpair.paired import aio
 
     return getattr(aio, name)
 

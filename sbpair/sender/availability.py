@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 from sbpair.backlog import queue_path
 from sbpair.bus.data_errors import plain
-from sbpair.sender.events import EntityChanged, InDoubt, QueueLeft, QueueReturned, SenderEvent, SizeUnknown
+from sbpair.sender.events import (
+    EntityChanged,
+    InDoubt,
+    QueueLeft,
+    QueueReturned,
+    SenderEvent,
+    SizeUnknown,
+    SyphonFaulted,
+)
 from sbpair.sender.rotation import Rotation
 from sbpair.sender.states import TO_THE_BACKLOG, Delays, Event, Standing, State, after
 
@@ -140,6 +148,11 @@ class Availability:
     def size_unknown(self, entity: str, size: int, error: Exception) -> None:
         with self._changing():
             self._untold.append(SizeUnknown(entity, size, _line(error)))
+
+    def tell(self, event: SenderEvent) -> None:
+        """Have whoever listens be told of something that happened beside the senders."""
+        with self._changing():
+            self._untold.append(event)
 
     # What an operator commands, and asks --------------------------------------------------------
 
@@ -272,6 +285,7 @@ _LEVELS = {
     QueueReturned: logging.INFO,
     InDoubt: logging.WARNING,
     SizeUnknown: logging.WARNING,
+    SyphonFaulted: logging.WARNING,
 }
 
 

@@ -75,4 +75,15 @@ class SizeUnknown:
         return f"{self.entity}: a message of {size} may not fit the backlog: {self.reason}"
 
 
-SenderEvent: TypeAlias = EntityChanged | QueueLeft | QueueReturned | InDoubt | SizeUnknown
+@dataclass(frozen=True, slots=True)
+class SyphonFaulted:
+    """The syphon beside a client has ended, or could not begin, and is tried again after so many seconds."""
+
+    reason: str
+    retry_seconds: float
+
+    def __str__(self) -> str:
+        return f"the syphon rests for {self.retry_seconds:g} s: {self.reason}"
+
+
+SenderEvent: TypeAlias = EntityChanged | QueueLeft | QueueReturned | InDoubt | SizeUnknown | SyphonFaulted
