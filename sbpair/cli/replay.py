@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbpair.cli.help import Command, Group
-from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
+from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
 from sbpair.cli.running import run as run_loop
@@ -78,6 +78,7 @@ class Cluster:
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
     ] = None
+    lease: LeaseQueue = None
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
     ] = False
@@ -317,6 +318,8 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:
         raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    if cluster.lease is not None and cluster.no_lease:
+        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return Request(
         found.pair,
         archive,
@@ -327,6 +330,7 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),
         lease=not cluster.no_lease,
+        lease_queue=cluster.lease,
         verbose=verbose,
     )
 
