@@ -10,12 +10,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
 from sbpair.move.journal import accepted_keys
@@ -23,10 +25,12 @@ from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
+from sbpair.replay import progress
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.archive import REPORT, SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.drain import drain, keep_accepted, tasks_of
 from sbpair.replay.lease import Held, holding
+from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
@@ -43,27 +47,6 @@ SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
 LOOK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Event: what is being done now."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Event: how many messages are in the archive, or in the ledger, by where they came from or went to."""
-
-    phase: str
-    messages: int
-    files: int
-    by: dict[str, int]
-
-
-Tell = Callable[[Phase | Progress], None]
 
 
 @dataclass(frozen=True)
@@ -144,7 +127,7 @@ def resume(request: Request, run_id: str, tell: Tell) -> Result:
 
 def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Run, held: Held, tell: Tell) -> Result:
     began = time.monotonic()
-    tell(Phase("check", f"run {run.id}: checking the archive"))
+    tell(Phase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
     if archive.exists(DRAINED) and before.balanced:
@@ -156,7 +139,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     with sparks.session(request.master, settings, verbose=request.verbose) as spark:
         if request.shared_archive:
             _probe(spark, job)
-        _drain(spark, job, archive, held, tell)
+        _drain(spark, job, archive, request.pair, held, tell)
         if not archive.stopped() and archive.files(SEGMENTS):
             _send(spark, job, archive, held, tell)
     tell(Phase("verify", "counting what is in the archive"))
@@ -224,13 +207,15 @@ def _probe(spark: Any, job: Job) -> None:
 # The phases.
 
 
-def _drain(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
+def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
     if archive.exists(DRAINED):
         return
+    before = progress.drained(archive).look().by
+    tell(Expected("drain", asyncio.run(_expected(pair, job.run.queues, before))))
     tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
     tasks = len(tasks_of(job))
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
-    _watched(Watch(archive, SEGMENTS, "drain"), archive, rows.collect, held, tell)
+    _watched(progress.drained(archive), archive, rows.collect, held, tell)
     if not archive.stopped():
         archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
 
@@ -251,10 +236,29 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     if joined:
         spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
     rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
+    tell(Expected("send", _to_send(summary)))
     tell(Phase("send", f"sending to {len(destinations)} destinations of {job.primary.place['name']}"))
     ready = rows.repartition(run.shards, "shard").sortWithinPartitions("shard", *planning.ORDER)
     action = ready.mapInArrow(send(job), PROGRESS).collect
-    _watched(Watch(archive, LEDGER, "send"), archive, action, held, tell)
+    _watched(progress.sent(archive), archive, action, held, tell)
+
+
+def _to_send(summary: list[dict[str, Any]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for row in summary:
+        if row["verdict"] == planning.SEND:
+            found[row["destination"]] += row["messages"]
+    return dict(found)
+
+
+async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -> dict[str, int]:
+    """How many messages each queue will have given, where that may be asked: what it has, and what it gave before."""
+    found = {}
+    with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
+        async with open_queues(pair.secondary) as control:
+            for queue in queues:
+                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
+    return found
 
 
 async def _check_destinations(job: Job, destinations: list[str]) -> None:
@@ -316,23 +320,6 @@ def _stop_without(held: Held, archive: Archive) -> None:
             archive.write(STOP_FILE, b"")
 
 
-class Watch:
-    """How far a phase is, by the files that it makes."""
-
-    def __init__(self, archive: Archive, under: str, phase: str) -> None:
-        self._archive, self._under, self._phase = archive, under, phase
-        self._rows: dict[str, int] = {}
-
-    def look(self) -> Progress:
-        by: dict[str, int] = {}
-        for path in self._archive.files(self._under):
-            if path not in self._rows:
-                self._rows[path] = self._archive.rows(path)
-            of = path.removeprefix(f"{self._under}/").rpartition("/")[0]
-            by[of] = by.get(of, 0) + self._rows[path]
-        return Progress(self._phase, sum(self._rows.values()), len(self._rows), by)
-
-
 def _translated(error: BaseException, archive: Archive) -> BaseException:
     """What a task has raised is known by its name alone: Spark sends its traceback as text."""
     from sbpair import errors
@@ -354,7 +341,7 @@ def status(archive: Archive) -> dict[str, Any]:
     """How far a run is, by its files alone."""
     run = load(archive)
     drained, stopped = archive.exists(DRAINED), archive.stopped()
-    archived, sent = Watch(archive, SEGMENTS, "drain").look(), Watch(archive, LEDGER, "send").look()
+    archived, sent = progress.drained(archive).look(), progress.sent(archive).look()
     proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
     phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
     return {

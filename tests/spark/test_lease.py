@@ -196,7 +196,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
     place: World, leases: str, tmp_path: Path, own_java: None
 ) -> None:
     del own_java
-    place.strand_many(300)
+    place.strand_many(120)
     request = place.request(tmp_path, lease_queue=leases)
     ended: list[BaseException] = []
 
@@ -213,7 +213,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
     thread.join(PATIENCE_SECONDS)
 
     assert [type(each) for each in ended] == [errors.LeaseLost]
-    assert 0 < len(place.ids()) < 300
+    assert 0 < len(place.ids()) < 120
     [run] = [path.name for path in (tmp_path / "archive").iterdir()]
     place.running.do(lambda: place.running.other.delete_queue(leases))
     result = job.resume(place.request(tmp_path), run, lambda _event: None)

@@ -1,0 +1,207 @@
+"""What a replay tells while it works: bars that move on a terminal, lines of JSON for a program, or words.
+
+A phase is said when it begins. How far it is moves, or is told every few seconds where it has changed.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbpair.cli.board import SOON_SECONDS, Meter
+from sbpair.cli.output import Document, Screen
+
+if TYPE_CHECKING:
+    from sbpair.replay.progress import Event, Expected, Phase, Progress
+
+SCHEMA = "sbpair/replay-event/1"
+TELL_SECONDS = 5.0
+DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One queue or destination. `whole` is None where nobody may count."""
+
+    name: str
+    done: int
+    whole: int | None
+    per_second: float
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """When it will be done at this rate."""
+        if self.whole is None or self.done >= self.whole or not self.per_second:
+            return None
+        seconds = (self.whole - self.done) / self.per_second
+        return seconds if seconds < SOON_SECONDS else None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A moment. `heading` is what the rows are, `seconds` how long the phase has taken; there are rows or none."""
+
+    phase: str
+    heading: str
+    rows: tuple[Row, ...]
+    seconds: float
+
+    @property
+    def total(self) -> Row:
+        wholes = [row.whole for row in self.rows if row.whole is not None]
+        return Row(
+            "total",
+            sum(row.done for row in self.rows),
+            sum(wholes) if wholes and len(wholes) == len(self.rows) else None,
+            sum(row.per_second for row in self.rows),
+        )
+
+
+class PhaseBoard:
+    """What is known of the phase that a run is in. Pure; `now` is in seconds of any clock that does not jump."""
+
+    def __init__(self, now: float) -> None:
+        self._phase, self._since = "", now
+        self._whole: dict[str, dict[str, int]] = {}
+        self._done: dict[str, int] = {}
+        self._meters: dict[str, tuple[Meter, int]] = {}
+
+    def begin(self, phase: "Phase", now: float) -> None:
+        if phase.name not in (self._phase, "stop"):
+            self._phase, self._since = phase.name, now
+            self._done, self._meters = {}, {}
+
+    def expect(self, expected: "Expected") -> None:
+        self._whole[expected.phase] = expected.by
+
+    def take(self, progress: "Progress", now: float) -> None:
+        """What was there when it was first looked at, has come before, and says nothing of how fast it goes."""
+        if progress.phase != self._phase:
+            return
+        for name, done in progress.by.items():
+            if name not in self._meters:
+                self._meters[name] = Meter(self._since if self._done else now), 0 if self._done else done
+        self._done = progress.by
+
+    def look(self, now: float) -> View:
+        whole = self._whole.get(self._phase, {})
+        names = sorted({*whole, *self._done}, key=_natural)
+        heading = "QUEUE" if self._phase == DRAIN else "DESTINATION"
+        return View(self._phase, heading, tuple(self._row(name, whole, now) for name in names), now - self._since)
+
+    def _row(self, name: str, whole: dict[str, int], now: float) -> Row:
+        done = self._done.get(name, 0)
+        if name not in self._meters:
+            return Row(name, done, whole.get(name), 0.0)
+        meter, before = self._meters[name]
+        return Row(name, done, whole.get(name), meter.rate(now, done - before))
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    path, _slash, last = name.rpartition("/")
+    return path, int(last) if last.isascii() and last.isdigit() else 0, last
+
+
+class Phases:
+    """Takes events in while it is entered: in words."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._board = PhaseBoard(time.monotonic())
+        self._lock = threading.Lock()  # it is drawn by a thread
+        self._next, self._last = 0.0, 0
+
+    def __enter__(self) -> "Phases":
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        return
+
+    def __call__(self, event: "Event") -> None:
+        """Take one event in."""
+        from sbpair.replay.progress import Expected, Phase
+
+        now = time.monotonic()
+        with self._lock:
+            if isinstance(event, Phase):
+                self._board.begin(event, now)
+            elif isinstance(event, Expected):
+                self._board.expect(event)
+            else:
+                self._board.take(event, now)
+        if isinstance(event, Phase):
+            self._next, self._last = now + TELL_SECONDS, 0
+            self._begin(event)
+        elif not isinstance(event, Expected) and now >= self._next and event.messages != self._last:
+            self._next, self._last = now + TELL_SECONDS, event.messages
+            self._go_on(self._look())
+
+    def _begin(self, phase: "Phase") -> None:
+        self._screen.say(phase.text)
+
+    def _go_on(self, view: View) -> None:
+        total = view.total
+        of = "" if total.whole is None else f" of {total.whole}"
+        self._screen.say(f"{view.phase}: {total.done}{of} messages, {total.per_second:.0f} a second")
+
+    def _look(self) -> View:
+        with self._lock:
+            return self._board.look(time.monotonic())
+
+
+class DrawnPhases(Phases):
+    """A bar for each queue or destination, drawn while it is entered; the phases go by above them."""
+
+    def __init__(self, screen: Screen) -> None:
+        # A tenth of a second to load, for a terminal only.
+        from sbpair.cli.live import Live
+        from sbpair.cli.phases_live import draw
+
+        super().__init__(screen)
+        self._live = Live(self._look, draw)
+
+    def __enter__(self) -> Phases:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._live.__exit__(*details)
+
+    def _go_on(self, view: View) -> None:
+        """It is seen."""
+
+
+class LinedPhases(Phases):
+    """Lines of JSON instead of words. Where they cannot be written any more, messages are moved all the same."""
+
+    def _begin(self, phase: "Phase") -> None:
+        self._write({"event": "phase", "phase": phase.name, "text": phase.text, "run": phase.run or None})
+
+    def _go_on(self, view: View) -> None:
+        for row in (view.total, *view.rows):
+            self._write(dict(_line(view, row)))
+
+    def _write(self, document: Document) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            self._screen.event({"schema": SCHEMA, "time": now, "level": "info", **document})
+        except OSError:
+            return
+
+
+def _line(view: View, row: Row) -> Iterator[tuple[str, object]]:
+    yield "event", "progress"
+    yield "phase", view.phase
+    yield view.heading.lower(), None if row.name == "total" else row.name
+    yield "messages", row.done
+    yield "of", row.whole
+    yield "per_second", round(row.per_second, 1)
+    yield "eta_seconds", None if row.eta_seconds is None else round(row.eta_seconds)
+
+
+def phases(screen: Screen) -> Phases:
+    """What suits those who look at stderr."""
+    if screen.animated:
+        return DrawnPhases(screen)
+    return LinedPhases(screen) if screen.eventful else Phases(screen)
