@@ -1,4 +1,4 @@
-"""What a replay costs, by either mode: how fast, on whose CPU, and how much memory; and the loop that people write today.
+"""What a replay costs, by either mode: how fast, on whose CPU, how much memory; and the loop that people write today.
 
 Run it by hand: python -m tests.benchmarks.replay [--messages N] [--mode archive direct] [--output json]
 
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -162,7 +163,7 @@ def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]
 
 
 def figures(count: int, marks: list[Mark], tree: Tree) -> dict[str, Any]:
-    begins = [mark for mark in marks if mark.phase not in STARTING][0]
+    begins = next(mark for mark in marks if mark.phase not in STARTING)
     last = marks[-1]
     seconds, spent = last.at - begins.at, last.spent - begins.spent
     own = sum(spent.values())
@@ -182,7 +183,7 @@ def figures(count: int, marks: list[Mark], tree: Tree) -> dict[str, Any]:
 
 def phases(marks: list[Mark]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for mark, after in zip(marks, marks[1:], strict=False):
+    for mark, after in pairwise(marks):
         here = found.setdefault(mark.phase, {"seconds": 0.0, "cpu_s": Counter(), "emulators": 0.0})
         here["seconds"] += after.at - mark.at
         here["cpu_s"] += after.spent - mark.spent

@@ -1,4 +1,4 @@
-"""What a replay tells while it works, on a terminal and elsewhere: events and the time go in, and nothing is awaited."""
+"""What a replay tells while it works, on a terminal and elsewhere: events go in, and nothing is awaited."""
 
 from __future__ import annotations
 
