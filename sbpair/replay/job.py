@@ -25,20 +25,20 @@ from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
-from sbpair.replay.drain import drain, keep_accepted, tasks_of
+from sbpair.replay.archive import DRAINED, LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
-from sbpair.replay.verify import Proof, check_segments, verify
+from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
 
 log = logging.getLogger(__name__)
 
-DRAINED, PLANNED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+PLANNED, PROVED = f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
 SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
@@ -110,6 +110,7 @@ def document(proof: Proof) -> dict[str, Any]:
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+        **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 
 
@@ -119,6 +120,7 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
+    archive.create()
     archive.check_writable()
     count = shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
@@ -145,7 +147,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     tell(Phase("check", f"run {run.id}: checking the archive"))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and before.balanced:
+    if archive.exists(DRAINED) and before.balanced and not before.left_in_queues:
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism)
@@ -226,14 +228,16 @@ def _probe(spark: Any, job: Job) -> None:
 
 
 def _drain(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
-    if archive.exists(DRAINED):
+    if archive.exists(DRAINED) and not left_at_drain(archive):
         return
     tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
     tasks = len(tasks_of(job))
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
     _watched(archive, SEGMENTS, "drain", rows.collect, tell)
     if not archive.stopped():
-        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
+        left = asyncio.run(left_in_queues(job))
+        said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
+        archive.write_json(DRAINED, said)
 
 
 def _send(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
