@@ -153,8 +153,8 @@ def run_command(
 
       {"schema": "sbpair/replay/1", "run": "", "archived": 0, "acknowledged": 0, "expired": 0, "quarantined": 0,
        "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "seconds": 0.0,
-       "stopped": false}
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "left_in_queues": {},
+       "unreadable": [], "seconds": 0.0, "stopped": false}
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
@@ -283,6 +283,10 @@ def table(told: Document) -> Iterator[str]:
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
         yield clean(f"may be there twice: {len(named)} ({some}{', …' if len(named) > 3 else ''})")
+    for queue, number in _mapping(told["left_in_queues"]).items():
+        yield clean(f"{number} left in {queue}: somebody else has them locked, or has deferred them")
+    for path in _list(told["unreadable"]):
+        yield f"{path} cannot be read: it would name some that may be there twice"
     if told["contradictions"] or told["unknown"]:
         yield "the files contradict each other: please report this"
 
@@ -294,6 +298,10 @@ def _counted(heading: str, rows: Any) -> Iterator[str]:
         yield ""
         head = (heading, *(name.upper() for name in names))
         yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -394,4 +402,8 @@ def _told(screen: Screen, act: Any) -> int:
         return INTERRUPTED
     if result.proof.left:
         screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
+    if left := sum(result.proof.left_in_queues.values()):
+        screen.warn(
+            f"{left} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
+        )
     return code

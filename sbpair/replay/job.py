@@ -27,22 +27,22 @@ from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
 from sbpair.replay import progress
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import REPORT, SEGMENTS, STOP_FILE, Archive
-from sbpair.replay.drain import drain, keep_accepted, tasks_of
+from sbpair.replay.archive import DRAINED, REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
-from sbpair.replay.verify import Proof, check_segments, verify
+from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
 
 log = logging.getLogger(__name__)
 
-DRAINED, PLANNED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+PLANNED, PROVED = f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
 SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
@@ -95,6 +95,7 @@ def document(proof: Proof) -> dict[str, Any]:
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+        **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 
 
@@ -104,6 +105,7 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
+    archive.create()
     archive.check_writable()
     count = shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
@@ -130,7 +132,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     tell(Phase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and before.balanced:
+    if archive.exists(DRAINED) and before.balanced and not before.left_in_queues:
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
@@ -208,7 +210,7 @@ def _probe(spark: Any, job: Job) -> None:
 
 
 def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
-    if archive.exists(DRAINED):
+    if archive.exists(DRAINED) and not left_at_drain(archive):
         return
     before = progress.drained(archive).look().by
     tell(Expected("drain", asyncio.run(_expected(pair, job.run.queues, before))))
@@ -217,7 +219,9 @@ def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell:
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
     _watched(progress.drained(archive), archive, rows.collect, held, tell)
     if not archive.stopped():
-        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
+        left = asyncio.run(left_in_queues(job))
+        said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
+        archive.write_json(DRAINED, said)
 
 
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:

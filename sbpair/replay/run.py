@@ -28,7 +28,11 @@ class Dedup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues."""
+    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues.
+
+    `strangers_seconds` is how long a queue may show messages and give none: somebody has them locked, until locks run
+    out.
+    """
 
     dedup: Dedup = Dedup.KEY
     ttl: TimeToLive = TimeToLive.ORIGINAL
@@ -38,6 +42,7 @@ class Options:
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
+    strangers_seconds: float = 150.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class Run:
 
 
 def save(archive: Archive, run: Run) -> None:
+    archive.create()
     archive.write_json(RUN_FILE, run.document())
 
 

@@ -52,9 +52,9 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
             await _move(source, primary, setting)
         finally:
             await primary.close()
-    _name_doubtful(ledger, setting)
     if source.error is not None:
         raise source.error
+    _name_doubtful(ledger, setting)
     source.close()
     return setting.tally.receipt().sent
 
