@@ -105,11 +105,11 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
-    archive.create()
-    archive.check_writable()
     count = shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _lease(request, archive) as held:
+        archive.create()
+        archive.check_writable()
         save(archive, run)
         _keep_journal(request, archive)
         return _go_on(request, settings, archive, run, held, tell)

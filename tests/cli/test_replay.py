@@ -1,16 +1,24 @@
-"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java."""
+"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java.
+
+Most of it is called in this process: to start another one takes longer than all that it says.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from sbpair.__main__ import run
 from sbpair.replay.archive import Archive
 from sbpair.replay.run import Options, Run, save
 
@@ -37,12 +45,28 @@ def java(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
+def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_") and key != "JAVA_HOME"}
     java_home = {"JAVA_HOME": str(home)} if home else {"PATH": "/nowhere"}
+    return {**kept, **NAMESPACES, **java_home, **changed}
+
+
+def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    with patch.dict(os.environ, environment(home, changed), clear=True), redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = run(("replay", *words))
+        finally:
+            signal.signal(signal.SIGTERM, on_terminate)
+    said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(words, code, *said)
+
+
+def sbpair_process(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "sbpair", "replay", *words],
-        env={**kept, **NAMESPACES, **java_home, **changed},
+        env=environment(home, changed),
         capture_output=True,
         text=True,
         timeout=60,
@@ -52,7 +76,8 @@ def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1"]])
 def test_without_java_it_says_what_to_install_before_anything_else(words: list[str], tmp_path: Path) -> None:
-    done = sbpair(*words, "--archive", str(tmp_path / "archive"), SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
+    archive = str(tmp_path / "archive")
+    done = sbpair_process(*words, "--archive", archive, SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
 
     assert done.returncode == 7
     assert "there is no Java" in done.stderr

@@ -108,6 +108,7 @@ class Replay:
     def receipt(self) -> dict[str, Any] | None:
         """What it says at its end; None where it has ended otherwise."""
         self.said, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        print(self.said)  # noqa: T201  shown where the test fails
         found = [line for line in self.said.splitlines() if line.startswith("receipt ")]
         return dict(json.loads(found[0].removeprefix("receipt "))) if found else None
 
