@@ -123,7 +123,7 @@ def compare(reader: Reader, payload: bytes) -> bool:
 
 
 @given(MESSAGES, MESSAGES)
-@settings(max_examples=200)
+@settings(max_examples=150, deadline=None)
 def test_a_message_reads_and_is_restored_as_it_is_in_general(known: Sections, other: Sections) -> None:
     reader = taught(known)
     compare(reader, known.join())
@@ -131,7 +131,7 @@ def test_a_message_reads_and_is_restored_as_it_is_in_general(known: Sections, ot
 
 
 @given(st.integers(0, 2**40), PROPERTIES, ALIASES, OWN, BODIES, st.data())
-@settings(max_examples=200)
+@settings(max_examples=150, deadline=None)
 def test_messages_that_differ_in_little_read_and_are_restored_as_they_are_in_general(
     sequence: int, properties: Properties, aliases: Aliases, own: object, body: bytes, data: st.DataObject
 ) -> None:
@@ -147,7 +147,7 @@ def test_messages_that_differ_in_little_read_and_are_restored_as_they_are_in_gen
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=200)
+@settings(max_examples=150, deadline=None)
 def test_a_damaged_message_reads_as_it_does_in_general(known: Sections, data: st.DataObject) -> None:
     reader = taught(known)
     payload = bytearray(known.join())
