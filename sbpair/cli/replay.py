@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sbpair.cli import replay_plan
 from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
-from sbpair.cli.running import run as run_loop
+from sbpair.cli.replay_options import AllowMissing, DeadLetters, Dedup, Destinations, OnlyQueues, WhatIsOnce, backlog
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sbpair import config
-    from sbpair.model import Pair
     from sbpair.replay.job import Phase, Progress, Request, Result
+    from sbpair.replay.selection import Selection
 
 SCHEMA, EVENT_SCHEMA = "sbpair/replay/1", "sbpair/replay-event/1"
 INTERRUPTED = 130
@@ -32,17 +31,12 @@ TELL_SECONDS = 5.0
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+app.command("plan", cls=Command)(replay_plan.command)
 
 
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
-
-
-class Dedup(StrEnum):
-    KEY = "key"
-    MESSAGE_ID = "message-id"
-    REPORT = "report"
 
 
 Archive = Annotated[
@@ -83,6 +77,21 @@ class Cluster:
     ] = False
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages are sent."""
+
+    destination: Destinations = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help='Send only what this says of the envelope, such as "size < 65536 AND session_id IS NULL"',
+        ),
+    ] = None
+
+
 @app.callback()
 def replay() -> None:
     """Bring a large backlog back on Spark: archive it, send it from there, and prove it.
@@ -100,19 +109,10 @@ def replay() -> None:
 def run_command(
     *,
     archive: Archive,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
-    ] = None,
-    dedup: Annotated[
-        Dedup,
-        typer.Option(
-            "--dedup",
-            metavar="key|message-id|report",
-            help="What is sent once: what is the same message; or what has the same message id and destination too; or"
-            " only count that (key)",
-        ),
-    ] = Dedup.KEY,
+    queue: OnlyQueues = None,
+    deadletters: DeadLetters = False,
+    choice: Choice,
+    dedup: WhatIsOnce = Dedup.KEY,
     ttl: TimeToLive = Ttl.ORIGINAL,
     order: Annotated[
         Order,
@@ -123,9 +123,7 @@ def run_command(
         ),
     ] = Order.SESSION,
     rate: Rate = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
-    ] = False,
+    allow_missing: AllowMissing = False,
     state: StateDirectory = None,
     count: Count = None,
     cluster: Cluster,
@@ -139,6 +137,17 @@ def run_command(
 
     What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
     is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
+
+    --destination and --where choose what is sent. A queue can only be received as a whole, so that everything is
+    archived all the same: what is not chosen is left in the archive, counted, and sent by sbpair replay resume RUN
+    --all, or with another choice. What of a session is sent later comes later. --where is a condition in Spark's SQL
+    over queue, sequence_number, enqueued_at_ms, message_id, destination, session_id, ttl_ticks, scheduled_at_ms,
+    content_type, size, flaw, dead_letter_reason and dead_letter_description; what it is null for is not chosen. One
+    that Spark does not take, or that does not go by these alone, is refused before anything is received.
+
+    --deadletters also empties the dead-letter queues of the backlog queues. What the syphon put there, such as for a
+    destination that was missing, is sent without its dead-letter reason, which is in the archive; what still can go
+    nowhere is quarantined, and never dead-lettered again. What had expired lives anew, unless --ttl remaining.
 
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
 
@@ -166,8 +175,9 @@ def run_command(
         ordered=order is Order.SESSION,
         rate=None if rate is None else pace.read_rate(rate),
         allow_missing=allow_missing,
+        selection=_selection(choice),
     )
-    queues = _queues(found.pair, queue or [])
+    queues = backlog(found.pair, queue, deadletters=deadletters)
     return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
 
 
@@ -177,15 +187,22 @@ def resume_command(
     *,
     run_id: RunId,
     archive: Archive,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Send what the run has left out by --destination and --where")
+    ] = False,
+    choice: Choice,
     state: StateDirectory = None,
     cluster: Cluster,
     connection: Connection,
     display: Display,
 ) -> int:
-    """Go on with a run that was stopped, or killed, wherever it was.
+    """Go on with a run that was stopped, or killed, wherever it was; or send what it has left out.
 
     What the ledger has is not sent again. What a task had in hand when it was killed may be: at most some hundreds of
     messages a task, and the receipt names them. A run that is done sends nothing.
+
+    Without --all, --destination and --where it sends what the run was to send, and leaves out what that left out. With
+    one of them it goes by that alone.
 
     JSON and exit codes are those of sbpair replay run; 4 also for a run of another pair or version, and for a broken
     file of the archive.
@@ -196,7 +213,11 @@ def resume_command(
     request = _request(found, archive, cluster, verbose=bool(display.verbose))
     from sbpair.replay import job
 
-    return _told(screen, lambda tell: job.resume(request, run_id, tell))
+    selection = _selection(choice)
+    if everything and selection:
+        raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
+    wanted = selection if everything or selection else None
+    return _told(screen, lambda tell: job.resume(request, run_id, tell, wanted))
 
 
 @app.command("verify", cls=Command)
@@ -331,6 +352,12 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
     )
 
 
+def _selection(choice: Choice) -> "Selection":
+    from sbpair.replay import selection
+
+    return selection.read(choice.destination or [], choice.where)
+
+
 def _variable(found: "config.Profile", side: str) -> str | None:
     """The environment variable that has the connection string, where there is one."""
     from sbpair.config import Secret
@@ -346,29 +373,6 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
-    """The backlog queues that are there, or those of them that were asked for."""
-    from sbpair.backlog import queue_path
-
-    async def look(_stop: "asyncio.Event") -> list[str]:
-        from sbpair.bus.atom import open_queues
-        from sbpair.move import queues
-
-        async with open_queues(pair.secondary) as control:
-            found = (await queues.find(pair, control)).queues
-        if not found:
-            raise queues.none_there(pair)
-        return list(found)
-
-    there = {queue.lower(): queue for queue in run_loop(look)}
-    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in chosen]
-    for each, path in zip(chosen, paths, strict=True):
-        if path.lower() not in there:
-            some = ", ".join(list(there.values())[:3])
-            raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=f"it has {some}")
-    return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
-
-
 # What is told while it runs, and at its end.
 
 
@@ -382,7 +386,9 @@ def _told(screen: Screen, act: Any) -> int:
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
     if result.proof.left:
-        screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
+        others = "; --all sends what was not chosen" if result.run.options.selection else ""
+        left = f"{result.proof.left} messages are left in the archive"
+        screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")
     return code
 
 

@@ -77,6 +77,19 @@ class Archive:
         except OSError as error:
             raise self._unusable(error) from error
 
+    def delete(self, under: str) -> int:
+        """Take away all files below a directory, and it too; "" for all that the run has. Answers their bytes."""
+        sizes = {path: self._fs.get_file_info(f"{self.root}/{path}").size for path in self.files(under, "")}
+        for path in sizes:
+            self.remove(path)
+        place = f"{self.root}/{under}".rstrip("/")
+        try:
+            if self._fs.get_file_info(place).type == fs.FileType.Directory:
+                self._fs.delete_dir(place)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return sum(sizes.values())
+
     def files(self, under: str, suffix: str = ".parquet") -> list[str]:
         """Paths of whole files below a directory, sorted."""
         selector = fs.FileSelector(f"{self.root}/{under}", recursive=True, allow_not_found=True)

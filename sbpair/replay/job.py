@@ -12,18 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
+from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.move.journal import accepted_keys
 from sbpair.move.lease import Lease
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
+from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.drain import drain, keep_accepted, tasks_of
@@ -35,6 +36,7 @@ from sbpair.replay.verify import Proof, check_segments, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
+    from sbpair.replay.selection import Selection
 
 log = logging.getLogger(__name__)
 
@@ -125,14 +127,21 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
     with _lease(request, run_id):
         save(archive, run)
         _keep_journal(request, archive)
-        return _go_on(request, settings, archive, run, tell)
+        try:
+            return _go_on(request, settings, archive, run, tell)
+        except UsageError:
+            if not archive.files(SEGMENTS):
+                archive.delete("")
+            raise
 
 
-def resume(request: Request, run_id: str, tell: Tell) -> Result:
-    """Go on with a run from where it is, however it ended."""
+def resume(request: Request, run_id: str, tell: Tell, selection: Selection | None = None) -> Result:
+    """Go on with a run from where it is, however it ended: with what it was to send, or with another selection."""
     settings = _checked(request)
     archive = Archive(request.archive, run_id)
     run = load(archive, request.pair)
+    if selection is not None:
+        run = replace(run, options=replace(run.options, selection=selection))
     archive.check_writable()
     with _lease(request, run_id):
         archive.remove(STOP_FILE)
@@ -149,9 +158,11 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism)
+    _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
     with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+        choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
         _drain(spark, job, archive, tell)
@@ -242,13 +253,15 @@ def _send(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
     files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
     spark.read.parquet(*files).createOrReplaceTempView(planning.MESSAGES)
     spark.sql(planning.plan(run, int(time.time() * 1000))).createOrReplaceTempView("plan")
-    summary = [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
-    destinations = sorted({row["destination"] for row in summary if row["destination"] is not None}, key=str.lower)
+    chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
+    destinations = sorted(chosen - {None}, key=str.lower)
     if not run.options.allow_missing:
         tell(Phase("plan", f"asking the primary for {len(destinations)} destinations"))
-        asyncio.run(_check_destinations(job, destinations))
-    joined = any(row["verdict"] in (planning.COPY, planning.DEDUPLICATED) for row in summary)
+        resume_it = f"'sbpair replay resume {run.id}'"
+        asyncio.run(_check_destinations(job, destinations, "everything is safe in the archive", resume_it))
+    joined = any(row["verdict"] in planning.LOSING for row in summary)
     if joined:
         spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
     rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
@@ -257,7 +270,30 @@ def _send(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
     _watched(archive, LEDGER, "send", ready.mapInArrow(send(job), PROGRESS).collect, tell)
 
 
-async def _check_destinations(job: Job, destinations: list[str]) -> None:
+def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
+    """Raises UsageError where the run's --where fails on what some message says."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    except PySparkException as error:
+        if run.options.selection.where is None:
+            raise
+        raise UsageError(
+            f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
+            hint=f"'sbpair replay resume {run.id} --where …' with another one, or --all",
+        ) from None
+
+
+def _check_named(job: Job, tell: Tell) -> None:
+    """Raise EntityMissing for a destination that was named and is not there, before anything is received."""
+    named, options = job.run.options.selection.destinations, job.run.options
+    if named and not options.allow_missing:
+        tell(Phase("check", f"asking the primary for {len(named)} destinations"))
+        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+
+
+async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
     """Raise EntityMissing for those that the primary does not have: a link to each is opened, and nothing goes over."""
     missing: list[str] = []
     async with token_getter(job.pair()) as get_token:
@@ -273,9 +309,9 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise EntityMissing(
-            f"{job.primary.place['name']} has no {some}; everything is safe in the archive",
+            f"{job.primary.place['name']} has no {some}; {so_far}",
             entity=missing[0],
-            hint=f"create them, then 'sbpair replay resume {job.run.id}'; --allow-missing quarantines what is for them",
+            hint=f"create them, then {then}; --allow-missing quarantines what is for them",
         )
 
 
