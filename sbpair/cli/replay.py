@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbpair.cli import replay_plan
+from sbpair.cli import replay_gc, replay_plan
 from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
-from sbpair.cli.replay_options import AllowMissing, DeadLetters, Dedup, Destinations, OnlyQueues, WhatIsOnce, backlog
+from sbpair.cli.replay_options import (
+    AllowMissing,
+    ArchiveUrl,
+    DeadLetters,
+    Dedup,
+    Destinations,
+    OnlyQueues,
+    RunId,
+    WhatIsOnce,
+    backlog,
+    opened,
+)
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,20 +43,12 @@ BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
 app.command("plan", cls=Command)(replay_plan.command)
+app.command("gc", cls=Command)(replay_gc.command)
 
 
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
-
-
-Archive = Annotated[
-    str,
-    typer.Option(
-        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
-    ),
-]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    archive: Archive,
+    archive: ArchiveUrl,
     queue: OnlyQueues = None,
     deadletters: DeadLetters = False,
     choice: Choice,
@@ -186,7 +189,7 @@ def run_command(
 def resume_command(
     *,
     run_id: RunId,
-    archive: Archive,
+    archive: ArchiveUrl,
     everything: Annotated[
         bool, typer.Option("--all", help="Send what the run has left out by --destination and --where")
     ] = False,
@@ -222,7 +225,7 @@ def resume_command(
 
 @app.command("verify", cls=Command)
 @options
-def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Prove a run from its files alone: every archived message has come to exactly one end.
 
     Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
@@ -231,11 +234,11 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
     quarantined, or is left; 4 a file is broken, or of another run.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job, run
     from sbpair.replay.verify import verify
 
-    proof = verify(opened, run.load(opened))
+    proof = verify(place, run.load(place))
     told = {"schema": SCHEMA, "run": run_id, **job.document(proof)}
     screen.result(told, [told], table(told))
     return proof.exit_code
@@ -243,21 +246,21 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("status", cls=Command)
 @options
-def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Say how far a run is, by its files: nothing else is asked, and nothing is changed.
 
     JSON; the rows of segments count a message twice that was archived twice:
 
-      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved",
+      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved|swept",
        "stopped": false, "archived_rows": 0, "segments": 0, "acknowledged_rows": 0, "queues": {}}
 
     Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    told = {"schema": "sbpair/replay-status/1", **job.status(opened)}
+    told = {"schema": "sbpair/replay-status/1", **job.status(place)}
     shown = [(name.replace("_", " "), str(told[name])) for name in told if name not in ("schema", "pair", "queues")]
     screen.result(told, [told], columns(shown))
     return 0
@@ -265,16 +268,16 @@ def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("stop", cls=Command)
 @options
-def stop_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Ask a run to stop, wherever it runs: its tasks finish what they have in hand.
 
     Exit codes: 0 asked; 2 there is no such run; 7 the archive cannot be written to.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    job.stop(opened)
+    job.stop(place)
     screen.say(f"run {run_id} was asked to stop; sbpair replay resume {run_id} goes on with it")
     return 0
 
@@ -321,15 +324,6 @@ def _check_machine() -> None:
     from sbpair.replay.java import check_machine
 
     check_machine(os.environ)
-
-
-def _archive(url: str, run_id: str) -> Any:
-    from sbpair.replay.java import check_packages
-
-    check_packages("pyarrow")
-    from sbpair.replay.archive import Archive as Opened
-
-    return Opened(url, run_id)
 
 
 def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "Request":

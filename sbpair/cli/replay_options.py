@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from sbpair.model import Pair
+    from sbpair.replay.archive import Archive
 
 
 class Dedup(StrEnum):
@@ -19,6 +20,15 @@ class Dedup(StrEnum):
     MESSAGE_ID = "message-id"
     REPORT = "report"
 
+
+ArchiveUrl = Annotated[
+    str,
+    typer.Option(
+        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
+    ),
+]
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
 
 OnlyQueues = Annotated[
     list[str] | None,
@@ -47,6 +57,16 @@ WhatIsOnce = Annotated[
 AllowMissing = Annotated[
     bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
 ]
+
+
+def opened(url: str, run_id: str) -> "Archive":
+    """A run's archive. Raises MachineLacks where there is nothing to read it with."""
+    from sbpair.replay.java import check_packages
+
+    check_packages("pyarrow")
+    from sbpair.replay.archive import Archive
+
+    return Archive(url, run_id)
 
 
 def backlog(pair: "Pair", chosen: list[str] | None, *, deadletters: bool) -> list[str]:

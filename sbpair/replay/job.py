@@ -26,7 +26,7 @@ from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
 from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.archive import DRAINED, LEDGER, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
 from sbpair.replay.drain import drain, keep_accepted, tasks_of
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DRAINED, PLANNED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+PLANNED = f"{REPORT}/plan.json"
 SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
@@ -381,7 +381,17 @@ def status(archive: Archive) -> dict[str, Any]:
     drained, stopped = archive.exists(DRAINED), archive.stopped()
     archived, sent = Watch(archive, SEGMENTS, "drain").look(), Watch(archive, LEDGER, "send").look()
     proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
-    phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
+    phase = (
+        "swept"
+        if archive.exists(SWEPT)
+        else "proved"
+        if proved
+        else "send"
+        if sent.files
+        else "drained"
+        if drained
+        else "drain"
+    )
     return {
         "run": run.id,
         "pair": run.pair,
