@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -29,7 +30,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Steps: TypeAlias = Generator[Call | Pause, Any, T]
+class Together(NamedTuple):
+    """Go through several procedures at the same time. The answer is what each of them came to, in their order."""
+
+    procedures: tuple[Generator[Any, Any, Any], ...]
+
+
+Steps: TypeAlias = Generator[Call | Pause | Together, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
@@ -42,6 +49,8 @@ def run(steps: Steps[T]) -> T:
                 answer = None
                 if isinstance(step, Call):
                     answer = step.use(step.on, step.seconds)
+                elif isinstance(step, Together):
+                    answer = _in_threads(step)
                 else:
                     sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
@@ -60,10 +69,16 @@ async def run_async(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                answer = step.use(step.on, step.seconds) if isinstance(step, Call) else asyncio.sleep(step.seconds)
-                if isinstance(answer, Coroutine):
-                    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
-                        answer = await answer
+                answer = None
+                if isinstance(step, Call):
+                    answer = step.use(step.on, step.seconds)
+                    if isinstance(answer, Coroutine):
+                        async with asyncio.timeout(step.seconds + GRACE_SECONDS):
+                            answer = await answer
+                elif isinstance(step, Together):
+                    answer = await _in_tasks(step)
+                else:
+                    await asyncio.sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -71,3 +86,17 @@ async def run_async(steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+def _in_threads(step: Together) -> list[Any]:
+    """None is left behind: each ends when the SDK's own time-out does, at the latest."""
+    first, *others = step.procedures
+    with ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="sbpair") as threads:
+        pending = [threads.submit(run, each) for each in others]
+        return [run(first), *(each.result() for each in pending)]
+
+
+async def _in_tasks(step: Together) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_async(each)) for each in step.procedures]
+    return [each.result() for each in tasks]
