@@ -29,7 +29,7 @@ from sbpair.sender.steps import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.sender.availability import Availability
-    from sbpair.sender.lane import Lane, Use
+    from sbpair.sender.lane import Lane, Side, Use
     from sbpair.sender.outbox import Outbox
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
@@ -66,7 +66,7 @@ class Exchange:
     def __init__(
         self,
         known: Availability,
-        lane: Lane,
+        lane: Lane[Side],
         entity: str,
         terms: Terms,
         now: Callable[[], float],
@@ -86,7 +86,7 @@ class Exchange:
     def send(self, messages: Messages, seconds: float) -> Steps[None]:
         """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
         deadline = self._now() + seconds
-        inside, whole = _parcel(messages)
+        inside, whole = parcel(messages)
         if inside:
             if not all(map(outgoing.is_small, inside)):
                 yield from self._check_sizes(inside, deadline)
@@ -95,7 +95,7 @@ class Exchange:
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """The numbers to cancel them by; those that went to the backlog have negative ones."""
         deadline = self._now() + seconds
-        inside = [outgoing.scheduled(each, at) for each in _parcel(messages)[0]]
+        inside = [outgoing.scheduled(each, at) for each in parcel(messages)[0]]
         if not inside:
             return []
         yield from self._check_sizes(inside, deadline)
@@ -307,7 +307,7 @@ def _left(seconds: float) -> float:
     return seconds
 
 
-def _parcel(messages: Messages) -> tuple[list[Message], Content]:
+def parcel(messages: Messages) -> tuple[list[Message], Content]:
     """The messages that were given, each with an id, and what is sent where nothing has to be changed."""
     if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
         one = outgoing.outgoing(messages)
