@@ -60,6 +60,15 @@ class Terms:
     retries: int
 
 
+@dataclass(slots=True)
+class Delivered:
+    """How many messages of one sender have been accepted, by where."""
+
+    primary: int = 0
+    backlog: int = 0
+    outbox: int = 0
+
+
 class Exchange:
     """One sender's way to one entity. `now` is a monotonic clock, in seconds."""
 
@@ -82,6 +91,7 @@ class Exchange:
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
+        self.delivered = Delivered()
 
     def send(self, messages: Messages, seconds: float) -> Steps[None]:
         """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
@@ -160,6 +170,7 @@ class Exchange:
             else:
                 if not known.calm:
                     known.sent(entity, self._now())
+                self.delivered.primary += len(messages)
                 return answer
         yield from self._around([outgoing.for_backlog(each, entity) for each in messages], deadline)
         return None
@@ -180,6 +191,7 @@ class Exchange:
                     self._doubt(inside, error)
                 return
             done += len(inside)
+            self.delivered.backlog += len(inside)
 
     def _behind(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
         """Into the outbox, behind those of the entity that are there: none may overtake another."""
@@ -202,6 +214,8 @@ class Exchange:
         except SbpairError as why:
             error.add_note(f"Nor has the outbox taken it: {why.message}.")
             raise error from why
+        else:
+            self.delivered.outbox += len(copies)
         finally:
             if outbox.holds(self._entity):
                 self._known.kept(self._entity, error, self._now())
