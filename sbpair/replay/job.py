@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from sbpair.replay import plan as planning
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import DRAINED, LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
+from sbpair.replay.patience import patiently
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
@@ -269,7 +271,7 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
         try:
             for destination in destinations:
                 try:
-                    await primary.ready(destination)
+                    await patiently(partial(primary.ready, destination))
                 except EntityMissing:
                     missing.append(destination)
         finally:
