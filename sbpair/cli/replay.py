@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbpair.cli.help import Command, Group
-from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
+from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
+from sbpair.cli.phases import phases
 from sbpair.cli.running import run as run_loop
 from sbpair.errors import UsageError
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
     from sbpair import config
     from sbpair.model import Pair
-    from sbpair.replay.job import Phase, Progress, Request, Result
+    from sbpair.replay.job import Request, Result
 
-SCHEMA, EVENT_SCHEMA = "sbpair/replay/1", "sbpair/replay-event/1"
+SCHEMA = "sbpair/replay/1"
 INTERRUPTED = 130
 PARTIAL = 3
-TELL_SECONDS = 5.0
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
@@ -78,6 +77,7 @@ class Cluster:
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
     ] = None
+    lease: LeaseQueue = None
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
     ] = False
@@ -141,6 +141,13 @@ def run_command(
     is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
 
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
+
+    On a terminal, stderr shows the phases, and a bar for each queue while it is drained, and then for each destination.
+    Elsewhere, and with --log-format json, it has lines of JSON: each phase as it begins and, every 5 s, how far it is,
+    as a whole and for each queue or destination; "of" is known of queues where Manage is granted:
+
+      {"schema": "sbpair/replay-event/1", "time": "", "level": "info", "event": "progress", "phase": "drain",
+       "queue": null, "messages": 0, "of": null, "per_second": 0.0, "eta_seconds": null}
 
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
 
@@ -325,6 +332,8 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:
         raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    if cluster.lease is not None and cluster.no_lease:
+        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return Request(
         found.pair,
         archive,
@@ -335,6 +344,7 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),
         lease=not cluster.no_lease,
+        lease_queue=cluster.lease,
         verbose=verbose,
     )
 
@@ -382,7 +392,8 @@ def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
 
 def _told(screen: Screen, act: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    result: Result = act(Teller(screen))
+    with phases(screen) as tell:
+        result: Result = act(tell)
     told = {"schema": SCHEMA, **result.document()}
     screen.result(told, [told], table(told))
     code = result.proof.exit_code
@@ -396,34 +407,3 @@ def _told(screen: Screen, act: Any) -> int:
             f"{left} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
         )
     return code
-
-
-class Teller:
-    """Says each phase at once, and every few seconds how far it is, where that has changed."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._next = 0.0
-        self._last: Iterable[object] = ()
-
-    def __call__(self, event: "Phase | Progress") -> None:
-        from sbpair.replay.job import Phase
-
-        if isinstance(event, Phase):
-            self._next, self._last = time.monotonic() + TELL_SECONDS, ()
-            self._tell(event.text, {"event": "phase", "phase": event.name, "text": event.text})
-            return
-        figures = (event.messages, event.files)
-        if time.monotonic() >= self._next and figures != self._last:
-            self._next, self._last = time.monotonic() + TELL_SECONDS, figures
-            where = "archived" if event.phase == "drain" else "acknowledged"
-            text = f"{event.phase}: {event.messages} messages {where}, in {event.files} files"
-            document = {"event": "progress", "phase": event.phase, "messages": event.messages, "by": event.by}
-            self._tell(text, document)
-
-    def _tell(self, text: str, document: Document) -> None:
-        if self._screen.eventful:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            self._screen.event({"schema": EVENT_SCHEMA, "time": now, "level": "info", **document})
-        else:
-            self._screen.say(text)

@@ -45,13 +45,10 @@ class WireArrival:
     lock_until: float
     delivery: Delivery
     content: Content
+    turn: int
     partition_key: str | None = None
     key: Key = NO_KEY
     payload: bytes = b""
-
-    @property
-    def turn(self) -> int:
-        return self.facts.sequence_number
 
     def restored(self, send: Send, now_ms: int) -> bytes:
         """The message as it was before it went into the backlog, encoded."""
@@ -157,9 +154,15 @@ class WireSource:
 
     def _arrival(self, delivery: Delivery) -> WireArrival:
         payload, delivery.payload = delivery.payload, b""
-        opened = self._opener.open(payload, f"delivery {delivery.tag.hex()}")
-        until, kept = self._clock.until(opened.locked_until), payload if self._keeps_payload else b""
-        return WireArrival(opened.facts, until, delivery, opened.content, opened.partition_key, NO_KEY, kept)
+        facts, content, partition_key, locked_until = self._opener.open(payload, "")
+        if content is None:
+            facts = facts._replace(message_id=f"delivery {delivery.tag.hex()}")
+        until, turn, kept = (
+            self._clock.until(locked_until),
+            facts.sequence_number,
+            payload if self._keeps_payload else b"",
+        )
+        return WireArrival(facts, until, delivery, content, turn, partition_key, NO_KEY, kept)
 
 
 async def pages_of(wire: Wire, queue: str) -> AsyncIterator[list[Seen]]:

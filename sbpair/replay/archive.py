@@ -25,6 +25,7 @@ from sbpair.replay.schema import VERSION
 RUN_FILE, STOP_FILE = "run.json", "STOP"
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
 DEDUPLICATED, DOUBTFUL, SENDING, REPORT = "deduplicated", "doubtful", "sending", "report"
+LEASE = "lease"
 DRAINED = f"{REPORT}/drained.json"
 OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
 """Where a message ends: in one of these, once."""

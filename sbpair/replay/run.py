@@ -139,13 +139,14 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a task is told. It is pickled, and travels: `archive` is a URL."""
+    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it."""
 
     run: Run
     archive: str
     primary: Reach
     secondary: Reach
     tasks: int
+    beacon: str | None = None
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)

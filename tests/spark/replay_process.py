@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.replay import job
+from sbpair.replay import job, progress
 from sbpair.replay.run import Options
 from tests.spark.world import NAMESPACE, OTHER, VARIABLES
 
@@ -33,7 +33,7 @@ def main(said: dict[str, Any]) -> None:
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 
-def tell(event: job.Phase | job.Progress) -> None:
+def tell(event: progress.Event) -> None:
     print("event", f"{time.monotonic() - BEGAN:.1f}", event, flush=True)  # noqa: T201
 
 
