@@ -12,7 +12,6 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
-from sbpair.move.lease import Lease
 from sbpair.move.route import TimeToLive
 from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
@@ -116,13 +115,6 @@ def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goe
     result = job.resume(place.request(tmp_path), run_id, lambda _event: None)
     assert result.proof.exit_code == 0
     assert sorted(place.ids()) == sorted(place.sent)
-
-
-def test_what_another_mover_holds_is_refused(place: World, tmp_path: Path) -> None:
-    request = place.request(tmp_path)
-    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
-        run(place, tmp_path)
-    assert not [*(tmp_path / "archive").rglob("run.json")]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
+from sbpair.move.lease import Lease
 from sbpair.move.mover import MOVING_MOST
+from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SENDING, Archive
 from sbpair.replay.ledger import Ledger
-from tests.spark.tasks import drain, job_of, left, proof_of, send
+from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, world
 
 if TYPE_CHECKING:
@@ -236,7 +239,27 @@ def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pla
     everything_is_there(place, job)
 
 
+@pytest.mark.parametrize("kind", ["reset", "drop"])
+def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place: World, tmp_path: Path) -> None:
+    job = job_of(place, tmp_path)
+
+    with place.during(kind, NAMESPACE, count=1):
+        asyncio.run(replays._check_destinations(job, list(place.destinations)))
+
+    with pytest.raises(errors.EntityMissing, match="nowhere"):
+        asyncio.run(replays._check_destinations(job, ["nowhere"]))
+
+
 # Others.
+
+
+def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+
+    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
+        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+
+    assert not (tmp_path / "archive").exists()
 
 
 def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
