@@ -10,20 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sbpair.cli import replay_gc, replay_plan
 from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
 from sbpair.cli.phases import phases
-from sbpair.cli.running import run as run_loop
+from sbpair.cli.replay_options import (
+    AllowMissing,
+    ArchiveUrl,
+    DeadLetters,
+    Dedup,
+    Destinations,
+    OnlyQueues,
+    RunId,
+    WhatIsOnce,
+    backlog,
+    opened,
+)
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sbpair import config
-    from sbpair.model import Pair
     from sbpair.replay.job import Request, Result
+    from sbpair.replay.selection import Selection
 
 SCHEMA = "sbpair/replay/1"
 INTERRUPTED = 130
@@ -31,26 +41,13 @@ PARTIAL = 3
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+app.command("plan", cls=Command)(replay_plan.command)
+app.command("gc", cls=Command)(replay_gc.command)
 
 
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
-
-
-class Dedup(StrEnum):
-    KEY = "key"
-    MESSAGE_ID = "message-id"
-    REPORT = "report"
-
-
-Archive = Annotated[
-    str,
-    typer.Option(
-        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
-    ),
-]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +80,21 @@ class Cluster:
     ] = False
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages are sent."""
+
+    destination: Destinations = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help='Send only what this says of the envelope, such as "size < 65536 AND session_id IS NULL"',
+        ),
+    ] = None
+
+
 @app.callback()
 def replay() -> None:
     """Bring a large backlog back on Spark: archive it, send it from there, and prove it.
@@ -99,20 +111,11 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    archive: Archive,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
-    ] = None,
-    dedup: Annotated[
-        Dedup,
-        typer.Option(
-            "--dedup",
-            metavar="key|message-id|report",
-            help="What is sent once: what is the same message; or what has the same message id and destination too; or"
-            " only count that (key)",
-        ),
-    ] = Dedup.KEY,
+    archive: ArchiveUrl,
+    queue: OnlyQueues = None,
+    deadletters: DeadLetters = False,
+    choice: Choice,
+    dedup: WhatIsOnce = Dedup.KEY,
     ttl: TimeToLive = Ttl.ORIGINAL,
     order: Annotated[
         Order,
@@ -123,9 +126,7 @@ def run_command(
         ),
     ] = Order.SESSION,
     rate: Rate = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
-    ] = False,
+    allow_missing: AllowMissing = False,
     state: StateDirectory = None,
     count: Count = None,
     cluster: Cluster,
@@ -139,6 +140,17 @@ def run_command(
 
     What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
     is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
+
+    --destination and --where choose what is sent. A queue can only be received as a whole, so that everything is
+    archived all the same: what is not chosen is left in the archive, counted, and sent by sbpair replay resume RUN
+    --all, or with another choice. What of a session is sent later comes later. --where is a condition in Spark's SQL
+    over queue, sequence_number, enqueued_at_ms, message_id, destination, session_id, ttl_ticks, scheduled_at_ms,
+    content_type, size, flaw, dead_letter_reason and dead_letter_description; what it is null for is not chosen. One
+    that Spark does not take, or that does not go by these alone, is refused before anything is received.
+
+    --deadletters also empties the dead-letter queues of the backlog queues. What the syphon put there, such as for a
+    destination that was missing, is sent without its dead-letter reason, which is in the archive; what still can go
+    nowhere is quarantined, and never dead-lettered again. What had expired lives anew, unless --ttl remaining.
 
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
 
@@ -173,8 +185,9 @@ def run_command(
         ordered=order is Order.SESSION,
         rate=None if rate is None else pace.read_rate(rate),
         allow_missing=allow_missing,
+        selection=_selection(choice),
     )
-    queues = _queues(found.pair, queue or [])
+    queues = backlog(found.pair, queue, deadletters=deadletters)
     return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
 
 
@@ -183,16 +196,23 @@ def run_command(
 def resume_command(
     *,
     run_id: RunId,
-    archive: Archive,
+    archive: ArchiveUrl,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Send what the run has left out by --destination and --where")
+    ] = False,
+    choice: Choice,
     state: StateDirectory = None,
     cluster: Cluster,
     connection: Connection,
     display: Display,
 ) -> int:
-    """Go on with a run that was stopped, or killed, wherever it was.
+    """Go on with a run that was stopped, or killed, wherever it was; or send what it has left out.
 
     What the ledger has is not sent again. What a task had in hand when it was killed may be: at most some hundreds of
     messages a task, and the receipt names them. A run that is done sends nothing.
+
+    Without --all, --destination and --where it sends what the run was to send, and leaves out what that left out. With
+    one of them it goes by that alone.
 
     JSON and exit codes are those of sbpair replay run; 4 also for a run of another pair or version, and for a broken
     file of the archive.
@@ -203,12 +223,16 @@ def resume_command(
     request = _request(found, archive, cluster, verbose=bool(display.verbose))
     from sbpair.replay import job
 
-    return _told(screen, lambda tell: job.resume(request, run_id, tell))
+    selection = _selection(choice)
+    if everything and selection:
+        raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
+    wanted = selection if everything or selection else None
+    return _told(screen, lambda tell: job.resume(request, run_id, tell, wanted))
 
 
 @app.command("verify", cls=Command)
 @options
-def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Prove a run from its files alone: every archived message has come to exactly one end.
 
     Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
@@ -217,11 +241,11 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
     quarantined, or is left; 4 a file is broken, or of another run.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job, run
     from sbpair.replay.verify import verify
 
-    proof = verify(opened, run.load(opened))
+    proof = verify(place, run.load(place))
     told = {"schema": SCHEMA, "run": run_id, **job.document(proof)}
     screen.result(told, [told], table(told))
     return proof.exit_code
@@ -229,21 +253,21 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("status", cls=Command)
 @options
-def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Say how far a run is, by its files: nothing else is asked, and nothing is changed.
 
     JSON; the rows of segments count a message twice that was archived twice:
 
-      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved",
+      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved|swept",
        "stopped": false, "archived_rows": 0, "segments": 0, "acknowledged_rows": 0, "queues": {}}
 
     Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    told = {"schema": "sbpair/replay-status/1", **job.status(opened)}
+    told = {"schema": "sbpair/replay-status/1", **job.status(place)}
     shown = [(name.replace("_", " "), str(told[name])) for name in told if name not in ("schema", "pair", "queues")]
     screen.result(told, [told], columns(shown))
     return 0
@@ -251,16 +275,16 @@ def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("stop", cls=Command)
 @options
-def stop_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Ask a run to stop, wherever it runs: its tasks finish what they have in hand.
 
     Exit codes: 0 asked; 2 there is no such run; 7 the archive cannot be written to.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    job.stop(opened)
+    job.stop(place)
     screen.say(f"run {run_id} was asked to stop; sbpair replay resume {run_id} goes on with it")
     return 0
 
@@ -317,15 +341,6 @@ def _check_machine() -> None:
     check_machine(os.environ)
 
 
-def _archive(url: str, run_id: str) -> Any:
-    from sbpair.replay.java import check_packages
-
-    check_packages("pyarrow")
-    from sbpair.replay.archive import Archive as Opened
-
-    return Opened(url, run_id)
-
-
 def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "Request":
     from sbpair.replay.job import Request
 
@@ -349,6 +364,12 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
     )
 
 
+def _selection(choice: Choice) -> "Selection":
+    from sbpair.replay import selection
+
+    return selection.read(choice.destination or [], choice.where)
+
+
 def _variable(found: "config.Profile", side: str) -> str | None:
     """The environment variable that has the connection string, where there is one."""
     from sbpair.config import Secret
@@ -362,29 +383,6 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
     return name, value
-
-
-def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
-    """The backlog queues that are there, or those of them that were asked for."""
-    from sbpair.backlog import queue_path
-
-    async def look(_stop: "asyncio.Event") -> list[str]:
-        from sbpair.bus.atom import open_queues
-        from sbpair.move import queues
-
-        async with open_queues(pair.secondary) as control:
-            found = (await queues.find(pair, control)).queues
-        if not found:
-            raise queues.none_there(pair)
-        return list(found)
-
-    there = {queue.lower(): queue for queue in run_loop(look)}
-    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in chosen]
-    for each, path in zip(chosen, paths, strict=True):
-        if path.lower() not in there:
-            some = ", ".join(list(there.values())[:3])
-            raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=f"it has {some}")
-    return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
 
 
 # What is told while it runs, and at its end.
@@ -401,9 +399,11 @@ def _told(screen: Screen, act: Any) -> int:
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
     if result.proof.left:
-        screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
-    if left := sum(result.proof.left_in_queues.values()):
+        others = "; --all sends what was not chosen" if result.run.options.selection else ""
+        left = f"{result.proof.left} messages are left in the archive"
+        screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")
+    if there := sum(result.proof.left_in_queues.values()):
         screen.warn(
-            f"{left} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
+            f"{there} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
         )
     return code

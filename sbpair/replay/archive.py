@@ -26,7 +26,10 @@ RUN_FILE, STOP_FILE = "run.json", "STOP"
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
 DEDUPLICATED, DOUBTFUL, SENDING, REPORT = "deduplicated", "doubtful", "sending", "report"
 LEASE = "lease"
-DRAINED = f"{REPORT}/drained.json"
+DRAINED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/receipt.json"
+SWEPT = f"{REPORT}/swept.json"
+"""That the run's messages have been taken away."""
+
 OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
 """Where a message ends: in one of these, once."""
 
@@ -98,6 +101,23 @@ class Archive:
             return
         except OSError as error:
             raise self._unusable(error) from error
+
+    def sizes(self, under: str) -> dict[str, int]:
+        """Bytes of all files below a directory, by path."""
+        return {path: int(self._fs.get_file_info(f"{self.root}/{path}").size or 0) for path in self.files(under, "")}
+
+    def delete(self, under: str) -> int:
+        """Take away all files below a directory, and it too; "" for all that the run has. Answers their bytes."""
+        sizes = self.sizes(under)
+        for path in sizes:
+            self.remove(path)
+        place = f"{self.root}/{under}".rstrip("/")
+        try:
+            if self._fs.get_file_info(place).type == fs.FileType.Directory:
+                self._fs.delete_dir(place)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return sum(sizes.values())
 
     def files(self, under: str, suffix: str = ".parquet") -> list[str]:
         """Paths of whole files below a directory, sorted."""

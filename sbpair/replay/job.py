@@ -13,22 +13,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
+from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
 from sbpair.replay import progress
+from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import DRAINED, REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
 from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.patience import patiently
@@ -41,10 +42,11 @@ from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
+    from sbpair.replay.selection import Selection
 
 log = logging.getLogger(__name__)
 
-PLANNED, PROVED = f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+PLANNED = f"{REPORT}/plan.json"
 SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
@@ -114,14 +116,21 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
         archive.check_writable()
         save(archive, run)
         _keep_journal(request, archive)
-        return _go_on(request, settings, archive, run, held, tell)
+        try:
+            return _go_on(request, settings, archive, run, held, tell)
+        except UsageError:
+            if not archive.files(SEGMENTS):
+                archive.delete("")
+            raise
 
 
-def resume(request: Request, run_id: str, tell: Tell) -> Result:
-    """Go on with a run from where it is, however it ended."""
+def resume(request: Request, run_id: str, tell: Tell, selection: Selection | None = None) -> Result:
+    """Go on with a run from where it is, however it ended: with what it was to send, or with another selection."""
     settings = _checked(request)
     archive = Archive(request.archive, run_id)
     run = load(archive, request.pair)
+    if selection is not None:
+        run = replace(run, options=replace(run.options, selection=selection))
     archive.check_writable()
     with _lease(request, archive) as held:
         archive.remove(STOP_FILE)
@@ -138,9 +147,11 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
+    _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
     with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+        choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
         _drain(spark, job, archive, request.pair, held, tell)
@@ -232,13 +243,15 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
     spark.read.parquet(*files).createOrReplaceTempView(planning.MESSAGES)
     spark.sql(planning.plan(run, int(time.time() * 1000))).createOrReplaceTempView("plan")
-    summary = [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
-    destinations = sorted({row["destination"] for row in summary if row["destination"] is not None}, key=str.lower)
+    chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
+    destinations = sorted(chosen - {None}, key=str.lower)
     if not run.options.allow_missing:
         tell(Phase("plan", f"asking the primary for {len(destinations)} destinations"))
-        asyncio.run(_check_destinations(job, destinations))
-    joined = any(row["verdict"] in (planning.COPY, planning.DEDUPLICATED) for row in summary)
+        resume_it = f"'sbpair replay resume {run.id}'"
+        asyncio.run(_check_destinations(job, destinations, "everything is safe in the archive", resume_it))
+    joined = any(row["verdict"] in planning.LOSING for row in summary)
     if joined:
         spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
     rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
@@ -267,7 +280,30 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     return found
 
 
-async def _check_destinations(job: Job, destinations: list[str]) -> None:
+def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
+    """Raises UsageError where the run's --where fails on what some message says."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    except PySparkException as error:
+        if run.options.selection.where is None:
+            raise
+        raise UsageError(
+            f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
+            hint=f"'sbpair replay resume {run.id} --where …' with another one, or --all",
+        ) from None
+
+
+def _check_named(job: Job, tell: Tell) -> None:
+    """Raise EntityMissing for a destination that was named and is not there, before anything is received."""
+    named, options = job.run.options.selection.destinations, job.run.options
+    if named and not options.allow_missing:
+        tell(Phase("check", f"asking the primary for {len(named)} destinations"))
+        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+
+
+async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
     """Raise EntityMissing for those that the primary does not have: a link to each is opened, and nothing goes over."""
     missing: list[str] = []
     async with token_getter(job.pair()) as get_token:
@@ -283,9 +319,9 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise EntityMissing(
-            f"{job.primary.place['name']} has no {some}; everything is safe in the archive",
+            f"{job.primary.place['name']} has no {some}; {so_far}",
             entity=missing[0],
-            hint=f"create them, then 'sbpair replay resume {job.run.id}'; --allow-missing quarantines what is for them",
+            hint=f"create them, then {then}; --allow-missing quarantines what is for them",
         )
 
 
@@ -349,7 +385,17 @@ def status(archive: Archive) -> dict[str, Any]:
     drained, stopped = archive.exists(DRAINED), archive.stopped()
     archived, sent = progress.drained(archive).look(), progress.sent(archive).look()
     proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
-    phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
+    phase = (
+        "swept"
+        if archive.exists(SWEPT)
+        else "proved"
+        if proved
+        else "send"
+        if sent.files
+        else "drained"
+        if drained
+        else "drain"
+    )
     return {
         "run": run.id,
         "pair": run.pair,

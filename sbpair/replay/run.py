@@ -14,6 +14,7 @@ from sbpair.move.route import TimeToLive
 from sbpair.move.state import identity
 from sbpair.replay.archive import RUN_FILE, Archive
 from sbpair.replay.schema import VERSION
+from sbpair.replay.selection import EVERYTHING, Selection
 
 SCHEMA = "sbpair/replay-run/1"
 
@@ -32,6 +33,7 @@ class Options:
 
     `strangers_seconds` is how long a queue may show messages and give none: somebody has them locked, until locks run
     out.
+    `selection` is what is sent; what it leaves out is archived all the same.
     """
 
     dedup: Dedup = Dedup.KEY
@@ -43,6 +45,7 @@ class Options:
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
     strangers_seconds: float = 150.0
+    selection: Selection = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,11 @@ def load(archive: Archive, pair: Pair | None = None) -> Run:
 def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
-        options = Options(**{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"])})
+        chosen = said.get("selection", {"destinations": (), "where": None})
+        selection = Selection(tuple(chosen["destinations"]), chosen["where"])
+        options = Options(
+            **{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"]), "selection": selection}
+        )
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)

@@ -34,6 +34,8 @@ logger.gateway.level = error
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
+    # A --where is what it says, and no template.
+    "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.ui.enabled": "false",
@@ -59,6 +61,8 @@ def session(master: str, settings: Mapping[str, str], *, verbose: bool = False) 
     if is_local(master):
         # Workers would take whatever python3 is first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not verbose:
+        _hush()
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         mine = signal.getsignal(signal.SIGINT)
         spark = _started(master, {**_local(master), **_quiet(Path(directory), verbose=verbose), **settings}, directory)
@@ -70,6 +74,15 @@ def session(master: str, settings: Mapping[str, str], *, verbose: bool = False) 
             yield spark
         finally:
             spark.stop()
+
+
+def _hush() -> None:
+    """PySpark would write a Java traceback of each error that is caught and told in a line."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # Spark 3.5 does not
+        return
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
 def check(speculation: str) -> None:

@@ -20,8 +20,10 @@ from sbpair.replay.archive import (
     LEDGER,
     OUTCOMES,
     QUARANTINE,
+    REPORT,
     SEGMENTS,
     SENDING,
+    SWEPT,
     Archive,
 )
 from sbpair.replay.ledger import Key, check_shards, foreign, keys_of
@@ -80,7 +82,12 @@ class Proof:
 
 
 def verify(archive: Archive, run: Run) -> Proof:
-    """Read every segment and every chunk. Raises StateRefused for one that is broken, or another run's."""
+    """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there."""
+    if archive.exists(SWEPT):
+        raise StateRefused(
+            f"the messages of run {archive.run} were taken away by sbpair replay gc",
+            hint=f"what it came to is in {archive.root}/{REPORT}",
+        )
     rows = check_segments(archive)
     check_shards(archive, run.shards)
     proof = Proof(left_in_queues=left_at_drain(archive))
@@ -110,7 +117,7 @@ class Slice(NamedTuple):
 
 
 def check_segments(archive: Archive) -> int:
-    """How many messages all segments hold. Raises StateRefused for one that is broken or another run's."""
+    """How many messages all segments hold. Raises StateRefused for one that is broken, another run's, or not there."""
     rows = 0
     for path in archive.files(SEGMENTS):
         footer = archive.footer(path)
@@ -122,6 +129,12 @@ def check_segments(archive: Archive) -> int:
         if not footer.schema.equals(SEGMENT):
             raise foreign(archive, path)
         rows += footer.rows
+    drained = archive.read_json(DRAINED).get("messages", 0) if archive.exists(DRAINED) else 0
+    if rows < drained and not archive.exists(SWEPT):
+        raise StateRefused(
+            f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
+            hint="bring back the files that are missing from a copy: their messages are in the backlog no more",
+        )
     return rows
 
 

@@ -36,7 +36,10 @@ def key(number: int, message_id: str | None = None) -> Key:
 
 
 def put(archive: Archive, name: str, *keys: Key) -> None:
-    rows = [(name, at, *each, "orders", None, None, None, None, 4, None, b"body") for at, each in enumerate(keys)]
+    rows = [
+        (name, at, *each, "orders", None, None, None, None, 4, None, None, None, b"body")
+        for at, each in enumerate(keys)
+    ]
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENT, strict=True)]
     archive.write_table(f"{SEGMENTS}/{QUEUE}/{name}.parquet", pa.Table.from_arrays(arrays, schema=SEGMENT), RUN.shards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.message import DeadLetter, Message
 from sbpair.emulator.testing import Fault
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model import Pair, endpoint_from_connection_string
@@ -65,11 +66,22 @@ class World:
 
     def strand(self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"") -> None:
         """Put a message into a backlog queue; without aliases, it is one that can go nowhere."""
+        made = self._made(message_id, aliases, body)
+        self.running.do(lambda: self.backlog(index).messages.enqueue([made]))
+
+    def bury(self, index: int, message_id: str, aliases: Aliases | None, reason: str, description: str = "") -> None:
+        """Put a message into the dead-letter queue of a backlog queue, as a syphon does."""
+        dead = DeadLetter(reason, description, self.queues[index])
+        made = self._made(message_id, aliases, b"")
+        made.sequence_number, made.enqueued_at_ms = 1_000 + len(self.sent), int(time.time() * 1000)
+        self.running.do(lambda: self.backlog(index).dead_letters.adopt(made.for_dead_letters(dead)))
+
+    def _made(self, message_id: str, aliases: Aliases | None, body: bytes) -> Message:
         own = encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b""
         body = data_body(body or message_id.encode())
         message = Sections(properties=Properties(message_id=message_id).encode(), application_properties=own, body=body)
         self.sent[message_id] = body
-        self.running.do(lambda: self.backlog(index).messages.enqueue([Message(message, len(message))]))
+        return Message(message, len(message))
 
     def strand_many(self, count: int, sessions: int = 5, body: bytes = b"") -> None:
         """Messages `m0` to … for the destinations in turns; those of a session go over all queues in turns too."""
