@@ -72,7 +72,8 @@ Tell = Callable[[Phase | Progress], None]
 class Request:
     """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
 
-    `queues` are the backlog queues to drain. `tasks` is how many may run at once; None for what a local master has.
+    `package` is a zip of sbpair for executors that have none. `tasks` is how many may run at once; None for what a
+    local master has.
     """
 
     pair: Pair
@@ -85,6 +86,7 @@ class Request:
     settings: dict[str, str] = field(default_factory=dict)
     lease: bool = True
     verbose: bool = False
+    package: str | None = None
 
     @property
     def parallelism(self) -> int:
@@ -161,7 +163,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
-    with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+    with sparks.session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
         choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
