@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,9 +12,10 @@ import typer
 
 from sbpair.cli import replay_gc, replay_plan, replay_submit
 from sbpair.cli.help import Command, Group
-from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
+from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
+from sbpair.cli.phases import phases
 from sbpair.cli.replay_options import (
     AllowMissing,
     ArchiveUrl,
@@ -33,13 +33,12 @@ from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair import config
-    from sbpair.replay.job import Phase, Progress, Request, Result
+    from sbpair.replay.job import Request, Result
     from sbpair.replay.selection import Selection
 
-SCHEMA, EVENT_SCHEMA = "sbpair/replay/1", "sbpair/replay-event/1"
+SCHEMA = "sbpair/replay/1"
 INTERRUPTED = 130
 PARTIAL = 3
-TELL_SECONDS = 5.0
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
@@ -80,6 +79,7 @@ class Cluster:
         typer.Option("--package", metavar="FILE", help="The zip of sbpair replay package, for workers without sbpair"),
     ] = None
     print_submit: PrintSubmit = False
+    lease: LeaseQueue = None
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
     ] = False
@@ -159,12 +159,19 @@ def run_command(
 
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
 
+    On a terminal, stderr shows the phases, and a bar for each queue while it is drained, and then for each destination.
+    Elsewhere, and with --log-format json, it has lines of JSON: each phase as it begins and, every 5 s, how far it is,
+    as a whole and for each queue or destination; "of" is known of queues where Manage is granted:
+
+      {"schema": "sbpair/replay-event/1", "time": "", "level": "info", "event": "progress", "phase": "drain",
+       "queue": null, "messages": 0, "of": null, "per_second": 0.0, "eta_seconds": null}
+
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
 
       {"schema": "sbpair/replay/1", "run": "", "archived": 0, "acknowledged": 0, "expired": 0, "quarantined": 0,
        "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "seconds": 0.0,
-       "stopped": false}
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "left_in_queues": {},
+       "unreadable": [], "seconds": 0.0, "stopped": false}
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
@@ -313,6 +320,10 @@ def table(told: Document) -> Iterator[str]:
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
         yield clean(f"may be there twice: {len(named)} ({some}{', …' if len(named) > 3 else ''})")
+    for queue, number in _mapping(told["left_in_queues"]).items():
+        yield clean(f"{number} left in {queue}: somebody else has them locked, or has deferred them")
+    for path in _list(told["unreadable"]):
+        yield f"{path} cannot be read: it would name some that may be there twice"
     if told["contradictions"] or told["unknown"]:
         yield "the files contradict each other: please report this"
 
@@ -324,6 +335,10 @@ def _counted(heading: str, rows: Any) -> Iterator[str]:
         yield ""
         head = (heading, *(name.upper() for name in names))
         yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -349,6 +364,8 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         from sbpair.replay import package
 
         package.check(cluster.package)
+    if cluster.lease is not None and cluster.no_lease:
+        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return Request(
         found.pair,
         archive,
@@ -359,6 +376,7 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),
         lease=not cluster.no_lease,
+        lease_queue=cluster.lease,
         verbose=verbose,
         package=cluster.package,
     )
@@ -390,7 +408,8 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _told(screen: Screen, act: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    result: Result = act(Teller(screen))
+    with phases(screen) as tell:
+        result: Result = act(tell)
     told = {"schema": SCHEMA, **result.document()}
     screen.result(told, [told], table(told))
     code = result.proof.exit_code
@@ -401,35 +420,8 @@ def _told(screen: Screen, act: Any) -> int:
         others = "; --all sends what was not chosen" if result.run.options.selection else ""
         left = f"{result.proof.left} messages are left in the archive"
         screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")
+    if there := sum(result.proof.left_in_queues.values()):
+        screen.warn(
+            f"{there} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
+        )
     return code
-
-
-class Teller:
-    """Says each phase at once, and every few seconds how far it is, where that has changed."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._next = 0.0
-        self._last: Iterable[object] = ()
-
-    def __call__(self, event: "Phase | Progress") -> None:
-        from sbpair.replay.job import Phase
-
-        if isinstance(event, Phase):
-            self._next, self._last = time.monotonic() + TELL_SECONDS, ()
-            self._tell(event.text, {"event": "phase", "phase": event.name, "text": event.text})
-            return
-        figures = (event.messages, event.files)
-        if time.monotonic() >= self._next and figures != self._last:
-            self._next, self._last = time.monotonic() + TELL_SECONDS, figures
-            where = "archived" if event.phase == "drain" else "acknowledged"
-            text = f"{event.phase}: {event.messages} messages {where}, in {event.files} files"
-            document = {"event": "progress", "phase": event.phase, "messages": event.messages, "by": event.by}
-            self._tell(text, document)
-
-    def _tell(self, text: str, document: Document) -> None:
-        if self._screen.eventful:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            self._screen.event({"schema": EVENT_SCHEMA, "time": now, "level": "info", **document})
-        else:
-            self._screen.say(text)

@@ -31,6 +31,8 @@ class Dedup(StrEnum):
 class Options:
     """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues.
 
+    `strangers_seconds` is how long a queue may show messages and give none: somebody has them locked, until locks run
+    out.
     `selection` is what is sent; what it leaves out is archived all the same.
     """
 
@@ -42,6 +44,7 @@ class Options:
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
+    strangers_seconds: float = 150.0
     selection: Selection = EVERYTHING
 
 
@@ -61,6 +64,7 @@ class Run:
 
 
 def save(archive: Archive, run: Run) -> None:
+    archive.create()
     archive.write_json(RUN_FILE, run.document())
 
 
@@ -142,13 +146,14 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a task is told. It is pickled, and travels: `archive` is a URL."""
+    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it."""
 
     run: Run
     archive: str
     primary: Reach
     secondary: Reach
     tasks: int
+    beacon: str | None = None
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)

@@ -79,11 +79,16 @@ class ShardSource:
         if self.ended or self._is_stopped():
             self.ended = True
             return []
-        # In a thread: Spark may take its time, and heartbeats are to be answered.
-        arrivals = await asyncio.to_thread(self._pull, most)
+        try:
+            # In a thread: Spark may take its time, and heartbeats are to be answered.
+            arrivals = await asyncio.to_thread(self._pull, most)
+            if arrivals:
+                self._ledger.has_in_hand([_entry(each) for each in (*self._in_hand.values(), *arrivals)])
+        except SbpairError as error:
+            # What is on its way already is waited for, and written down if that is possible.
+            self.error = error
+            return []
         self._in_hand.update((each.turn, each) for each in arrivals)
-        if arrivals:
-            self._ledger.has_in_hand([_entry(each) for each in self._in_hand.values()])
         return arrivals
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:

@@ -55,4 +55,64 @@ class SizeUnknown:
     reason: str
 
 
-SenderEvent: TypeAlias = EntityChanged | QueueLeft | QueueReturned | InDoubt | SizeUnknown
+@dataclass(frozen=True, slots=True)
+class OutboxBegun:
+    """Neither side takes an entity's messages: they go to the outbox, until it has none of them any more."""
+
+    entity: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStuck:
+    """An entity's messages cannot be taken out of the outbox yet. Told again where the reason is another one."""
+
+    entity: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRefused:
+    """The entity does not take one message of the outbox: it stays there, and is tried again by the next client."""
+
+    entity: str
+    message_ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxExpired:
+    """Messages outlived their time in the outbox: they are delivered with 1 ms to live, for the entity to judge."""
+
+    entity: str
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEmptied:
+    """All of an entity's messages have left the outbox: what is sent now goes to a side again."""
+
+    entity: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxClosed:
+    """The client is closed. So many messages stay in the file, for the next client that opens it to deliver."""
+
+    path: str
+    messages: int
+
+
+SenderEvent: TypeAlias = (
+    EntityChanged
+    | QueueLeft
+    | QueueReturned
+    | InDoubt
+    | SizeUnknown
+    | OutboxBegun
+    | OutboxStuck
+    | OutboxRefused
+    | OutboxExpired
+    | OutboxEmptied
+    | OutboxClosed
+)

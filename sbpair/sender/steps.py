@@ -29,7 +29,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Steps: TypeAlias = Generator[Call | Pause, Any, T]
+class Work(NamedTuple):
+    """Do something that waits for this machine alone; where others may not wait with it, in a thread."""
+
+    do: Callable[[], Any]
+
+
+Steps: TypeAlias = Generator[Call | Pause | Work, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
@@ -42,6 +48,8 @@ def run(steps: Steps[T]) -> T:
                 answer = None
                 if isinstance(step, Call):
                     answer = step.use(step.on, step.seconds)
+                elif isinstance(step, Work):
+                    answer = step.do()
                 else:
                     sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
@@ -60,10 +68,7 @@ async def run_async(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                answer = step.use(step.on, step.seconds) if isinstance(step, Call) else asyncio.sleep(step.seconds)
-                if isinstance(answer, Coroutine):
-                    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
-                        answer = await answer
+                answer = await _awaited(step)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -71,3 +76,24 @@ async def run_async(steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+async def _awaited(step: Call | Pause | Work) -> Any:
+    if isinstance(step, Work):
+        return await _to_its_end(asyncio.create_task(asyncio.to_thread(step.do)))
+    if isinstance(step, Pause):
+        return await asyncio.sleep(step.seconds)
+    answer = step.use(step.on, step.seconds)
+    if not isinstance(answer, Coroutine):
+        return answer
+    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
+        return await answer
+
+
+async def _to_its_end(working: asyncio.Task[T]) -> T:
+    """A thread cannot be called off: whoever gives up waits for it still, and knows then that it has ended."""
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait((working,))
+        raise

@@ -1,20 +1,28 @@
-"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java."""
+"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java.
+
+Most of it is called in this process: to start another one takes longer than all that it says.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
+from sbpair.__main__ import run
 from sbpair.replay.archive import DEDUPLICATED, DRAINED, EXPIRED, LEDGER, PROVED, QUARANTINE, SWEPT, Archive
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import Options, Run, save
@@ -46,7 +54,25 @@ def java_in(directory: Path) -> Path:
     return directory
 
 
-def sbpair(
+def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_") and key != "JAVA_HOME"}
+    java_home = {"JAVA_HOME": str(home)} if home else {"PATH": "/nowhere"}
+    return {**kept, **NAMESPACES, **java_home, **changed}
+
+
+def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    with patch.dict(os.environ, environment(home, changed), clear=True), redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = run(("replay", *words))
+        finally:
+            signal.signal(signal.SIGTERM, on_terminate)
+    said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(words, code, *said)
+
+
+def sbpair_process(
     *words: str, home: Path | None = None, room: int | None = None, **changed: str
 ) -> subprocess.CompletedProcess[str]:
     """`room` is how many bytes a file may have."""
@@ -55,11 +81,9 @@ def sbpair(
         if room is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_") and key != "JAVA_HOME"}
-    java_home = {"JAVA_HOME": str(home)} if home else {"PATH": "/nowhere"}
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "sbpair", "replay", *words],
-        env={**kept, **NAMESPACES, **java_home, **changed},
+        env=environment(home, changed),
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,7 +94,8 @@ def sbpair(
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1"]])
 def test_without_java_it_says_what_to_install_before_anything_else(words: list[str], tmp_path: Path) -> None:
-    done = sbpair(*words, "--archive", str(tmp_path / "archive"), SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
+    archive = str(tmp_path / "archive")
+    done = sbpair_process(*words, "--archive", archive, SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
 
     assert done.returncode == 7
     assert "there is no Java" in done.stderr
@@ -137,6 +162,7 @@ def test_a_destination_that_no_entity_can_be_is_refused(java: Path) -> None:
 
 def put(archive: Archive) -> str:
     """One message, archived. Answers its file."""
+    archive.create()
     path = f"segments/{QUEUE}/one.parquet"
     row = ("one", 0, QUEUE, 7, 1_000, "m7", "orders", None, None, None, None, 4, None, None, None, b"body")
     arrays = [pa.array([value], field.type) for value, field in zip(row, SEGMENT, strict=True)]
@@ -216,7 +242,7 @@ def test_an_archive_that_cannot_be_written_to_is_told_of(
 
 def test_an_archive_without_room_is_told_of_before_anything_is_received(java: Path) -> None:
     save(Archive(str(java / "archive"), "r1"), RUN)
-    done = sbpair("resume", "r1", "--archive", str(java / "archive"), home=java, room=0)
+    done = sbpair_process("resume", "r1", "--archive", str(java / "archive"), home=java, room=0)
     assert done.returncode == 7
     assert "File too large" in done.stderr
     assert "has room" in done.stderr
