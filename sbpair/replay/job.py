@@ -57,8 +57,9 @@ LOOK_SECONDS = 1.0
 class Request:
     """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
 
-    `tasks` is how many may run at once; None for what a local master has. `lease` is whether other movers of this
-    machine are kept off; `lease_queue` names what keeps those of other machines off too.
+    `package` is a zip of sbpair for executors that have none. `tasks` is how many may run at once; None for what a
+    local master has. `lease` is whether other movers of this machine are kept off; `lease_queue` names what keeps those
+    of other machines off too.
     """
 
     pair: Pair
@@ -72,6 +73,7 @@ class Request:
     lease: bool = True
     lease_queue: str | None = None
     verbose: bool = False
+    package: str | None = None
 
     @property
     def parallelism(self) -> int:
@@ -150,7 +152,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
-    with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+    with sparks.session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
         choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
