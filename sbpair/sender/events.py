@@ -86,4 +86,83 @@ class SyphonFaulted:
         return f"the syphon rests for {self.retry_seconds:g} s: {self.reason}"
 
 
-SenderEvent: TypeAlias = EntityChanged | QueueLeft | QueueReturned | InDoubt | SizeUnknown | SyphonFaulted
+@dataclass(frozen=True, slots=True)
+class OutboxBegun:
+    """Neither side takes an entity's messages: they go to the outbox, until it has none of them any more."""
+
+    entity: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} goes to the outbox: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStuck:
+    """An entity's messages cannot be taken out of the outbox yet. Told again where the reason is another one."""
+
+    entity: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} stays in the outbox: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRefused:
+    """The entity does not take one message of the outbox: it stays there, and is tried again by the next client."""
+
+    entity: str
+    message_ids: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} refuses a message of the outbox, {', '.join(self.message_ids)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxExpired:
+    """Messages outlived their time in the outbox: they are delivered with 1 ms to live, for the entity to judge."""
+
+    entity: str
+    message_ids: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.entity}: {len(self.message_ids)} messages outlived their time in the outbox"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEmptied:
+    """All of an entity's messages have left the outbox: what is sent now goes to a side again."""
+
+    entity: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} has no messages in the outbox any more"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxClosed:
+    """The client is closed. So many messages stay in the file, for the next client that opens it to deliver."""
+
+    path: str
+    messages: int
+
+    def __str__(self) -> str:
+        return f"{self.messages} messages stay in {self.path}, for the next client that is given it"
+
+
+SenderEvent: TypeAlias = (
+    EntityChanged
+    | QueueLeft
+    | QueueReturned
+    | InDoubt
+    | SizeUnknown
+    | OutboxBegun
+    | OutboxStuck
+    | OutboxRefused
+    | OutboxExpired
+    | OutboxEmptied
+    | OutboxClosed
+    | SyphonFaulted
+)

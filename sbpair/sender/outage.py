@@ -37,6 +37,10 @@ class Outage:
         """Everything is there again."""
         self._away = frozenset()
 
+    @property
+    def active(self) -> bool:
+        return bool(self._away)
+
     def check(self, side: Side, path: str) -> None:
         """Raise ServiceBusConnectionError where it is away."""
         if not self._away.isdisjoint({(side, ""), (side, path.lower())}):

@@ -35,6 +35,7 @@ SMALL_BODY_BYTES = LEAST_LIMIT_BYTES // 2
 _UNLIMITED = 2**62
 _DATA = AmqpMessageBodyType.DATA
 _TTL_NONE_MS = 922_337_203_685_477
+_DATA_SECTIONS = 5
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
 
 
@@ -122,11 +123,12 @@ def size_of(message: Message) -> int:
 
 
 def encoded(message: Message) -> bytes:
-    """The message as the SDK writes it. One with a time to live has the time of this moment in it."""
+    """What the SDK would put on the wire. One with a time to live has the time of this moment in it."""
     batch = ServiceBusMessageBatch(_UNLIMITED)
     batch.add_message(message)
-    # What a batch holds is not among what the SDK makes public.
-    return bytes(batch._message[5][0])
+    # Not among what the SDK makes public: a batch has each of its messages, encoded, as a data section.
+    [payload] = getattr(batch, "_message")[_DATA_SECTIONS]  # noqa: B009  mypy would have it public
+    return bytes(payload)
 
 
 def is_small(message: Message) -> bool:

@@ -1,4 +1,4 @@
-"""Pings entities that are failed over, and probes backlog queues that are out: one task, however many there are.
+"""Pings entities that are failed over, probes backlog queues that are out, delivers the outbox: one task for them all.
 
 Async for sync senders too, in a thread of its own. The law: each errand has a connection of its own, and so many go at
 once at most; what goes wrong with one is told, and ends nothing.
@@ -10,19 +10,21 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from azure.core.exceptions import AzureError
 
 from sbpair.bus.data_plane import open_sender
 from sbpair.errors import SbpairError, TimedOut
 from sbpair.sender import outgoing
-from sbpair.sender.availability import Availability, Errand, Ping
+from sbpair.sender.availability import Availability, Deliver, Errand, Ping
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
     from sbpair.sender.outage import Outage
+
+DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
 PING_SECONDS = 120.0
 ERRANDS_AT_ONCE = 32
@@ -41,10 +43,18 @@ async def ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) ->
 class Pinger:
     """Runs the agenda of an Availability for as long as `run` is not cancelled."""
 
-    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float], outage: Outage | None = None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        known: Availability,
+        now: Callable[[], float],
+        deliver: DeliverEntity | None = None,
+        outage: Outage | None = None,
+    ) -> None:
         self._pair = pair
         self._known = known
         self._now = now
+        self._deliver = deliver
         self._outage = outage
         self._woken = asyncio.Event()
         self._room = asyncio.Semaphore(ERRANDS_AT_ONCE)
@@ -77,6 +87,9 @@ class Pinger:
                 return
 
     async def _run_errand(self, errand: Errand) -> None:
+        if isinstance(errand, Deliver):
+            await self._run_delivery(errand.entity)
+            return
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
@@ -92,6 +105,18 @@ class Pinger:
             self._known.pinged(errand.entity, _sdk_error(error), for_good, self._now())
         else:
             self._known.probed(errand.queue, error, self._now())
+
+    async def _run_delivery(self, entity: str) -> None:
+        try:
+            if self._outage is not None and self._outage.active:
+                self._known.held(entity, None, None, self._now())
+            elif self._deliver is not None:
+                await self._deliver(entity)
+        except Exception as error:
+            log.exception("a delivery out of the outbox failed")
+            self._known.held(entity, error, None, self._now())
+        finally:
+            self._room.release()
 
     async def _ping(self, entity: str) -> None:
         if self._outage is not None:
@@ -109,8 +134,15 @@ class Pinger:
 class PingerThread:
     """A Pinger for those who have no event loop. Its thread begins when there is something to wait for."""
 
-    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float], outage: Outage | None = None) -> None:
-        self._parts = pair, known, now, outage
+    def __init__(
+        self,
+        pair: Pair,
+        known: Availability,
+        now: Callable[[], float],
+        deliver: DeliverEntity | None = None,
+        outage: Outage | None = None,
+    ) -> None:
+        self._parts = pair, known, now, deliver, outage
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
