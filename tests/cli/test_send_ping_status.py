@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.sender.outbox import Outbox
 from tests.cli.test_bad_input import emulated
 
 TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"
@@ -155,6 +157,23 @@ def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: P
     at_a_terminal(tmp_path, check)
 
 
+def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        path = tmp_path / "outbox.db"
+        ends = [endpoint_from_connection_string(each.connection_string) for each in terminal.emulator.ready.namespaces]
+        outbox = Outbox(path, Pair("p", *ends))
+        outbox.put("orders", [b"a", b"b"])
+        code, told = await terminal.document("status", "--outbox", str(path))
+        [waiting] = told["outbox"]["entities"]
+        assert waiting.pop("oldest_seconds") >= 0
+        assert (code, waiting, told["outbox"]["messages"]) == (0, {"name": "orders", "messages": 2}, 2)
+        outbox.close()
+        path.write_bytes(b"something else, which is longer than a header" * 10)
+        assert (await terminal.run("status", "--outbox", str(path)))[0] == 4
+
+    at_a_terminal(tmp_path, check)
+
+
 def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> None:
     async def check(terminal: Terminal) -> None:
         assert (await terminal.run("send", "orders", "--to-backlog", text="a\n"))[0] == 0
@@ -190,6 +209,8 @@ WRONG = [
     (["drill", "--ping-interval", "0"], 2, "--ping-interval is 0, and must be from 1 s to 60 s"),
     (["drill", "--failover-interval", "2m"], 2, "--failover-interval is 2m, and must be from 0 s to 60 s"),
     (["drill", "--rate", "0"], 2, "Invalid value for '--rate'"),
+    (["status", "--outbox", "nowhere.db"], 2, "there is no outbox nowhere.db"),
+    (["send", "orders", "--outbox", "no/dir/o.db", "/dev/null"], 2, "'no/dir/o.db' cannot be an outbox"),
     (["status", "--timeout", "x"], 2, "--timeout: 'x' is not a duration"),
 ]
 
