@@ -16,6 +16,7 @@ from sbpair.sender.availability import Availability
 from sbpair.sender.exchange import Delivered, Exchange, OnFailure, Terms
 from sbpair.sender.failures import FailoverOn, counting
 from sbpair.sender.lane import Lane, Side, closed
+from sbpair.sender.metrics import counted
 from sbpair.sender.outage import Cut
 from sbpair.sender.outbox import BYTES_MOST, MESSAGES_MOST, Outbox
 from sbpair.sender.outbox_delivery import Deliveries
@@ -122,7 +123,7 @@ class Client(ABC, Generic[SenderT]):
         self.pair = pair
         self.timeout = checked_timeout(timeout)
         self.terms = Terms(counting(failover_on), on_failure, retries)
-        self.known = Availability(pair, on_event)
+        self.known = Availability(pair, counted(pair.name, on_event))
         self.known.on_sooner = self._wake
         self.outage = outage
         self.now: Callable[[], float] = time.monotonic
