@@ -22,7 +22,7 @@ ROUND_MOST = 1_000
 turn_of = attrgetter("turn")
 
 
-WORTH_A_ROUND = 100
+WORTH_A_ROUND = 50
 """How many messages leave without waiting for others: what a round costs, they share."""
 
 
