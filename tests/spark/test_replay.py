@@ -123,7 +123,7 @@ def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: A
     at = whole.rindex(b"\x28\xb5\x2f\xfd") + 20  # of the last page, which holds messages
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
 
-    with pytest.raises(errors.SbpairError) as refused:
+    with pytest.raises(errors.SbpairError):
         job.resume(place.request(tmp_path), archive.run, lambda _event: None)
 
     assert place.ids() == []
