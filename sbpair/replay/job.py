@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.move import dead_letters
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
@@ -276,7 +277,9 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_queues(pair.secondary) as control:
             for queue in queues:
-                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
+                counts = await control.counts(dead_letters.parent_of(queue))
+                there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
+                found[queue] = before.get(queue, 0) + there
     return found
 
 
