@@ -303,7 +303,9 @@ def _check_named(job: Job, tell: Tell) -> None:
     named, options = job.run.options.selection.destinations, job.run.options
     if named and not options.allow_missing:
         tell(Phase("check", f"asking the primary for {len(named)} destinations"))
-        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+        asyncio.run(
+            _check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+        )
 
 
 async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
