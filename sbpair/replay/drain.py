@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
@@ -20,6 +19,7 @@ from sbpair.errors import Unavailable
 from sbpair.move.route import Key, key_of
 from sbpair.move.wire_source import WireSource, pages_of
 from sbpair.replay.archive import REPORT, Archive
+from sbpair.replay.patience import TRIES, back_off_seconds, patiently
 from sbpair.replay.segment import Segment
 from sbpair.wire.client import connect
 
@@ -42,7 +42,6 @@ QUIET_LEAST = 2
 """How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
 
 CLOCKS_DIFFER_MS = 60_000
-TRIES, BACK_OFF_MOST_SECONDS = 8, 30.0
 JOURNAL = f"{REPORT}/accepted-before.json"
 """What the syphon's journal says the primary has: keys of five parts."""
 
@@ -163,21 +162,13 @@ def is_ours(run: Run, seen: Seen) -> bool:
     return seen.enqueued_at <= run.started_ms + CLOCKS_DIFFER_MS
 
 
-def back_off_seconds(failures: int) -> float:
-    return min(BACK_OFF_MOST_SECONDS, 0.5 * 2.0**failures)
-
-
 async def left_in_queues(job: Job) -> dict[str, int]:
     """How many messages that were there when the run began are in each queue still, where there are any.
 
     Somebody else has them locked, or has deferred them. Raises Unavailable where the namespace stays away.
     """
     async with token_getter(job.pair()) as get_token:
-        for failures in range(1, TRIES):
-            with suppress(Unavailable):
-                return await _left(job, get_token)
-            await asyncio.sleep(back_off_seconds(failures))
-        return await _left(job, get_token)
+        return await patiently(lambda: _left(job, get_token))
 
 
 async def _left(job: Job, get_token: GetToken | None) -> dict[str, int]:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from sbpair.replay import spark as sparks
 from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
 from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
+from sbpair.replay.patience import patiently
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
@@ -316,7 +318,7 @@ async def _check_destinations(job: Job, destinations: list[str], so_far: str, th
         try:
             for destination in destinations:
                 try:
-                    await primary.ready(destination)
+                    await patiently(partial(primary.ready, destination))
                 except EntityMissing:
                     missing.append(destination)
         finally:

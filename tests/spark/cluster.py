@@ -43,10 +43,13 @@ class Cluster:
         self._said(name, r"Successfully registered with master (\S+)")
         self.workers.append(process.pid)
 
-    def replace_worker(self) -> None:
-        """Another one instead of the first, which has been killed."""
-        del self.workers[0]
-        self.add_worker()
+    def replace_dead(self) -> None:
+        """Another worker instead of each that has been killed."""
+        alive = {process.pid for process in self._processes if process.poll() is None}
+        dead = [pid for pid in self.workers if pid not in alive]
+        self.workers = [pid for pid in self.workers if pid in alive]
+        for _ in dead:
+            self.add_worker()
 
     def executors(self) -> list[int]:
         """The pids of the executors' JVMs."""

@@ -163,6 +163,20 @@ def python_workers(pid: int) -> list[int]:
     ]
 
 
+def is_connected(pid: int, port: int) -> bool:
+    """Whether a process has a TCP connection to a port of this machine."""
+    rows = [line.split() for line in read(Path("/proc/net/tcp")).splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if int(row[2].rpartition(":")[2], 16) == port}
+    return any(link in sockets for link in map(pointed, Path(f"/proc/{pid}/fd").glob("*")))
+
+
+def pointed(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
 def is_java(pid: int) -> bool:
     return read(Path(f"/proc/{pid}/comm")).strip() == "java"
 

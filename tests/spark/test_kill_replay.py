@@ -16,20 +16,24 @@ from tests.spark.replays import (
     Replay,
     all_end,
     end,
+    is_connected,
     is_java,
     nothing_is_lost,
     offspring,
     python_workers,
     replay,
 )
-from tests.spark.world import OTHER
+from tests.spark.world import NAMESPACE, OTHER, World
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 2_000
+PHASES = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
+"""Which namespace is worked with in each."""
+
 Pids = list[int]
-Kill = Callable[[Ground, Replay], tuple[Pids, Pids]]
-"""Answers whom to kill, and who has to end for want of them."""
+Kill = Callable[[Ground, Replay, int], tuple[Pids, Pids]]
+"""Answers whom to kill, and who has to end for want of them. It is told the port of the namespace talked with."""
 
 
 @pytest.fixture(scope="module")
@@ -38,55 +42,77 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         yield made
 
 
-def driver(ground: Ground, running: Replay) -> tuple[Pids, Pids]:
+def driver(ground: Ground, running: Replay, _port: int) -> tuple[Pids, Pids]:
     """The Python of it: its Java and the executors have to notice."""
     return [running.process.pid], [*offspring(running.process.pid), *executors(ground)]
 
 
-def driver_java(ground: Ground, running: Replay) -> tuple[Pids, Pids]:
+def driver_java(ground: Ground, running: Replay, _port: int) -> tuple[Pids, Pids]:
     return [*filter(is_java, offspring(running.process.pid))], executors(ground)
 
 
-def executor(ground: Ground, _running: Replay) -> tuple[Pids, Pids]:
-    first = ground.cluster.executors()[0]
-    return [first], offspring(first)
+def executor(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
+    chosen = at_work(ground.cluster.executors(), port)
+    return [chosen], offspring(chosen)
 
 
-def python_worker(ground: Ground, _running: Replay) -> tuple[Pids, Pids]:
-    """Of one executor, also where it waits for a task."""
-    return next(found for each in ground.cluster.executors() if (found := python_workers(each))), []
+def python_worker(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
+    """All of one executor, also those that wait for a task."""
+    return python_workers(at_work(ground.cluster.executors(), port)), []
 
 
-def worker_node(ground: Ground, _running: Replay) -> tuple[Pids, Pids]:
-    first = ground.cluster.workers[0]
-    return [first], offspring(first)
+def worker_node(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
+    chosen = at_work(ground.cluster.workers, port)
+    return [chosen], offspring(chosen)
+
+
+def at_work(pids: Pids, port: int) -> int:
+    """Who talks with the namespace by one of its offspring; anyone where nobody does."""
+    return next((pid for pid in pids if any(is_connected(child, port) for child in offspring(pid))), pids[0])
 
 
 def executors(ground: Ground) -> Pids:
     return [pid for each in ground.cluster.executors() for pid in (each, *offspring(each))]
 
 
-@pytest.mark.parametrize("phase", ["drain", "plan", "send"])
-@pytest.mark.parametrize("whom", [driver, driver_java, executor, python_worker, worker_node])
-def test_after_a_kill_the_run_goes_on_and_nothing_is_lost(
-    whom: Kill, phase: str, ground: Ground, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("whom", [executor, python_worker, worker_node])
+def test_a_run_outlives_what_is_killed_in_each_of_its_phases(whom: Kill, ground: Ground, tmp_path: Path) -> None:
+    """Spark starts others, and has them do it again."""
     place, request = ground.world(), ground.request()
     place.strand_many(MESSAGES)
     with replay(place, tmp_path, request=request) as running:
-        with place.during("latency", OTHER, ms=LATENCY_MS):
-            running.until(phase)
-            victims, orphans = whom(ground, running)
-            for pid in victims:
-                end(pid)
-            assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
-        all_end([*victims, *orphans])
-        if whom is worker_node:
-            ground.cluster.replace_worker()
+        for phase in PHASES:
+            strike(whom, phase, place, ground, running)
+            ground.cluster.replace_dead()
         told = running.receipt()
-    assert (told is None) == (whom in (driver, driver_java)), running.said
-    if told is None or told["left"] or place.left():
-        with replay(place, tmp_path, request=request, resume=running.run) as again:
-            told = again.receipt()
-        assert told is not None, again.said
+    assert told is not None
+    assert told["doubtful"], "somebody had something in hand"
     nothing_is_lost(place, told)
+
+
+@pytest.mark.parametrize("whom", [driver, driver_java])
+def test_a_run_whose_driver_is_killed_in_each_phase_is_resumed(whom: Kill, ground: Ground, tmp_path: Path) -> None:
+    place, request = ground.world(), ground.request()
+    place.strand_many(MESSAGES)
+    said: dict[str, str] = {}
+    for phase in PHASES:
+        with replay(place, tmp_path, request=request, **said) as running:
+            strike(whom, phase, place, ground, running)
+            assert running.receipt() is None
+            said = {"resume": running.run}
+    with replay(place, tmp_path, request=request, **said) as running:
+        told = running.receipt()
+    assert told is not None
+    assert told["doubtful"], "somebody had something in hand"
+    nothing_is_lost(place, told)
+
+
+def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay) -> None:
+    """Kill somebody once the run is in a phase, and wait until all have ended who cannot go on alone."""
+    with place.during("latency", OTHER, ms=LATENCY_MS):
+        running.until(phase)
+        victims, orphans = whom(ground, running, place.port(PHASES[phase]))
+        for pid in victims:
+            end(pid)
+        assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
+    all_end([*victims, *orphans])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -15,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
+from sbpair.move.journal import Journal
+from sbpair.move.lease import Lease
 from sbpair.move.mover import MOVING_MOST
+from sbpair.move.state import State
+from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SENDING, Archive
 from sbpair.replay.ledger import Ledger
-from tests.spark.tasks import drain, job_of, left, proof_of, send
+from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, world
 
 if TYPE_CHECKING:
@@ -30,11 +35,15 @@ BODY = os.urandom(4_000)
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(queues=1, lock_seconds=2) as made:
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Its locks are short, for what a broken connection had in hand to come again soon; `long_locks` says otherwise."""
+    with world(queues=1, lock_seconds=getattr(request, "param", 2)) as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
         yield made
+
+
+long_locks = pytest.mark.parametrize("place", [300], indirect=True)
 
 
 def test_what_is_drained_and_sent_is_all_there(place: World, tmp_path: Path) -> None:
@@ -236,9 +245,30 @@ def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pla
     everything_is_there(place, job)
 
 
+@pytest.mark.parametrize("kind", ["reset", "drop"])
+def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place: World, tmp_path: Path) -> None:
+    job = job_of(place, tmp_path)
+
+    with place.during(kind, NAMESPACE, count=1):
+        asyncio.run(replays._check_destinations(job, list(place.destinations)))
+
+    with pytest.raises(errors.EntityMissing, match="nowhere"):
+        asyncio.run(replays._check_destinations(job, ["nowhere"]))
+
+
 # Others.
 
 
+def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+
+    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
+        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+
+    assert not (tmp_path / "archive").exists()
+
+
+@long_locks
 def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
     place.strand_many(10)
     place.running.do(lambda: place.backlog(0).messages.receive(3))
@@ -250,13 +280,14 @@ def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_pat
     assert (proof.archived, proof.left_in_queues) == (7, {place.queues[0]: 3})
     send(job)
     assert (proof_of(job).balanced, proof_of(job).exit_code) == (True, 3)
-    place.running.advance(60)
+    place.running.advance(300)
     drain(job)
     send(job)
     assert proof_of(job).left_in_queues == {}
     everything_is_there(place, job)
 
 
+@long_locks
 def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
     place.strand_many(2)
     job = job_of(place, tmp_path)
@@ -264,3 +295,22 @@ def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) 
     place.strand(0, "later", None)
 
     assert left(job) == {place.queues[0]: 2}
+
+
+def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place: World, tmp_path: Path) -> None:
+    place.strand_many(6)
+    job, request = job_of(place, tmp_path), place.request(tmp_path)
+    message = place.running.do(lambda: place.backlog(0).messages.peek(0, 1))[0]
+    key = ("contoso-dr", place.queues[0], message.sequence_number, message.enqueued_at_ms, "m0")
+    with State(request.state, request.pair) as state:
+        journal = Journal(state, run="before")
+        journal.note_accepted(journal.note_sending([[key]], "orders"))
+        journal.close()
+    replays._keep_journal(request, job.open())
+
+    drain(job)
+    send(job)
+
+    assert proof_of(job).archived == proof_of(job).acknowledged == 5
+    assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
+    assert place.left() == 0

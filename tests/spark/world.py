@@ -52,6 +52,10 @@ class World:
         primary, secondary = (endpoint_from_connection_string(self.environment[each]) for each in VARIABLES)
         return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
 
+    def port(self, namespace: str) -> int:
+        """Where a namespace is reached."""
+        return endpoint_from_connection_string(self.environment[VARIABLES[namespace == OTHER]]).port
+
     def request(self, directory: Path, **changes: Any) -> Request:
         said = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
         return Request(self.pair, str(directory / "archive"), VARIABLES, **said)
