@@ -165,7 +165,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         assert {entity: state.value for entity, state in self.real.states().items()} == {
             entity: each.state for entity, each in self.model.items()
         }
-        assert self.real.calm is all(each.state == "healthy" for each in self.model.values())
+        assert (not self.real.unwell) is all(each.state == "healthy" for each in self.model.values())
         assert self.real.queues_out == self.out.keys()
         timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
         due = [at for at in (*timers, *self.out.values()) if at is not None]
