@@ -156,9 +156,9 @@ class Availability:
                 self._untold.append(QueueLeft(queue, _line(error)))
                 self._probe_later(queue, now)
 
-    def queue_took(self, queue: str) -> None:
+    def queue_took(self, queue: str, now: float) -> None:
         if queue in self._rotation.out:
-            self.probed(queue, None, 0.0)
+            self.probed(queue, None, now)
 
     def in_doubt(self, entity: str, message_ids: tuple[str, ...], error: Exception) -> None:
         with self._changing():

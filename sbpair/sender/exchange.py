@@ -269,7 +269,7 @@ class Exchange:
                     raise
                 self._doubt(inside, error)
             else:
-                self._known.queue_took(self._queue)
+                self._known.queue_took(self._queue, self._now())
                 return
 
     def _doubt(self, messages: Iterable[Message], error: Exception) -> None:
