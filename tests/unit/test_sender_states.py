@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.model import Pair, endpoint_from_connection_string
 from sbpair.sender.availability import JITTER, Availability, Deliver, Ping, Probe
-from sbpair.sender.events import EntityChanged, OutboxEmptied, QueueLeft, QueueReturned
+from sbpair.sender.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
 from sbpair.sender.states import TRANSITIONS, Delays, Event, Standing, State, after
 
 ENTITIES = ("orders", "Billing/Invoices", "news")
@@ -53,6 +53,7 @@ class Believed:
 
 
 UNDER_WAY = -1
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
 
 
 class SendersAgainstTheModel(RuleBasedStateMachine):
@@ -72,7 +73,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         self.emptied = 0
 
     entity = st.sampled_from(ENTITIES)
-    queue = st.sampled_from([f"contoso/x-servicebus-transfer/{index}" for index in range(3)])
+    queue = st.sampled_from(QUEUES)
 
     @rule(seconds=st.integers(1, 20))
     def time_passes(self, seconds: int) -> None:
@@ -200,6 +201,13 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         self.real.kept(entity.lower(), None if before else ValueError("both away"), self.now)
         self.kept.setdefault(entity, self.now if before else self.now + self.PING)
 
+    @rule(entity=entity)
+    def both_sides_are_away(self, entity: str) -> None:
+        self.failover_is_forced(entity)
+        for queue in QUEUES:
+            self.a_queue_fails(queue)
+        self.the_outbox_takes_a_message(entity, before=True)
+
     @rule(entity=entity, passing=st.booleans())
     def a_delivery_ends_with_some_left(self, entity: str, passing: bool) -> None:
         if self.kept.get(entity) == UNDER_WAY:
@@ -208,7 +216,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             self.real.held(entity, error, place, self.now)
             self.kept[entity] = self.now + self.PING
             primary = place is not None and place.side == "primary"
-            assert (self.real.stuck(entity) is error) is (primary and not passing)
+            assert self.real.stuck(entity) is (error if primary and not passing else None)
 
     @rule(entity=entity)
     def a_deliverys_turn_is_over(self, entity: str) -> None:
@@ -373,3 +381,36 @@ def test_secrets_in_an_error_are_not_told() -> None:
     known.failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
     assert "c2VjcmV0" not in told[0].reason
     assert "\n" not in told[0].reason
+
+
+def test_what_is_in_the_outbox_waits_for_a_side_and_is_delivered_as_soon_as_there_is_one() -> None:
+    known = an_availability(backlog_queues=1, ping_interval=5)
+    queue, _ = known.queue_for(None)
+    known.force("orders", 0)
+    known.queue_failed(queue, ValueError("gone"), 0)
+    known.kept("orders", ValueError("gone"), 0)
+    assert known.place_for("orders", None, 0) is None
+    assert known.due(5) == Probe(queue)
+    assert known.due(5) is None, "there is nowhere to deliver to"
+    known.probed(queue, None, 6)
+    assert known.due(6) == Deliver("orders")
+    assert known.due(60) is None, "it is under way"
+    known.held("orders", None, known.place_for("orders", None, 60), 60)
+    assert known.due(60) == Deliver("orders")
+    known.emptied("orders")
+    assert known.next_due() is None
+
+
+def test_what_an_entity_refuses_its_messages_with_is_told_once_and_raised_until_it_takes_them() -> None:
+    told: list[Any] = []
+    known = an_availability(told, ping_interval=5)
+    known.kept("orders", None, 0)
+    for now in (0, 5, 10):
+        assert known.due(now) == Deliver("orders")
+        error = ValueError("no such entity")
+        known.held("orders", error, known.place_for("orders", None, now), now)
+        assert known.stuck("ORDERS") is error
+    assert told == [OutboxStuck("orders", "ValueError: no such entity")]
+    assert known.due(15) == Deliver("orders")
+    known.held("orders", TimeoutError(), known.place_for("orders", None, 15), 15)
+    assert known.stuck("orders") is None
