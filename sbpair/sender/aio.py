@@ -54,7 +54,7 @@ class PairedSender(client.Sender):
             except BaseException as error:  # noqa: BLE001  the steps decide, a cancellation included
                 await run_async(exchange.send(message, seconds, since=since, failed=error))
             else:
-                exchange.went()
+                exchange.went(1)
             return None
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:

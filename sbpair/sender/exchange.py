@@ -29,7 +29,7 @@ from sbpair.sender.steps import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.sender.availability import Availability
-    from sbpair.sender.lane import Lane, Use
+    from sbpair.sender.lane import Lane, Side, Use
     from sbpair.sender.outbox import Outbox
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
@@ -60,13 +60,22 @@ class Terms:
     retries: int
 
 
+@dataclass(slots=True)
+class Delivered:
+    """How many messages of one sender have been accepted, by where."""
+
+    primary: int = 0
+    backlog: int = 0
+    outbox: int = 0
+
+
 class Exchange:
     """One sender's way to one entity. `now` is a monotonic clock, in seconds."""
 
     def __init__(
         self,
         known: Availability,
-        lane: Lane,
+        lane: Lane[Side],
         entity: str,
         terms: Terms,
         now: Callable[[], float],
@@ -82,6 +91,7 @@ class Exchange:
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
+        self.delivered = Delivered()
 
     def straight(self, message: Messages) -> Any:
         """The SDK's sender for a message that can go to the primary without any steps; None where it takes some.
@@ -98,10 +108,11 @@ class Exchange:
             return None
         if raw.properties.message_id is None or sum(map(len, raw.body)) > outgoing.SMALL_BODY_BYTES:
             return None
-        return self._lane.primary
+        return self._lane.opened("primary")
 
-    def went(self) -> None:
-        """The primary has accepted what went straight to it."""
+    def went(self, messages: int) -> None:
+        """The primary has accepted so many messages."""
+        self.delivered.primary += messages
         if self._known.unwell:
             self._known.sent(self._entity, self._now())
 
@@ -113,7 +124,7 @@ class Exchange:
         `failed` is what the straight way, taken at `since`, has raised.
         """
         deadline = (self._now() if since is None else since) + seconds
-        inside, whole = _parcel(messages)
+        inside, whole = parcel(messages)
         if inside:
             if not all(map(outgoing.is_small, inside)):
                 yield from self._check_sizes(inside, deadline)
@@ -122,7 +133,7 @@ class Exchange:
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """The numbers to cancel them by; those that went to the backlog have negative ones."""
         deadline = self._now() + seconds
-        inside = [outgoing.scheduled(each, at) for each in _parcel(messages)[0]]
+        inside = [outgoing.scheduled(each, at) for each in parcel(messages)[0]]
         if not inside:
             return []
         yield from self._check_sizes(inside, deadline)
@@ -187,7 +198,7 @@ class Exchange:
                     break
                 yield Pause(pause)
             else:
-                self.went()
+                self.went(len(messages))
                 return answer
         yield from self._around([outgoing.for_backlog(each, entity) for each in messages], deadline)
         return None
@@ -208,6 +219,7 @@ class Exchange:
                     self._doubt(inside, error)
                 return
             done += len(inside)
+            self.delivered.backlog += len(inside)
 
     def _behind(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
         """Into the outbox, behind those of the entity that are there: none may overtake another."""
@@ -230,6 +242,8 @@ class Exchange:
         except SbpairError as why:
             error.add_note(f"Nor has the outbox taken it: {why.message}.")
             raise error from why
+        else:
+            self.delivered.outbox += len(copies)
         finally:
             if outbox.holds(self._entity):
                 self._known.kept(self._entity, error, self._now())
@@ -335,7 +349,7 @@ def _left(seconds: float) -> float:
     return seconds
 
 
-def _parcel(messages: Messages) -> tuple[list[Message], Content]:
+def parcel(messages: Messages) -> tuple[list[Message], Content]:
     """The messages that were given, each with an id, and what is sent where nothing has to be changed."""
     if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
         one = outgoing.outgoing(messages)

@@ -215,10 +215,10 @@ def _tagged(value: Value) -> Any:
 
 
 def _same_key(one: Message, other: Message) -> bool:
-    return bool(_partition_key(one) == _partition_key(other))
+    return bool(partition_key(one) == partition_key(other))
 
 
-def _partition_key(message: Message) -> Any:
+def partition_key(message: Message) -> Any:
     found = message.annotations or {}
     return _text(found.get(PARTITION_KEY.encode(), found.get(PARTITION_KEY)))
 

@@ -49,7 +49,7 @@ class PairedSender(client.Sender):
             except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
                 run(exchange.send(message, seconds, since=since, failed=error))
             else:
-                exchange.went()
+                exchange.went(1)
             return None
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
