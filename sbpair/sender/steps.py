@@ -65,6 +65,8 @@ def run(steps: Steps[T]) -> T:
 async def run_async(steps: Steps[T]) -> T:
     """Await until it is done."""
 
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task else 0
     try:
         step = next(steps)
         while True:
@@ -75,6 +77,8 @@ async def run_async(steps: Steps[T]) -> T:
                     if isinstance(answer, Coroutine):
                         async with asyncio.timeout(step.seconds + GRACE_SECONDS):
                             answer = await answer
+                    if not answer:
+                        _check_kept(task, cancelled)
                 elif isinstance(step, Together):
                     answer = await _in_tasks(step)
                 else:
@@ -86,6 +90,12 @@ async def run_async(steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+def _check_kept(task: asyncio.Task[Any] | None, cancelled: int) -> None:
+    """The SDK keeps some cancellations to itself: whoever asked for one would wait on."""
+    if task and task.cancelling() > cancelled:
+        raise asyncio.CancelledError
 
 
 def _in_threads(step: Together) -> list[Any]:
