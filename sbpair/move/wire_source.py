@@ -141,12 +141,8 @@ class WireSource:
             for arrival, until_ms in zip(chunk, moments, strict=False):
                 arrival.lock_until = self._clock.until(until_ms)
 
-    async def pages(self) -> AsyncIterator[list[Seen]]:
-        start = 0
-        while payloads := await self._wire.peek(self.queue, start, _PAGE):
-            page = [_seen(Sections.split(payload)) for payload in payloads]
-            yield page
-            start = page[-1].sequence_number + 1
+    def pages(self) -> AsyncIterator[list[Seen]]:
+        return pages_of(self._wire, self.queue)
 
     async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
         mine = cast("Sequence[WireArrival]", arrivals)
@@ -167,6 +163,15 @@ class WireSource:
             payload if self._keeps_payload else b"",
         )
         return WireArrival(facts, until, delivery, content, turn, partition_key, NO_KEY, kept)
+
+
+async def pages_of(wire: Wire, queue: str) -> AsyncIterator[list[Seen]]:
+    """What lies in a queue, locked or not, without receiving from it."""
+    start = 0
+    while payloads := await wire.peek(queue, start, _PAGE):
+        page = [_seen(Sections.split(payload)) for payload in payloads]
+        yield page
+        start = page[-1].sequence_number + 1
 
 
 def _seen(sections: Sections) -> Seen:
