@@ -15,6 +15,9 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities import envelope
 from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.move.journal import Journal
+from sbpair.move.state import State
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "left", "deferred", "scheduled")
 
@@ -34,8 +37,13 @@ MESSAGES = (
 )
 
 
-def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tuple[int, str, str]:
-    """Of a backlog of two queues, in a process without Java; looking must leave it as it was."""
+def plan(
+    *words: str, primary: tuple[str, ...] = ("orders", "invoices"), state: Path | None = None
+) -> tuple[int, str, str]:
+    """Of a backlog of two queues, in a process without Java; looking must leave it as it was.
+
+    `state` is where a journal is written that knows the first message of either queue.
+    """
 
     async def main() -> tuple[int, str, str]:
         async with Emulator() as emulator:
@@ -48,6 +56,8 @@ def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tupl
             for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
                 environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
                 environ[f"SBPAIR_{side}_NAME"] = namespace.name
+            if state is not None:
+                write_journal(state, emulator, [(queue.path, queue.messages.peek(0, 1)[0]) for queue in backlog])
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-W", "error", "-m", "sbpair", "replay", "plan", *words),
                 env={**environ, "NO_COLOR": "1", "PATH": "/nowhere", "JAVA_HOME": "/nowhere"},
@@ -61,6 +71,18 @@ def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tupl
             return process.returncode or 0, out.decode(), err.decode()
 
     return asyncio.run(main())
+
+
+def write_journal(directory: Path, emulator: Emulator, known: list[tuple[str, Any]]) -> None:
+    ends = (
+        endpoint_from_connection_string(each.connection_string, name=each.name) for each in emulator.ready.namespaces
+    )
+    with State(directory, Pair("orders", *ends)) as state:
+        journal = Journal(state, run="before")
+        for path, message in known:
+            key = ("contoso-dr", path.lower(), message.sequence_number, message.enqueued_at_ms, "m0")
+            journal.note_accepted(journal.note_sending([[key]], "orders"))
+        journal.close()
 
 
 def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
@@ -91,6 +113,11 @@ def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates:
     assert by_queue == ({queue_path("contoso", 1): 5} if "--queue" in words else both)
     assert document["limits"] == {"rate": None, "primary_credits": 1000.0, "secondary_credits": 1000.0}
     assert document["seconds"] == pytest.approx((document["messages"] + document["sent"]) / 1000)
+
+
+def test_what_the_journal_knows_would_not_be_sent_again(tmp_path: Path) -> None:
+    _code, document, _err = told("--state", str(tmp_path), state=tmp_path)
+    assert (document["already_sent"], document["sent"]) == (2, 5)
 
 
 def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
