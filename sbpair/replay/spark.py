@@ -34,6 +34,8 @@ logger.gateway.level = error
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
+    # What a disk has changed is not sent.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A --where is what it says, and no template.
     "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),

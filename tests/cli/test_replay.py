@@ -388,3 +388,14 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 
     assert done.returncode == 4
     assert "cut.parquet is broken" in done.stderr
+
+
+def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    save(archive, RUN)
+    archive.write_json(DRAINED, {"messages": 0, "left_in_queues": {RUN.queues[0]: 3}})
+
+    done = sbpair("verify", "r1", "--archive", str(tmp_path))
+
+    assert done.returncode == 3
+    assert f"3 left in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout

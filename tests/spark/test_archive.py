@@ -224,6 +224,23 @@ def test_a_ledger_chunk_that_is_cut_short_is_refused_by_name(archive: Archive, l
     assert path in refused.value.message
 
 
+@pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
+def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kind: str) -> None:
+    """One bit in the midst of it, which its footer knows nothing of."""
+    put(archive, "one", *map(key, range(50)))
+    end(archive, LEDGER, *map(key, range(50)))
+    [path] = archive.files(kind)
+    whole = bytearray(Path(archive.root, path).read_bytes())
+    at = whole.index(b"\x28\xb5\x2f\xfd") + 20  # where zstd's magic number is, there is a page
+    whole[at] ^= 1
+    Path(archive.root, path).write_bytes(whole)
+
+    with pytest.raises(errors.StateRefused, match="is broken") as refused:
+        archive.read_table(path)
+
+    assert path in refused.value.message
+
+
 def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(archive: Archive) -> None:
     put(archive, "one", key(0))
     Ledger(archive, RUN.shards, "dead").has_in_hand([Entry(key(0), "orders")])
