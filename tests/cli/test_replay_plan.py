@@ -18,6 +18,7 @@ from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, endpoint_from_connection_string
 from sbpair.move.journal import Journal
 from sbpair.move.state import State
+from tests.cli.test_replay import sbpair
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "left", "deferred", "scheduled")
 
@@ -130,24 +131,31 @@ def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> N
     assert "0/$deadletterqueue" not in out  # there is nothing in it
 
 
+def test_a_queue_that_is_not_there_is_refused() -> None:
+    code, out, err = plan("--queue", "7")
+    assert (code, out) == (2, "")
+    assert "--queue 7: contoso-dr has no such backlog queue" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--queue", "7"), "--queue 7: contoso-dr has no such backlog queue"),
         (("--destination", "no such"), "cannot be the path of a queue or a topic"),
+        (("--destination", ""), "cannot be the path of a queue or a topic"),
         (("--rate", "0"), "nothing would ever move"),
         (("--where", "true"), "No such option: --where"),
         (("--dedup", "guess"), "--dedup"),
+        (("--prices", "/nowhere"), "there is no file /nowhere"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str) -> None:
-    code, out, err = plan(*words)
-    assert (code, out) == (2, "")
-    assert said in err
+def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[str, ...], said: str) -> None:
+    done = sbpair("plan", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
 
 
 def test_a_state_that_is_broken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("nonsense")
-    code, _out, err = plan("--state", str(tmp_path))
-    assert code == 4
-    assert "state.db" in err
+    done = sbpair("plan", "--state", str(tmp_path))
+    assert done.returncode == 4
+    assert "state.db" in done.stderr
