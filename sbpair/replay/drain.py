@@ -19,6 +19,7 @@ from sbpair.move.route import Key, key_of
 from sbpair.move.wire_source import WireSource
 from sbpair.replay.archive import REPORT, Archive
 from sbpair.replay.segment import Segment
+from sbpair.replay.task import run
 from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def drain(job: Job) -> Any:
         queues = tasks_of(job)
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                messages = asyncio.run(Drain(job, queues[index]).run())
+                messages = run(Drain(job, queues[index]).run())
                 yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
 
     return task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -59,9 +59,11 @@ class Ledger:
         return found
 
 
-def table_of(entries: Iterable[Entry], attempt: str) -> pa.Table:
-    rows = [(*entry.key, entry.destination, entry.reason, attempt, entry.message) for entry in entries]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(OUTCOME)
+def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:
+    if not entries:
+        return OUTCOME.empty_table()
+    keys, destinations, reasons, messages = zip(*entries, strict=True)
+    columns = (*zip(*keys, strict=True), destinations, reasons, [attempt] * len(entries), messages)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME, strict=True)]
     return pa.Table.from_arrays(arrays, schema=OUTCOME)
 

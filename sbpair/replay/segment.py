@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sbpair.move.route import Send, route
+from sbpair.move.route import Facts, Send, route
 from sbpair.replay.archive import SEGMENTS
 from sbpair.replay.schema import SEGMENT
 
@@ -34,26 +34,30 @@ class Segment:
         self.due = min(self.due, due)
 
     def table(self) -> pa.Table:
-        rows = [(self.name, position, *_row(each)) for position, each in enumerate(self.arrivals)]
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENT, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=SEGMENT)
+        # Column by column: a row at a time costs three times as much.
+        facts = [arrival.facts for arrival in self.arrivals]
+        of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
+        destinations, flaws = zip(*map(_end, facts), strict=True)
+        columns = {
+            "segment": [self.name] * len(facts),
+            "position": range(len(facts)),
+            "queue": of["queue"],
+            "sequence_number": of["sequence_number"],
+            "enqueued_at_ms": of["enqueued_at"],
+            "message_id": of["message_id"],
+            "destination": destinations,
+            "session_id": of["session_id"],
+            "ttl_ticks": of["ttl_ticks"],
+            "scheduled_at_ms": of["scheduled_at"],
+            "content_type": of["content_type"],
+            "size": of["size"],
+            "flaw": flaws,
+            "message": [arrival.payload for arrival in self.arrivals],
+        }
+        return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
 
-def _row(arrival: WireArrival) -> tuple[Any, ...]:
-    facts, decision = arrival.facts, route(arrival.facts)
-    destination, flaw = (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
-    return (
-        facts.queue,
-        facts.sequence_number,
-        facts.enqueued_at,
-        facts.message_id,
-        destination,
-        facts.session_id,
-        facts.ttl_ticks,
-        facts.scheduled_at,
-        facts.content_type,
-        facts.size,
-        flaw,
-        arrival.payload,
-    )
+def _end(facts: Facts) -> tuple[str | None, str | None]:
+    """(destination, why it has none)"""
+    decision = route(facts)
+    return (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)

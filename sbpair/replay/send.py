@@ -17,6 +17,7 @@ from sbpair.replay.archive import DOUBTFUL
 from sbpair.replay.lease import Permit
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
+from sbpair.replay.task import run
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Job
@@ -33,7 +34,7 @@ def send(job: Job) -> Any:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        messages = asyncio.run(send_all(job, batches))
+        messages = run(send_all(job, batches))
         yield pa.RecordBatch.from_pydict({"queue": [""], "messages": [messages]})
 
     return task
@@ -53,9 +54,7 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
         finally:
             await primary.close()
     _name_doubtful(ledger, setting)
-    if source.error is not None:
-        raise source.error
-    source.close()
+    await source.close()
     return setting.tally.receipt().sent
 
 

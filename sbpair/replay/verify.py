@@ -35,6 +35,10 @@ SLICE_MOST = 2_000_000
 """How many keys are held at once."""
 
 LISTED_MOST = 1_000
+"""How many reasons are told."""
+
+NAMED_MOST = 20_000
+"""How many messages are named that may be there twice: as many as a dozen tasks have in hand when they are killed."""
 
 BUCKETS = {LEDGER: "acknowledged", EXPIRED: "expired", QUARANTINE: "quarantined", DEDUPLICATED: "deduplicated"}
 
@@ -60,7 +64,11 @@ class Proof:
     queues: dict[str, dict[str, int]] = field(default_factory=dict)
     destinations: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
-    doubtful: list[dict[str, object]] = field(default_factory=list)
+    named: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)
+
+    @property
+    def doubtful(self) -> list[dict[str, object]]:
+        return list(self.named.values())
 
     @property
     def balanced(self) -> bool:
@@ -172,11 +180,10 @@ def _sum_up(proof: Proof, counts: dict[str, Counter[str]]) -> None:
 
 
 def _name(proof: Proof, key: Key, destination: str | None) -> None:
-    if len(proof.doubtful) < LISTED_MOST:
+    if len(proof.named) < NAMED_MOST:
         queue, number, _, message_id = key
         named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
-        if named not in proof.doubtful:
-            proof.doubtful.append(named)
+        proof.named[tuple(named.values())] = named
 
 
 def _name_unanswered(archive: Archive, proof: Proof) -> None:
