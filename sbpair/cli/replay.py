@@ -33,6 +33,11 @@ BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
 
 
+class Mode(StrEnum):
+    ARCHIVE = "archive"
+    DIRECT = "direct"
+
+
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
@@ -100,6 +105,14 @@ def replay() -> None:
 def run_command(
     *,
     archive: Archive,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--mode",
+            metavar="archive|direct",
+            help="By way of an archive; or from the backlog to the primary at once, keeping no body (archive)",
+        ),
+    ] = Mode.ARCHIVE,
     queue: Annotated[
         list[str] | None,
         typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
@@ -140,6 +153,13 @@ def run_command(
     What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
     is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
 
+    --mode direct is for where there is no room that lasts for bodies: each task receives, sends and completes, as the
+    syphon does, and --archive has no more than its ledger. It keeps the order of each queue, and so runs no more tasks
+    than there are queues, unless --order none; sessions that went over several queues may come out of order. What can
+    go nowhere is dead-lettered in the backlog. Nothing can be planned, deduplicated or verified: it counts by its
+    ledger, and what a killed task had in hand is "in_doubt" until a resume has moved it. Resume it before you syphon:
+    only a resume knows what the primary has already.
+
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
 
     On a terminal, stderr shows the phases, and a bar for each queue while it is drained, and then for each destination.
@@ -151,10 +171,13 @@ def run_command(
 
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
 
-      {"schema": "sbpair/replay/1", "run": "", "archived": 0, "acknowledged": 0, "expired": 0, "quarantined": 0,
-       "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
+      {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
+       "quarantined": 0, "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
        "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "seconds": 0.0,
        "stopped": false}
+
+    Of a direct run "archived" and "left" are null, and there are "taken", which is acknowledged + expired + quarantined
+    + in_doubt, "in_doubt", and "unfinished": the queues that no task has seen empty.
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
@@ -173,6 +196,7 @@ def run_command(
         ordered=order is Order.SESSION,
         rate=None if rate is None else pace.read_rate(rate),
         allow_missing=allow_missing,
+        mode=run.Mode(mode.value),
     )
     queues = _queues(found.pair, queue or [])
     return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
@@ -213,16 +237,15 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
     Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
 
-    Exit codes: 0 all of it has arrived; 1 the files contradict each other; 2 there is no such run; 3 some expired, was
-    quarantined, or is left; 4 a file is broken, or of another run.
+    Exit codes: 0 all of it has arrived; 1 the files contradict each other; 2 there is no such run, or it was direct;
+    3 some expired, was quarantined, or is left; 4 a file is broken, or of another run.
     """
     screen = Screen(display)
     opened = _archive(archive, run_id)
-    from sbpair.replay import job, run
-    from sbpair.replay.verify import verify
+    from sbpair.replay import job
 
-    proof = verify(opened, run.load(opened))
-    told = {"schema": SCHEMA, "run": run_id, **job.document(proof)}
+    run, proof = job.proved(opened)
+    told = {"schema": SCHEMA, "run": run_id, **job.document(proof, run)}
     screen.result(told, [told], table(told))
     return proof.exit_code
 
@@ -234,8 +257,9 @@ def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
     JSON; the rows of segments count a message twice that was archived twice:
 
-      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved",
-       "stopped": false, "archived_rows": 0, "segments": 0, "acknowledged_rows": 0, "queues": {}}
+      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "mode": "archive",
+       "phase": "drain|drained|send|proved|move|moved", "stopped": false, "archived_rows": 0, "segments": 0,
+       "acknowledged_rows": 0, "queues": {}}
 
     Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
     """
@@ -268,10 +292,11 @@ def stop_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 def table(told: Document) -> Iterator[str]:
     """The proof for people: the equation first."""
     yield f"run {told['run']}"
+    whole, rest = ("archived", "left") if told["mode"] == "archive" else ("taken", "in_doubt")
     yield (
-        f"archived {told['archived']} = "
+        f"{whole} {told[whole]} = "
         + " + ".join(f"{told[bucket]} {bucket}" for bucket in BUCKETS)
-        + (f" + {told['left']} left" if told["left"] else "")
+        + (f" + {told[rest]} {rest.replace('_', ' ')}" if told[rest] else "")
     )
     yield from _counted("QUEUE", told["queues"])
     yield from _counted(
@@ -388,10 +413,12 @@ def _told(screen: Screen, act: Any) -> int:
         result: Result = act(tell)
     told = {"schema": SCHEMA, **result.document()}
     screen.result(told, [told], table(told))
-    code = result.proof.exit_code
+    code = result.exit_code
     if result.stopped and code in (0, PARTIAL):
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
-    if result.proof.left:
+    if result.unfinished:
+        screen.warn(f"not all of {', '.join(result.unfinished)} was moved: sbpair replay resume {result.run.id}")
+    elif result.proof.left and not result.run.direct:
         screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
     return code

@@ -23,7 +23,7 @@ from sbpair.replay.schema import VERSION
 RUN_FILE, STOP_FILE = "run.json", "STOP"
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
 DEDUPLICATED, DOUBTFUL, SENDING, REPORT = "deduplicated", "doubtful", "sending", "report"
-LEASE = "lease"
+LEASE, MOVED = "lease", "moved"
 OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
 """Where a message ends: in one of these, once."""
 

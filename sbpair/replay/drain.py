@@ -18,6 +18,7 @@ from sbpair.errors import Unavailable
 from sbpair.move.route import Key, key_of
 from sbpair.move.wire_source import WireSource
 from sbpair.replay.archive import REPORT, Archive
+from sbpair.replay.ending import Ending
 from sbpair.replay.segment import Segment
 from sbpair.replay.task import run
 from sbpair.wire.client import connect
@@ -35,21 +36,18 @@ LOCK_SHARE = 0.4
 IDLE_SECONDS = 0.25
 """After how long without a message what there is becomes a segment."""
 
-QUIET_LEAST = 2
-"""How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
-
-STRANGERS_SECONDS = 150.0
-"""How long a queue may show messages and give none: somebody has them locked, and locks run out."""
-
-CLOCKS_DIFFER_MS = 60_000
 TRIES, BACK_OFF_MOST_SECONDS = 8, 30.0
 JOURNAL = f"{REPORT}/accepted-before.json"
 """What the syphon's journal says the primary has: keys of five parts."""
 
 
 def tasks_of(job: Job) -> list[str]:
-    """The queue of each task: every queue has one, and those that are left over go round."""
-    return [job.run.queues[index % len(job.run.queues)] for index in range(max(job.tasks, len(job.run.queues)))]
+    """The queue of each task: every queue has one, and those that are left over go round.
+
+    Where a task sends what it receives, and the order matters, a queue has no more than that.
+    """
+    queues, alone = job.run.queues, job.run.direct and job.run.options.ordered
+    return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
 
 
 def drain(job: Job) -> Any:
@@ -77,7 +75,7 @@ class Drain:
         self._options = job.run.options
         self._accepted = accepted_before(self._archive, queue)
         self._messages = 0
-        self._quiet = 0
+        self._ending = Ending(job.run)
 
     async def run(self) -> int:
         """How many messages it has archived. Raises Unavailable where the namespace stays away, MachineLacks."""
@@ -98,19 +96,19 @@ class Drain:
                     return self._messages
 
     async def _empty(self, source: WireSource) -> None:
-        loop = asyncio.get_running_loop()
-        segment, moved = Segment(self._queue), loop.time()
+        segment = Segment(self._queue)
+        self._ending.came()
         while not self._archive.stopped():
             source.grant(TAKE_MOST)
             most = max(1, self._options.segment_messages - len(segment))
             arrivals = await source.take(min(TAKE_MOST, most), seconds=self._wait(segment))
             if arrivals:
-                self._quiet, moved = 0, loop.time()
+                self._ending.came()
                 await self._take(source, segment, arrivals)
             if segment and (not arrivals or self._is_full(segment)):
                 await self._store(source, segment)
                 segment = Segment(self._queue)
-            elif not arrivals and await self._is_over(source, loop.time() - moved):
+            elif not arrivals and await self._ending.reached(source):
                 break
         if segment:
             await self._store(source, segment)
@@ -147,18 +145,6 @@ class Drain:
         if failures:
             # They come again, and are copies then: the same key, told apart by nobody.
             log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), failures[0][1])
-
-    async def _is_over(self, source: WireSource, still_seconds: float) -> bool:
-        """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
-        async for page in source.pages():
-            if any(not seen.deferred and self._is_ours(seen.enqueued_at) for seen in page):
-                self._quiet = 0
-                return still_seconds >= STRANGERS_SECONDS
-        self._quiet += 1
-        return self._quiet >= QUIET_LEAST
-
-    def _is_ours(self, enqueued_ms: int) -> bool:
-        return enqueued_ms <= self._job.run.started_ms + CLOCKS_DIFFER_MS
 
 
 def accepted_before(archive: Archive, queue: str) -> set[tuple[Any, ...]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
+from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
@@ -28,10 +28,11 @@ from sbpair.replay import plan as planning
 from sbpair.replay import progress
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import REPORT, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.direct import finished, move
 from sbpair.replay.drain import drain, keep_accepted, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
-from sbpair.replay.run import Job, Options, Reach, Run, load, save
+from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
@@ -47,6 +48,7 @@ SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
 LOOK_SECONDS = 1.0
+PARTIAL = 3
 
 
 @dataclass(frozen=True)
@@ -76,22 +78,36 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`stopped` is whether somebody asked for it to stop before it was done."""
+    """`stopped` is whether somebody asked for it to stop before it was done.
+
+    `unfinished` are the queues that a direct run has not seen empty.
+    """
 
     run: Run
     proof: Proof
     seconds: float
     stopped: bool
+    unfinished: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return self.proof.exit_code or (PARTIAL if self.unfinished else 0)
 
     def document(self) -> dict[str, Any]:
-        return {"run": self.run.id, **document(self.proof), "seconds": round(self.seconds, 3), "stopped": self.stopped}
+        told = {"run": self.run.id, **document(self.proof, self.run)}
+        if self.run.direct:
+            told["unfinished"] = list(self.unfinished)
+        return {**told, "seconds": round(self.seconds, 3), "stopped": self.stopped}
 
 
-def document(proof: Proof) -> dict[str, Any]:
-    """The proof as the JSON contract has it."""
+def document(proof: Proof, run: Run) -> dict[str, Any]:
+    """The proof as the JSON contract has it. What a direct run has taken was never archived."""
     numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
+    told: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(proof, name) for name in numbers}}
+    if run.direct:
+        told |= {"archived": None, "left": None, "taken": proof.archived, "in_doubt": proof.left}
     return {
-        **{name: getattr(proof, name) for name in numbers},
+        **told,
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
@@ -101,11 +117,17 @@ def document(proof: Proof) -> dict[str, Any]:
 def start(request: Request, options: Options, queues: list[str], shards: int | None, tell: Tell) -> Result:
     """Begin a run. Raises what is wrong before anything is received."""
     settings = _checked(request)
+    direct = options.mode is Mode.DIRECT
+    if direct and options.dedup is not Dedup.KEY:
+        raise UsageError(
+            f"--dedup {options.dedup} does not go with --mode direct",
+            hint="a task sees the messages of its queue alone: leave it out, or use --mode archive",
+        )
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
     archive.check_writable()
-    count = shards or request.parallelism * SHARDS_A_TASK
+    count = len(queues) if direct else shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _lease(request, archive) as held:
         save(archive, run)
@@ -130,7 +152,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     tell(Phase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and before.balanced:
+    if archive.exists(DRAINED) and (before.balanced or run.direct):
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
@@ -139,15 +161,20 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     with sparks.session(request.master, settings, verbose=request.verbose) as spark:
         if request.shared_archive:
             _probe(spark, job)
-        _drain(spark, job, archive, request.pair, held, tell)
-        if not archive.stopped() and archive.files(SEGMENTS):
+        if run.direct:
+            _move(spark, job, archive, request.pair, held, tell)
+        else:
+            _drain(spark, job, archive, request.pair, held, tell)
+        if not run.direct and not archive.stopped() and archive.files(SEGMENTS):
             _send(spark, job, archive, held, tell)
     tell(Phase("verify", "counting what is in the archive"))
     return _prove(archive, run, began)
 
 
 def _prove(archive: Archive, run: Run, began: float) -> Result:
-    result = Result(run, verify(archive, run), time.monotonic() - began, archive.stopped())
+    there = finished(archive, run) if run.direct else run.queues
+    unfinished = tuple(queue for queue in run.queues if queue not in there)
+    result = Result(run, verify(archive, run), time.monotonic() - began, archive.stopped(), unfinished)
     archive.write_json(PROVED, result.document())
     return result
 
@@ -218,6 +245,18 @@ def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell:
     _watched(progress.drained(archive), archive, rows.collect, held, tell)
     if not archive.stopped():
         archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
+
+
+def _move(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
+    """From the backlog to the primary within each task: nothing is planned, and no body is kept."""
+    before = progress.moved(archive).look().by
+    tell(Expected("move", asyncio.run(_expected(pair, job.run.queues, before))))
+    tell(Phase("move", f"moving {len(job.run.queues)} backlog queues to {job.primary.place['name']}"))
+    tasks = len(tasks_of(job))
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(move(job), PROGRESS)
+    _watched(progress.moved(archive), archive, rows.collect, held, tell)
+    if len(finished(archive, job.run)) == len(job.run.queues):
+        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000)})
 
 
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
@@ -344,16 +383,30 @@ def status(archive: Archive) -> dict[str, Any]:
     archived, sent = progress.drained(archive).look(), progress.sent(archive).look()
     proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
     phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
+    if run.direct:
+        archived, phase = progress.moved(archive).look(), "moved" if drained else "move"
     return {
         "run": run.id,
         "pair": run.pair,
+        "mode": run.options.mode.value,
         "phase": phase,
         "stopped": stopped,
-        "archived_rows": archived.messages,
-        "segments": archived.files,
+        "archived_rows": 0 if run.direct else archived.messages,
+        "segments": 0 if run.direct else archived.files,
         "acknowledged_rows": sent.messages,
         "queues": archived.by,
     }
+
+
+def proved(archive: Archive) -> tuple[Run, Proof]:
+    """A run's proof, from its files alone. Raises UsageError for a direct one."""
+    run = load(archive)
+    if run.direct:
+        raise UsageError(
+            f"run {run.id} was direct: no message was archived that it could be proved from",
+            hint=f"'sbpair replay status {run.id}' says what its ledger has",
+        )
+    return run, verify(archive, run)
 
 
 def stop(archive: Archive) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from sbpair.errors import StateRefused
+from sbpair.errors import SbpairError, StateRefused
 from sbpair.replay.archive import OUTCOMES, SENDING, Archive
 from sbpair.replay.schema import KEY, OUTCOME
 
@@ -26,18 +27,19 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """Written by one attempt at a task."""
+    """Written by one attempt at a task. Without `sync`, a loss of power may take the last chunks away, and no kill."""
 
-    def __init__(self, archive: Archive, shards: int, attempt: str | None = None) -> None:
+    def __init__(self, archive: Archive, shards: int, attempt: str | None = None, *, sync: bool = True) -> None:
         self.attempt = attempt or uuid.uuid4().hex
+        self._sync = sync
         self._archive = archive
         self._shards = shards
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
-        """One chunk, durable when this returns. Raises MachineLacks."""
+        """One chunk, there when this returns, and durable where that was asked for. Raises MachineLacks."""
         if entries:
             path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
-            self._archive.write_table(path, table_of(entries, self.attempt), self._shards)
+            self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=self._sync)
 
     def has_in_hand(self, entries: Sequence[Entry]) -> None:
         """Say what may be on its way from now on, instead of what was said before.
@@ -57,6 +59,35 @@ class Ledger:
             for path in self._archive.files(f"{kind}/{shard}"):
                 found.update(keys_of(self._archive.read_table(path, list(KEY))))
         return found
+
+
+class Together:
+    """Entries that come one at a time, and are written together: those of one turn of the loop."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: dict[tuple[str, int], list[Entry]] = {}
+        self._written: asyncio.Future[None] | None = None
+
+    async def write(self, kind: str, shard: int, entry: Entry) -> None:
+        """Raises MachineLacks."""
+        self._waiting.setdefault((kind, shard), []).append(entry)
+        if self._written is None:
+            loop = asyncio.get_running_loop()
+            self._written = loop.create_future()
+            loop.call_soon(self._write_all, self._written)
+        await asyncio.shield(self._written)
+
+    def _write_all(self, written: asyncio.Future[None]) -> None:
+        waiting, self._waiting, self._written = self._waiting, {}, None
+        try:
+            for (kind, shard), entries in waiting.items():
+                self._ledger.write(kind, shard, entries)
+        except SbpairError as error:
+            written.set_exception(error)
+            written.exception()  # each that waits is told
+        else:
+            written.set_result(None)
 
 
 def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:

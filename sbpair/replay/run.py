@@ -26,6 +26,13 @@ class Dedup(StrEnum):
     REPORT = "report"
 
 
+class Mode(StrEnum):
+    """Whether messages go by way of an archive, or from the backlog to the primary within a task."""
+
+    ARCHIVE = "archive"
+    DIRECT = "direct"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues."""
@@ -38,6 +45,7 @@ class Options:
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
+    mode: Mode = Mode.ARCHIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,10 @@ class Run:
     shards: int
     started_ms: int
     options: Options
+
+    @property
+    def direct(self) -> bool:
+        return self.options.mode is Mode.DIRECT
 
     def document(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
@@ -86,7 +98,12 @@ def load(archive: Archive, pair: Pair | None = None) -> Run:
 def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
-        options = Options(**{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"])})
+        kinds = {
+            "dedup": Dedup(said["dedup"]),
+            "ttl": TimeToLive(said["ttl"]),
+            "mode": Mode(said.get("mode", "archive")),
+        }
+        options = Options(**{**said, **kinds})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)

@@ -46,19 +46,20 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
     source = ShardSource(batches, job.open(), ledger)
     permit = Permit(job.open(), job.beacon)
     await permit.ready()
-    setting = _setting(job, permit)
+    setting = setting_of(job, permit)
     async with token_getter(job.pair()) as get_token:
         primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
         try:
             await _move(source, primary, setting)
         finally:
             await primary.close()
-    _name_doubtful(ledger, setting)
+    name_doubtful(ledger, setting)
     await source.close()
     return setting.tally.receipt().sent
 
 
-def _setting(job: Job, permit: Permit) -> Setting:
+def setting_of(job: Job, permit: Permit) -> Setting:
+    """What a mover goes by that has no journal but a ledger."""
     options = job.run.options
     pace = None
     if options.rate is not None:
@@ -91,7 +92,7 @@ async def _move(source: ShardSource, primary: WirePrimary, setting: Setting) -> 
         raise mover.fatal
 
 
-def _name_doubtful(ledger: Ledger, setting: Setting) -> None:
+def name_doubtful(ledger: Ledger, setting: Setting) -> None:
     """Those that were sent without an answer, and sent again: each may be there twice."""
     named = setting.tally.receipt().doubtful
     rows = [

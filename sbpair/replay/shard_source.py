@@ -18,7 +18,7 @@ from sbpair.move.opened import Content, Opener, restored
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
 from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
-from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.ledger import Entry, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class ShardSource:
         self._accepted_since = 0.0
         self._turn = 0
         self._shard, self._done = -1, set[RowKey]()
-        self._waiting: list[tuple[str, int, Entry]] = []
-        self._written: asyncio.Future[None] | None = None
+        self._others = Together(ledger)
         self._looked = 0.0
 
     @property
@@ -114,12 +113,11 @@ class ShardSource:
         mine = cast("Archived", arrival)
         kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
         entry = _entry(mine)._replace(reason=f"{reason}: {description}", message=mine.payload)
-        self._waiting.append((kind, mine.shard, entry))
-        if self._written is None:
-            loop = asyncio.get_running_loop()
-            self._written = loop.create_future()
-            loop.call_soon(self._write_waiting, self._written)
-        await asyncio.shield(self._written)
+        try:
+            await self._others.write(kind, mine.shard, entry)
+        except SbpairError as error:
+            self.error = error
+            raise
         self._let_go([mine])
 
     async def close(self) -> None:
@@ -174,22 +172,6 @@ class ShardSource:
             self.error = error
         else:
             self._let_go(accepted)
-
-    def _write_waiting(self, written: asyncio.Future[None]) -> None:
-        """All that came to such an end in one turn of the loop, in one go."""
-        waiting, self._waiting, self._written = self._waiting, [], None
-        chunks: dict[tuple[str, int], list[Entry]] = {}
-        for kind, shard, entry in waiting:
-            chunks.setdefault((kind, shard), []).append(entry)
-        try:
-            for (kind, shard), entries in chunks.items():
-                self._ledger.write(kind, shard, entries)
-        except SbpairError as error:
-            self.error = error
-            written.set_exception(error)
-            written.exception()  # each that waits is told
-        else:
-            written.set_result(None)
 
     def _let_go(self, arrivals: Sequence[Archived]) -> None:
         for arrival in arrivals:

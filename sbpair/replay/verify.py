@@ -84,16 +84,21 @@ class Proof:
 
 
 def verify(archive: Archive, run: Run) -> Proof:
-    """Read every segment and every chunk. Raises StateRefused for one that is broken, or another run's."""
+    """Read every segment and every chunk. Raises StateRefused for one that is broken, or another run's.
+
+    Of a direct run, `archived` is what was taken, as far as anything was written of it, and `left` what is in doubt.
+    """
     rows = check_segments(archive)
     check_shards(archive, run.shards)
     proof = Proof()
     chunks = {kind: archive.files(kind) for kind in OUTCOMES}
+    if run.direct:
+        rows = sum(archive.rows(path) for paths in chunks.values() for path in paths)
     attempts = _in_hand_at_death(archive)
     counts: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
     slices = rows // SLICE_MOST + 1
     for part in range(slices):
-        _verify_slice(archive, proof, counts, chunks, attempts, Slice(slices, part))
+        _verify_slice(archive, proof, counts, chunks, attempts, Slice(slices, part), direct=run.direct)
     _name_unanswered(archive, proof)
     _count_ends(archive, proof, chunks)
     _sum_up(proof, counts)
@@ -109,8 +114,11 @@ class Slice(NamedTuple):
     def keys(self, table: pa.Table) -> Iterator[tuple[int, Key]]:
         """(row, key) of what is in it."""
         for row, key in enumerate(keys_of(table)):
-            if key[1] % self.of == self.part:
+            if self.has(key):
                 yield row, key
+
+    def has(self, key: Key) -> bool:
+        return key[1] % self.of == self.part
 
 
 def check_segments(archive: Archive) -> int:
@@ -134,8 +142,10 @@ def _verify_slice(
     chunks: dict[str, list[str]],
     attempts: dict[Key, set[str]],
     part: Slice,
+    *,
+    direct: bool,
 ) -> None:
-    left: set[Key] = set()
+    left = _taken(archive, chunks, attempts, part) if direct else set[Key]()
     for path in archive.files(SEGMENTS):
         proof.segments += part.part == 0
         for _, key in part.keys(archive.read_table(path, list(KEY))):
@@ -150,6 +160,13 @@ def _verify_slice(
         _count(counts, BUCKETS[kind], keys)
         ended |= keys
     _count(counts, "left", archived - ended)
+
+
+def _taken(archive: Archive, chunks: dict[str, list[str]], attempts: Iterable[Key], part: Slice) -> set[Key]:
+    found = {key for key in attempts if part.has(key)}
+    for path in (path for paths in chunks.values() for path in paths):
+        found.update(key for _, key in part.keys(archive.read_table(path, list(KEY))))
+    return found
 
 
 def _ended(
