@@ -61,6 +61,11 @@ def finished(archive: Archive, run: Run) -> set[str]:
     return {queue for shard, queue in enumerate(run.queues) if _finished(shard) in there}
 
 
+def finish(archive: Archive, run: Run, queue: str) -> None:
+    """Say that a queue is empty."""
+    archive.write_json(_finished(run.queues.index(queue)), {"queue": queue})
+
+
 def _finished(shard: int) -> str:
     return f"{MOVED}/{shard}.json"
 
@@ -156,8 +161,8 @@ class Direct:
                 await primary.close()
                 name_doubtful(self._ledger, setting)
         self._keep_unconfirmed(setting)
-        if over:
-            self._archive.write_json(_finished(self._shard), {"queue": self._queue})
+        if over and self._job.judges:
+            finish(self._archive, self._job.run, self._queue)
         return setting.tally.receipt().sent
 
     def _keep_unconfirmed(self, setting: Setting) -> None:

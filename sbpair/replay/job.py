@@ -28,7 +28,7 @@ from sbpair.replay import plan as planning
 from sbpair.replay import progress
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import REPORT, SEGMENTS, STOP_FILE, Archive
-from sbpair.replay.direct import finished, move
+from sbpair.replay.direct import finish, finished, move
 from sbpair.replay.drain import drain, keep_accepted, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
@@ -237,26 +237,39 @@ def _probe(spark: Any, job: Job) -> None:
 def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
     if archive.exists(DRAINED):
         return
-    before = progress.drained(archive).look().by
-    tell(Expected("drain", asyncio.run(_expected(pair, job.run.queues, before))))
     tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
-    tasks = len(tasks_of(job))
-    rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
-    _watched(progress.drained(archive), archive, rows.collect, held, tell)
+    _empty(spark, job, pair, drain, progress.drained(archive), held, tell)
     if not archive.stopped():
         archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
 
 
 def _move(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
     """From the backlog to the primary within each task: nothing is planned, and no body is kept."""
-    before = progress.moved(archive).look().by
-    tell(Expected("move", asyncio.run(_expected(pair, job.run.queues, before))))
     tell(Phase("move", f"moving {len(job.run.queues)} backlog queues to {job.primary.place['name']}"))
-    tasks = len(tasks_of(job))
-    rows = spark.range(0, tasks, 1, tasks).mapInArrow(move(job), PROGRESS)
-    _watched(progress.moved(archive), archive, rows.collect, held, tell)
+    if _empty(spark, job, pair, move, progress.moved(archive), held, tell):
+        for queue in job.run.queues:
+            finish(archive, job.run, queue)
     if len(finished(archive, job.run)) == len(job.run.queues):
         archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000)})
+
+
+def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: Watch, held: Held, tell: Tell) -> bool:
+    """Have tasks empty the queues: without much waiting where they can be counted afterwards, and surely where not.
+
+    Whether they were counted, and are empty.
+    """
+    archive, queues = job.open(), job.run.queues
+    counts, before = asyncio.run(_counts(pair, queues)), watch.look()
+    tell(Expected(before.phase, {queue: before.by.get(queue, 0) + number for queue, number in counts.items()}))
+    for each in (job.in_haste(), job) if len(counts) == len(queues) else (job,):
+        tasks = len(tasks_of(each))
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(act(each), PROGRESS)
+        _watched(watch, archive, rows.collect, held, tell)
+        if archive.stopped():
+            return False
+        if not each.judges and set(asyncio.run(_counts(pair, queues)).items()) == {(queue, 0) for queue in queues}:
+            return True
+    return False
 
 
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
@@ -290,13 +303,13 @@ def _to_send(summary: list[dict[str, Any]]) -> dict[str, int]:
     return dict(found)
 
 
-async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -> dict[str, int]:
-    """How many messages each queue will have given, where that may be asked: what it has, and what it gave before."""
-    found = {}
+async def _counts(pair: Pair, queues: Sequence[str]) -> dict[str, int]:
+    """How many messages each queue has, where that may be asked."""
+    found: dict[str, int] = {}
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_queues(pair.secondary) as control:
             for queue in queues:
-                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
+                found[queue] = (await control.counts(queue)).active
     return found
 
 

@@ -17,6 +17,9 @@ from sbpair.replay.schema import VERSION
 
 SCHEMA = "sbpair/replay-run/1"
 
+HASTY_SECONDS = 0.25
+"""How long nothing may come from a queue that is counted afterwards."""
+
 
 class Dedup(StrEnum):
     """What counts as the same message, besides a copy, which is what has the same key."""
@@ -150,7 +153,10 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it."""
+    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it.
+
+    `judges` is whether a task's word is taken for it that a queue is empty, and not counted afterwards.
+    """
 
     run: Run
     archive: str
@@ -158,6 +164,14 @@ class Job:
     secondary: Reach
     tasks: int
     beacon: str | None = None
+    judges: bool = True
+
+    def in_haste(self) -> Job:
+        """The same for tasks that need not be sure that a queue is empty."""
+        seconds = min(self.run.options.empty_seconds, HASTY_SECONDS)
+        return replace(
+            self, run=replace(self.run, options=replace(self.run.options, empty_seconds=seconds)), judges=False
+        )
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)
