@@ -7,7 +7,7 @@ from rich.text import Text
 
 from sbpair.cli.live import WIDE, number, rate
 from sbpair.cli.output import clean, spoken
-from sbpair.cli.phases import Row, View
+from sbpair.cli.phase_board import Row, View
 
 BAR_WIDTH, BAR_WIDTH_WIDE = 16, 32
 

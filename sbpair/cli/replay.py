@@ -10,20 +10,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sbpair.cli import replay_gc, replay_plan, replay_submit
 from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
 from sbpair.cli.phases import phases
-from sbpair.cli.running import run as run_loop
+from sbpair.cli.replay_options import (
+    AllowMissing,
+    ArchiveUrl,
+    DeadLetters,
+    Dedup,
+    Destinations,
+    OnlyQueues,
+    RunId,
+    WhatIsOnce,
+    backlog,
+    opened,
+)
+from sbpair.cli.replay_submit import PrintSubmit
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sbpair import config
-    from sbpair.model import Pair
     from sbpair.replay.job import Request, Result
+    from sbpair.replay.selection import Selection
 
 SCHEMA = "sbpair/replay/1"
 INTERRUPTED = 130
@@ -31,6 +42,7 @@ PARTIAL = 3
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+app.command("plan", cls=Command)(replay_plan.command)
 
 
 class Mode(StrEnum):
@@ -41,21 +53,6 @@ class Mode(StrEnum):
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
-
-
-class Dedup(StrEnum):
-    KEY = "key"
-    MESSAGE_ID = "message-id"
-    REPORT = "report"
-
-
-Archive = Annotated[
-    str,
-    typer.Option(
-        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
-    ),
-]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +79,30 @@ class Cluster:
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
     ] = None
+    package: Annotated[
+        str | None,
+        typer.Option("--package", metavar="FILE", help="The zip of sbpair replay package, for workers without sbpair"),
+    ] = None
+    print_submit: PrintSubmit = False
     lease: LeaseQueue = None
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
     ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages are sent."""
+
+    destination: Destinations = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help='Send only what this says of the envelope, such as "size < 65536 AND session_id IS NULL"',
+        ),
+    ] = None
 
 
 @app.callback()
@@ -104,7 +121,7 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    archive: Archive,
+    archive: ArchiveUrl,
     mode: Annotated[
         Mode,
         typer.Option(
@@ -113,19 +130,10 @@ def run_command(
             help="By way of an archive; or from the backlog to the primary at once, keeping no body (archive)",
         ),
     ] = Mode.ARCHIVE,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
-    ] = None,
-    dedup: Annotated[
-        Dedup,
-        typer.Option(
-            "--dedup",
-            metavar="key|message-id|report",
-            help="What is sent once: what is the same message; or what has the same message id and destination too; or"
-            " only count that (key)",
-        ),
-    ] = Dedup.KEY,
+    queue: OnlyQueues = None,
+    deadletters: DeadLetters = False,
+    choice: Choice,
+    dedup: WhatIsOnce = Dedup.KEY,
     ttl: TimeToLive = Ttl.ORIGINAL,
     order: Annotated[
         Order,
@@ -136,9 +144,7 @@ def run_command(
         ),
     ] = Order.SESSION,
     rate: Rate = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
-    ] = False,
+    allow_missing: AllowMissing = False,
     state: StateDirectory = None,
     count: Count = None,
     cluster: Cluster,
@@ -153,10 +159,21 @@ def run_command(
     What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
     is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
 
+    --destination and --where choose what is sent. A queue can only be received as a whole, so that everything is
+    archived all the same: what is not chosen is left in the archive, counted, and sent by sbpair replay resume RUN
+    --all, or with another choice. What of a session is sent later comes later. --where is a condition in Spark's SQL
+    over queue, sequence_number, enqueued_at_ms, message_id, destination, session_id, ttl_ticks, scheduled_at_ms,
+    content_type, size, flaw, dead_letter_reason and dead_letter_description; what it is null for is not chosen. One
+    that Spark does not take, or that does not go by these alone, is refused before anything is received.
+
+    --deadletters also empties the dead-letter queues of the backlog queues. What the syphon put there, such as for a
+    destination that was missing, is sent without its dead-letter reason, which is in the archive; what still can go
+    nowhere is quarantined, and never dead-lettered again. What had expired lives anew, unless --ttl remaining.
+
     --mode direct is for where there is no room that lasts for bodies: each task receives, sends and completes, as the
     syphon does, and --archive has no more than its ledger. It keeps the order of each queue, and so runs no more tasks
     than there are queues, unless --order none; sessions that went over several queues may come out of order. What can
-    go nowhere is dead-lettered in the backlog. Nothing can be planned, deduplicated or verified: it counts by its
+    go nowhere is dead-lettered in the backlog. Nothing can be chosen, deduplicated or verified: it counts by its
     ledger, and what a killed task had in hand is "in_doubt" until a resume has moved it. Resume it before you syphon:
     only a resume knows what the primary has already.
 
@@ -173,11 +190,11 @@ def run_command(
 
       {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
        "quarantined": 0, "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "seconds": 0.0,
-       "stopped": false}
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "left_in_queues": {},
+       "unreadable": [], "seconds": 0.0, "stopped": false}
 
     Of a direct run "archived" and "left" are null, and there are "taken", which is acknowledged + expired + quarantined
-    + in_doubt, "in_doubt", and "unfinished": the queues that no task has seen empty.
+    + in_doubt, and "in_doubt".
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
@@ -196,9 +213,12 @@ def run_command(
         ordered=order is Order.SESSION,
         rate=None if rate is None else pace.read_rate(rate),
         allow_missing=allow_missing,
+        selection=_selection(choice),
         mode=run.Mode(mode.value),
     )
-    queues = _queues(found.pair, queue or [])
+    if cluster.print_submit:
+        return replay_submit.show(screen, request)
+    queues = backlog(found.pair, queue, deadletters=deadletters)
     return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
 
 
@@ -207,16 +227,23 @@ def run_command(
 def resume_command(
     *,
     run_id: RunId,
-    archive: Archive,
+    archive: ArchiveUrl,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Send what the run has left out by --destination and --where")
+    ] = False,
+    choice: Choice,
     state: StateDirectory = None,
     cluster: Cluster,
     connection: Connection,
     display: Display,
 ) -> int:
-    """Go on with a run that was stopped, or killed, wherever it was.
+    """Go on with a run that was stopped, or killed, wherever it was; or send what it has left out.
 
-    What the ledger has is not sent again. What a task had in hand when it was killed may be: at most some hundreds of
-    messages a task, and the receipt names them. A run that is done sends nothing.
+    What the ledger has is not sent again. What a task had in hand when it was killed may be: at most three
+    thousand messages a task, and the receipt names them. A run that is done sends nothing.
+
+    Without --all, --destination and --where it sends what the run was to send, and leaves out what that left out. With
+    one of them it goes by that alone.
 
     JSON and exit codes are those of sbpair replay run; 4 also for a run of another pair or version, and for a broken
     file of the archive.
@@ -227,12 +254,18 @@ def resume_command(
     request = _request(found, archive, cluster, verbose=bool(display.verbose))
     from sbpair.replay import job
 
-    return _told(screen, lambda tell: job.resume(request, run_id, tell))
+    selection = _selection(choice)
+    if everything and selection:
+        raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
+    wanted = selection if everything or selection else None
+    if cluster.print_submit:
+        return replay_submit.show(screen, request)
+    return _told(screen, lambda tell: job.resume(request, run_id, tell, wanted))
 
 
 @app.command("verify", cls=Command)
 @options
-def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Prove a run from its files alone: every archived message has come to exactly one end.
 
     Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
@@ -241,10 +274,10 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
     3 some expired, was quarantined, or is left; 4 a file is broken, or of another run.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    run, proof = job.proved(opened)
+    run, proof = job.proved(place)
     told = {"schema": SCHEMA, "run": run_id, **job.document(proof, run)}
     screen.result(told, [told], table(told))
     return proof.exit_code
@@ -252,22 +285,22 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("status", cls=Command)
 @options
-def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Say how far a run is, by its files: nothing else is asked, and nothing is changed.
 
     JSON; the rows of segments count a message twice that was archived twice:
 
       {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "mode": "archive",
-       "phase": "drain|drained|send|proved|move|moved", "stopped": false, "archived_rows": 0, "segments": 0,
+       "phase": "drain|drained|send|proved|swept|move|moved", "stopped": false, "archived_rows": 0, "segments": 0,
        "acknowledged_rows": 0, "queues": {}}
 
     Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    told = {"schema": "sbpair/replay-status/1", **job.status(opened)}
+    told = {"schema": "sbpair/replay-status/1", **job.status(place)}
     shown = [(name.replace("_", " "), str(told[name])) for name in told if name not in ("schema", "pair", "queues")]
     screen.result(told, [told], columns(shown))
     return 0
@@ -275,18 +308,22 @@ def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("stop", cls=Command)
 @options
-def stop_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Ask a run to stop, wherever it runs: its tasks finish what they have in hand.
 
     Exit codes: 0 asked; 2 there is no such run; 7 the archive cannot be written to.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    job.stop(opened)
+    job.stop(place)
     screen.say(f"run {run_id} was asked to stop; sbpair replay resume {run_id} goes on with it")
     return 0
+
+
+app.command("gc", cls=Command)(replay_gc.command)
+app.command("package", cls=Command)(replay_submit.package_command)
 
 
 def table(told: Document) -> Iterator[str]:
@@ -308,6 +345,10 @@ def table(told: Document) -> Iterator[str]:
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
         yield clean(f"may be there twice: {len(named)} ({some}{', …' if len(named) > 3 else ''})")
+    for queue, number in _mapping(told["left_in_queues"]).items():
+        yield clean(f"{number} left in {queue}: somebody else has them locked, or has deferred them")
+    for path in _list(told["unreadable"]):
+        yield f"{path} cannot be read: it would name some that may be there twice"
     if told["contradictions"] or told["unknown"]:
         yield "the files contradict each other: please report this"
 
@@ -319,6 +360,10 @@ def _counted(heading: str, rows: Any) -> Iterator[str]:
         yield ""
         head = (heading, *(name.upper() for name in names))
         yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -334,21 +379,16 @@ def _check_machine() -> None:
     check_machine(os.environ)
 
 
-def _archive(url: str, run_id: str) -> Any:
-    from sbpair.replay.java import check_packages
-
-    check_packages("pyarrow")
-    from sbpair.replay.archive import Archive as Opened
-
-    return Opened(url, run_id)
-
-
 def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "Request":
     from sbpair.replay.job import Request
 
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:
         raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    if cluster.package is not None:
+        from sbpair.replay import package
+
+        package.check(cluster.package)
     if cluster.lease is not None and cluster.no_lease:
         raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return Request(
@@ -363,7 +403,14 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         lease=not cluster.no_lease,
         lease_queue=cluster.lease,
         verbose=verbose,
+        package=cluster.package,
     )
+
+
+def _selection(choice: Choice) -> "Selection":
+    from sbpair.replay import selection
+
+    return selection.read(choice.destination or [], choice.where)
 
 
 def _variable(found: "config.Profile", side: str) -> str | None:
@@ -381,29 +428,6 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
-    """The backlog queues that are there, or those of them that were asked for."""
-    from sbpair.backlog import queue_path
-
-    async def look(_stop: "asyncio.Event") -> list[str]:
-        from sbpair.bus.atom import open_queues
-        from sbpair.move import queues
-
-        async with open_queues(pair.secondary) as control:
-            found = (await queues.find(pair, control)).queues
-        if not found:
-            raise queues.none_there(pair)
-        return list(found)
-
-    there = {queue.lower(): queue for queue in run_loop(look)}
-    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in chosen]
-    for each, path in zip(chosen, paths, strict=True):
-        if path.lower() not in there:
-            some = ", ".join(list(there.values())[:3])
-            raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=f"it has {some}")
-    return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
-
-
 # What is told while it runs, and at its end.
 
 
@@ -413,12 +437,16 @@ def _told(screen: Screen, act: Any) -> int:
         result: Result = act(tell)
     told = {"schema": SCHEMA, **result.document()}
     screen.result(told, [told], table(told))
-    code = result.exit_code
+    code = result.proof.exit_code
     if result.stopped and code in (0, PARTIAL):
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
-    if result.unfinished:
-        screen.warn(f"not all of {', '.join(result.unfinished)} was moved: sbpair replay resume {result.run.id}")
-    elif result.proof.left and not result.run.direct:
-        screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
+    if result.proof.left and not result.run.direct:
+        others = "; --all sends what was not chosen" if result.run.options.selection else ""
+        left = f"{result.proof.left} messages are left in the archive"
+        screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")
+    if there := sum(result.proof.left_in_queues.values()):
+        screen.warn(
+            f"{there} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
+        )
     return code

@@ -44,8 +44,9 @@ class Gathering:
         self._late: asyncio.Task[None] | None = None
         self._hurried = False
 
-    def add(self, arrivals: Sequence[Arrival]) -> None:
-        self._accepted.update([(arrival.key, arrival) for arrival in arrivals])
+    def add(self, keys: Sequence[Key], arrivals: Sequence[Arrival]) -> None:
+        """Deliveries, and the keys that they have."""
+        self._accepted.update(zip(keys, arrivals, strict=True))
 
     def settle_soon(self) -> None:
         """Settle what came first, as far as it is accepted and many; everything where a wait is worth nothing."""

@@ -17,12 +17,13 @@ from sbpair.move.mover import Mover
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.move.wire_source import WireSource
-from sbpair.replay.archive import EXPIRED, LEDGER, MOVED, QUARANTINE, SENDING, Archive
-from sbpair.replay.drain import BACK_OFF_MOST_SECONDS, IDLE_SECONDS, accepted_before, tasks_of
-from sbpair.replay.drain import TRIES as CONNECTIONS
+from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
+from sbpair.replay.drain import IDLE_SECONDS, accepted_before, tasks_of
 from sbpair.replay.ending import Ending
 from sbpair.replay.lease import Permit
 from sbpair.replay.ledger import Entry, Ledger, Together, keys_of
+from sbpair.replay.patience import TRIES as CONNECTIONS
+from sbpair.replay.patience import back_off_seconds
 from sbpair.replay.schema import KEY
 from sbpair.replay.send import TRIES, WAIT_SECONDS, name_doubtful, setting_of
 from sbpair.replay.task import run
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Failures
     from sbpair.move.setting import Setting
     from sbpair.move.wire_source import WireArrival
-    from sbpair.replay.run import Job, Run
+    from sbpair.replay.run import Job
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +54,6 @@ def move(job: Job) -> Any:
                 yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
 
     return task
-
-
-def finished(archive: Archive, run: Run) -> set[str]:
-    """The queues that a task has seen empty."""
-    there = archive.files(MOVED, ".json")
-    return {queue for shard, queue in enumerate(run.queues) if _finished(shard) in there}
-
-
-def finish(archive: Archive, run: Run, queue: str) -> None:
-    """Say that a queue is empty."""
-    archive.write_json(_finished(run.queues.index(queue)), {"queue": queue})
-
-
-def _finished(shard: int) -> str:
-    return f"{MOVED}/{shard}.json"
 
 
 class Booked(WireSource):
@@ -156,13 +142,11 @@ class Direct:
         async with token_getter(self._job.pair()) as get_token:
             primary = WirePrimary(self._job.primary.endpoint(), get_token=get_token)
             try:
-                over = await self._until_over(primary, setting, get_token)
+                await self._until_over(primary, setting, get_token)
             finally:
                 await primary.close()
                 name_doubtful(self._ledger, setting)
         self._keep_unconfirmed(setting)
-        if over and self._job.judges:
-            finish(self._archive, self._job.run, self._queue)
         return setting.tally.receipt().sent
 
     def _keep_unconfirmed(self, setting: Setting) -> None:
@@ -173,8 +157,8 @@ class Direct:
         else:
             self._ledger.has_nothing_in_hand()
 
-    async def _until_over(self, primary: WirePrimary, setting: Setting, get_token: Any) -> bool:
-        """Whether the queue is empty, after as many connections as that takes."""
+    async def _until_over(self, primary: WirePrimary, setting: Setting, get_token: Any) -> None:
+        """Go on over as many connections as it takes."""
         failures = 0
         while True:
             before = setting.tally.count(self._queue, "received")
@@ -182,41 +166,41 @@ class Direct:
                 async with connect(self._job.secondary.endpoint(), get_token=get_token) as wire:
                     source = Booked(wire, await wire.receiver(self._queue), self._queue)
                     source.keep_books(self._ledger, self._shard, self._known)
-                    return await self._connected(source, primary, setting)
+                    await self._connected(source, primary, setting)
             except Unavailable as error:
                 failures = failures + 1 if setting.tally.count(self._queue, "received") == before else 1
                 if failures >= CONNECTIONS or self._archive.stopped():
                     raise
                 log.info("%s: %s; trying again", self._queue, error.message)
-                await asyncio.sleep(min(BACK_OFF_MOST_SECONDS, 0.5 * 2**failures))
+                await asyncio.sleep(back_off_seconds(failures))
+            else:
+                return
 
-    async def _connected(self, source: Booked, primary: WirePrimary, setting: Setting) -> bool:
+    async def _connected(self, source: Booked, primary: WirePrimary, setting: Setting) -> None:
         failure: SbpairError | None = None
-        over = False
         async with asyncio.TaskGroup() as tasks:
             mover = Mover(source, primary, tasks, setting)
             keeping = tasks.create_task(mover.keep_locks(), name="keep locks")
             try:
-                over = await self._empty(source, mover)
+                await self._empty(source, mover)
             except SbpairError as error:
                 failure = error
             await mover.finish()
             keeping.cancel()
         mover.write_off()
-        failure = mover.fatal or source.unwritten or failure or (mover.trouble if over else None)
+        failure = mover.fatal or source.unwritten or failure or (None if self._archive.stopped() else mover.trouble)
         if failure is not None:
             raise failure
-        return over
 
-    async def _empty(self, source: Booked, mover: Mover) -> bool:
-        """Whether nothing is left. False where the run is to stop, or destinations have kept it from going on."""
+    async def _empty(self, source: Booked, mover: Mover) -> None:
+        """Until nothing is left, the run is to stop, or destinations that take nothing keep it from going on."""
         self._ending.came()
         while not self._archive.stopped() and mover.fatal is None and source.unwritten is None:
             if source.error is not None:
                 raise source.error
+            if mover.in_hand and mover.stuck(TRIES):
+                break
             if mover.room == 0:
-                if mover.stuck(TRIES):
-                    return False
                 await mover.changed(WAIT_SECONDS)
                 continue
             source.grant(mover.room)
@@ -224,12 +208,8 @@ class Direct:
             if arrivals:
                 self._ending.came()
                 mover.accept(arrivals)
-            elif mover.in_hand:
-                if mover.stuck(TRIES):
-                    return False
-            elif await self._ending.reached(source):
-                return True
-        return False
+            elif not mover.in_hand and await self._ending.reached(source):
+                break
 
     def _wait(self, mover: Mover) -> float:
         return IDLE_SECONDS if mover.in_hand else self._job.run.options.empty_seconds

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import Unavailable
 from sbpair.move.route import Key, key_of
-from sbpair.move.wire_source import WireSource
+from sbpair.move.wire_source import WireSource, pages_of
 from sbpair.replay.archive import REPORT, Archive
-from sbpair.replay.ending import Ending
+from sbpair.replay.ending import Ending, is_ours
+from sbpair.replay.patience import TRIES, back_off_seconds, patiently
 from sbpair.replay.segment import Segment
 from sbpair.replay.task import run
 from sbpair.wire.client import connect
@@ -26,6 +28,7 @@ from sbpair.wire.client import connect
 if TYPE_CHECKING:
     from sbpair.move.wire_source import WireArrival
     from sbpair.replay.run import Job
+    from sbpair.wire.client import GetToken
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,6 @@ LOCK_SHARE = 0.4
 IDLE_SECONDS = 0.25
 """After how long without a message what there is becomes a segment."""
 
-TRIES, BACK_OFF_MOST_SECONDS = 8, 30.0
 JOURNAL = f"{REPORT}/accepted-before.json"
 """What the syphon's journal says the primary has: keys of five parts."""
 
@@ -91,7 +93,7 @@ class Drain:
                     if failures >= TRIES or self._archive.stopped():
                         raise
                     log.info("%s: %s; trying again", self._queue, error.message)
-                    await asyncio.sleep(min(BACK_OFF_MOST_SECONDS, 0.5 * 2**failures))
+                    await asyncio.sleep(back_off_seconds(failures))
                 else:
                     return self._messages
 
@@ -145,6 +147,24 @@ class Drain:
         if failures:
             # They come again, and are copies then: the same key, told apart by nobody.
             log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), failures[0][1])
+
+
+async def left_in_queues(job: Job) -> dict[str, int]:
+    """How many messages that were there when the run began are in each queue still, where there are any.
+
+    Somebody else has them locked, or has deferred them. Raises Unavailable where the namespace stays away.
+    """
+    async with token_getter(job.pair()) as get_token:
+        return await patiently(lambda: _left(job, get_token))
+
+
+async def _left(job: Job, get_token: GetToken | None) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    async with connect(job.secondary.endpoint(), get_token=get_token) as wire:
+        for queue in job.run.queues:
+            async for page in pages_of(wire, queue):
+                found[queue] += sum(is_ours(job.run, seen) for seen in page)
+    return {queue: count for queue, count in found.items() if count}
 
 
 def accepted_before(archive: Archive, queue: str) -> set[tuple[Any, ...]]:

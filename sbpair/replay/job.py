@@ -13,50 +13,55 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.move import dead_letters
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
 from sbpair.replay import progress
+from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import REPORT, SEGMENTS, STOP_FILE, Archive
-from sbpair.replay.direct import finish, finished, move
-from sbpair.replay.drain import drain, keep_accepted, tasks_of
+from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
+from sbpair.replay.direct import move
+from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
+from sbpair.replay.patience import patiently
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
-from sbpair.replay.verify import Proof, check_segments, verify
+from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
+    from sbpair.replay.selection import Selection
 
 log = logging.getLogger(__name__)
 
-DRAINED, PLANNED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+PLANNED = f"{REPORT}/plan.json"
 SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
 LOOK_SECONDS = 1.0
-PARTIAL = 3
 
 
 @dataclass(frozen=True)
 class Request:
     """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
 
-    `tasks` is how many may run at once; None for what a local master has. `lease` is whether other movers of this
-    machine are kept off; `lease_queue` names what keeps those of other machines off too.
+    `package` is a zip of sbpair for executors that have none. `tasks` is how many may run at once; None for what a
+    local master has. `lease` is whether other movers of this machine are kept off; `lease_queue` names what keeps those
+    of other machines off too.
     """
 
     pair: Pair
@@ -70,6 +75,7 @@ class Request:
     lease: bool = True
     lease_queue: str | None = None
     verbose: bool = False
+    package: str | None = None
 
     @property
     def parallelism(self) -> int:
@@ -78,25 +84,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`stopped` is whether somebody asked for it to stop before it was done.
-
-    `unfinished` are the queues that a direct run has not seen empty.
-    """
+    """`stopped` is whether somebody asked for it to stop before it was done."""
 
     run: Run
     proof: Proof
     seconds: float
     stopped: bool
-    unfinished: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        return self.proof.exit_code or (PARTIAL if self.unfinished else 0)
 
     def document(self) -> dict[str, Any]:
         told = {"run": self.run.id, **document(self.proof, self.run)}
-        if self.run.direct:
-            told["unfinished"] = list(self.unfinished)
         return {**told, "seconds": round(self.seconds, 3), "stopped": self.stopped}
 
 
@@ -111,35 +107,43 @@ def document(proof: Proof, run: Run) -> dict[str, Any]:
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+        **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 
 
 def start(request: Request, options: Options, queues: list[str], shards: int | None, tell: Tell) -> Result:
     """Begin a run. Raises what is wrong before anything is received."""
     settings = _checked(request)
-    direct = options.mode is Mode.DIRECT
-    if direct and options.dedup is not Dedup.KEY:
-        raise UsageError(
-            f"--dedup {options.dedup} does not go with --mode direct",
-            hint="a task sees the messages of its queue alone: leave it out, or use --mode archive",
-        )
+    _check_direct(options, queues)
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
-    archive.check_writable()
-    count = len(queues) if direct else shards or request.parallelism * SHARDS_A_TASK
+    count = len(queues) if options.mode is Mode.DIRECT else shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _lease(request, archive) as held:
+        archive.create()
+        archive.check_writable()
         save(archive, run)
         _keep_journal(request, archive)
-        return _go_on(request, settings, archive, run, held, tell)
+        try:
+            return _go_on(request, settings, archive, run, held, tell)
+        except UsageError:
+            if not archive.files(SEGMENTS):
+                archive.delete("")
+            raise
 
 
-def resume(request: Request, run_id: str, tell: Tell) -> Result:
-    """Go on with a run from where it is, however it ended."""
+def resume(request: Request, run_id: str, tell: Tell, selection: Selection | None = None) -> Result:
+    """Go on with a run from where it is, however it ended: with what it was to send, or with another selection."""
     settings = _checked(request)
     archive = Archive(request.archive, run_id)
     run = load(archive, request.pair)
+    if selection is not None:
+        if run.direct:
+            raise UsageError(
+                f"run {run.id} is direct, and has left nothing out", hint="leave out --all, --destination and --where"
+            )
+        run = replace(run, options=replace(run.options, selection=selection))
     archive.check_writable()
     with _lease(request, archive) as held:
         archive.remove(STOP_FILE)
@@ -152,13 +156,15 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     tell(Phase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and (before.balanced or run.direct):
+    if archive.exists(DRAINED) and (before.balanced or run.direct) and not before.left_in_queues:
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
+    _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
-    with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+    with sparks.session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
+        choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
         if run.direct:
@@ -172,9 +178,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
 
 
 def _prove(archive: Archive, run: Run, began: float) -> Result:
-    there = finished(archive, run) if run.direct else run.queues
-    unfinished = tuple(queue for queue in run.queues if queue not in there)
-    result = Result(run, verify(archive, run), time.monotonic() - began, archive.stopped(), unfinished)
+    result = Result(run, verify(archive, run), time.monotonic() - began, archive.stopped())
     archive.write_json(PROVED, result.document())
     return result
 
@@ -193,6 +197,24 @@ def _checked(request: Request) -> dict[str, str]:
         )
     _reaches(request)
     return dict(request.settings)
+
+
+def _check_direct(options: Options, queues: Sequence[str]) -> None:
+    """Raise UsageError for what a direct run cannot do."""
+    if options.mode is not Mode.DIRECT:
+        return
+    said = {
+        f"--dedup {options.dedup}": options.dedup is not Dedup.KEY,
+        "--destination": bool(options.selection.destinations),
+        "--where": options.selection.where is not None,
+        "--deadletters": any(map(dead_letters.is_one, queues)),
+    }
+    for name, asked in said.items():
+        if asked:
+            raise UsageError(
+                f"{name} does not go with --mode direct",
+                hint="a direct run sends each message as it comes: leave it out, or use --mode archive",
+            )
 
 
 def _reaches(request: Request) -> tuple[Reach, Reach]:
@@ -235,41 +257,34 @@ def _probe(spark: Any, job: Job) -> None:
 
 
 def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
-    if archive.exists(DRAINED):
+    if archive.exists(DRAINED) and not left_at_drain(archive):
         return
     tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
     _empty(spark, job, pair, drain, progress.drained(archive), held, tell)
-    if not archive.stopped():
-        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
 
 
 def _move(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
     """From the backlog to the primary within each task: nothing is planned, and no body is kept."""
     tell(Phase("move", f"moving {len(job.run.queues)} backlog queues to {job.primary.place['name']}"))
-    if _empty(spark, job, pair, move, progress.moved(archive), held, tell):
-        for queue in job.run.queues:
-            finish(archive, job.run, queue)
-    if len(finished(archive, job.run)) == len(job.run.queues):
-        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000)})
+    _empty(spark, job, pair, move, progress.moved(archive), held, tell)
 
 
-def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: Watch, held: Held, tell: Tell) -> bool:
-    """Have tasks empty the queues: without much waiting where they can be counted afterwards, and surely where not.
-
-    Whether they were counted, and are empty.
-    """
-    archive, queues = job.open(), job.run.queues
-    counts, before = asyncio.run(_counts(pair, queues)), watch.look()
-    tell(Expected(before.phase, {queue: before.by.get(queue, 0) + number for queue, number in counts.items()}))
-    for each in (job.in_haste(), job) if len(counts) == len(queues) else (job,):
+def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: Watch, held: Held, tell: Tell) -> None:
+    """Have tasks empty the queues, in haste and, where that leaves anything, with patience; write down what is left."""
+    archive, left = job.open(), dict[str, int]()
+    before = watch.look()
+    tell(Expected(before.phase, asyncio.run(_expected(pair, job.run.queues, before.by))))
+    for each in (job.in_haste(), job):
         tasks = len(tasks_of(each))
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(act(each), PROGRESS)
         _watched(watch, archive, rows.collect, held, tell)
         if archive.stopped():
-            return False
-        if not each.judges and set(asyncio.run(_counts(pair, queues)).items()) == {(queue, 0) for queue in queues}:
-            return True
-    return False
+            return
+        left = asyncio.run(left_in_queues(job))
+        if not left:
+            break
+    said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
+    archive.write_json(DRAINED, said)
 
 
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
@@ -278,13 +293,15 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
     spark.read.parquet(*files).createOrReplaceTempView(planning.MESSAGES)
     spark.sql(planning.plan(run, int(time.time() * 1000))).createOrReplaceTempView("plan")
-    summary = [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
-    destinations = sorted({row["destination"] for row in summary if row["destination"] is not None}, key=str.lower)
+    chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
+    destinations = sorted(chosen - {None}, key=str.lower)
     if not run.options.allow_missing:
         tell(Phase("plan", f"asking the primary for {len(destinations)} destinations"))
-        asyncio.run(_check_destinations(job, destinations))
-    joined = any(row["verdict"] in (planning.COPY, planning.DEDUPLICATED) for row in summary)
+        resume_it = f"'sbpair replay resume {run.id}'"
+        asyncio.run(_check_destinations(job, destinations, "everything is safe in the archive", resume_it))
+    joined = any(row["verdict"] in planning.LOSING for row in summary)
     if joined:
         spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
     rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
@@ -303,17 +320,40 @@ def _to_send(summary: list[dict[str, Any]]) -> dict[str, int]:
     return dict(found)
 
 
-async def _counts(pair: Pair, queues: Sequence[str]) -> dict[str, int]:
-    """How many messages each queue has, where that may be asked."""
-    found: dict[str, int] = {}
+async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -> dict[str, int]:
+    """How many messages each queue will have given, where that may be asked: what it has, and what it gave before."""
+    found = {}
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_queues(pair.secondary) as control:
             for queue in queues:
-                found[queue] = (await control.counts(queue)).active
+                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
     return found
 
 
-async def _check_destinations(job: Job, destinations: list[str]) -> None:
+def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
+    """Raises UsageError where the run's --where fails on what some message says."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    except PySparkException as error:
+        if run.options.selection.where is None:
+            raise
+        raise UsageError(
+            f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
+            hint=f"'sbpair replay resume {run.id} --where …' with another one, or --all",
+        ) from None
+
+
+def _check_named(job: Job, tell: Tell) -> None:
+    """Raise EntityMissing for a destination that was named and is not there, before anything is received."""
+    named, options = job.run.options.selection.destinations, job.run.options
+    if named and not options.allow_missing:
+        tell(Phase("check", f"asking the primary for {len(named)} destinations"))
+        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+
+
+async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
     """Raise EntityMissing for those that the primary does not have: a link to each is opened, and nothing goes over."""
     missing: list[str] = []
     async with token_getter(job.pair()) as get_token:
@@ -321,7 +361,7 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
         try:
             for destination in destinations:
                 try:
-                    await primary.ready(destination)
+                    await patiently(partial(primary.ready, destination))
                 except EntityMissing:
                     missing.append(destination)
         finally:
@@ -329,9 +369,9 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise EntityMissing(
-            f"{job.primary.place['name']} has no {some}; everything is safe in the archive",
+            f"{job.primary.place['name']} has no {some}; {so_far}",
             entity=missing[0],
-            hint=f"create them, then 'sbpair replay resume {job.run.id}'; --allow-missing quarantines what is for them",
+            hint=f"create them, then {then}; --allow-missing quarantines what is for them",
         )
 
 
@@ -395,7 +435,17 @@ def status(archive: Archive) -> dict[str, Any]:
     drained, stopped = archive.exists(DRAINED), archive.stopped()
     archived, sent = progress.drained(archive).look(), progress.sent(archive).look()
     proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
-    phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
+    phase = (
+        "swept"
+        if archive.exists(SWEPT)
+        else "proved"
+        if proved
+        else "send"
+        if sent.files
+        else "drained"
+        if drained
+        else "drain"
+    )
     if run.direct:
         archived, phase = progress.moved(archive).look(), "moved" if drained else "move"
     return {

@@ -114,6 +114,7 @@ class Keeper:
             token_getter(pair) as get_token,
             session_lease.hold(pair, queue, run, stop=self._ended, get_token=get_token) as lease,
         ):
+            self._archive.create()  # a run that is refused leaves no directory, and this one's tasks read there
             self._taken.set_result(None)
             try:
                 await self._say(lease)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.replay.archive import OUTCOMES, SENDING, Archive
-from sbpair.replay.schema import KEY, OUTCOME
+from sbpair.replay.schema import KEY, OUTCOME, VERSION
 
 Key: TypeAlias = tuple[str, int, int, str | None]
 """(queue, sequence number, enqueued at, message id)"""
@@ -34,6 +35,8 @@ class Ledger:
         self._sync = sync
         self._archive = archive
         self._shards = shards
+        self._said: str | None = None
+        self._numbers = count()
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
         """One chunk, there when this returns, and durable where that was asked for. Raises MachineLacks."""
@@ -46,11 +49,15 @@ class Ledger:
 
         Only a crash makes anybody read it, and only a loss of power makes it be older than it should.
         """
-        table = table_of(entries, self.attempt)
-        self._archive.write_table(f"{SENDING}/{self.attempt}.parquet", table, self._shards, sync=False)
+        # A file of its own each time: to write over one makes filesystems wait for the disk.
+        before, self._said = self._said, f"{SENDING}/{self.attempt}.{next(self._numbers)}.parquet"
+        self._archive.write_table(self._said, table_of(entries, self.attempt), self._shards, sync=False)
+        if before is not None:
+            self._archive.remove(before)
 
     def has_nothing_in_hand(self) -> None:
-        self._archive.remove(f"{SENDING}/{self.attempt}.parquet")
+        if self._said is not None:
+            self._archive.remove(self._said)
 
     def done(self, shard: int) -> set[Key]:
         """What has ended already, of one shard."""
@@ -103,11 +110,21 @@ def keys_of(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
+def foreign(archive: Archive, path: str) -> StateRefused:
+    """For a file whose columns are others than those that it should have."""
+    return StateRefused(
+        f"{archive.root}/{path} has not the columns of version {VERSION}",
+        hint="bring it back as it was written, or take it away if nobody of sbpair wrote it",
+    )
+
+
 def check_shards(archive: Archive, shards: int) -> None:
     """Raise StateRefused where a chunk was written for another number of shards, or by another run."""
     for kind in OUTCOMES:
         for path in archive.files(kind):
-            about = archive.about(path)
+            about, _, schema = archive.footer(path)
+            if not schema.equals(OUTCOME):
+                raise foreign(archive, path)
             if about.get("sbpair.shards") != str(shards) or about.get("sbpair.run") != archive.run:
                 raise StateRefused(
                     f"{archive.root}/{path} is of run {about.get('sbpair.run')} with {about.get('sbpair.shards')}"

@@ -14,11 +14,12 @@ from sbpair.move.route import TimeToLive
 from sbpair.move.state import identity
 from sbpair.replay.archive import RUN_FILE, Archive
 from sbpair.replay.schema import VERSION
+from sbpair.replay.selection import EVERYTHING, Selection
 
 SCHEMA = "sbpair/replay-run/1"
 
 HASTY_SECONDS = 0.25
-"""How long nothing may come from a queue that is counted afterwards."""
+"""How long nothing may come from a queue that is looked at afterwards."""
 
 
 class Dedup(StrEnum):
@@ -38,7 +39,12 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues."""
+    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues.
+
+    `strangers_seconds` is how long a queue may show messages and give none: somebody has them locked, until locks run
+    out.
+    `selection` is what is sent; what it leaves out is archived all the same.
+    """
 
     dedup: Dedup = Dedup.KEY
     ttl: TimeToLive = TimeToLive.ORIGINAL
@@ -48,6 +54,8 @@ class Options:
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
+    strangers_seconds: float = 150.0
+    selection: Selection = EVERYTHING
     mode: Mode = Mode.ARCHIVE
 
 
@@ -71,6 +79,7 @@ class Run:
 
 
 def save(archive: Archive, run: Run) -> None:
+    archive.create()
     archive.write_json(RUN_FILE, run.document())
 
 
@@ -101,10 +110,12 @@ def load(archive: Archive, pair: Pair | None = None) -> Run:
 def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
+        chosen = said.get("selection", {"destinations": (), "where": None})
         kinds = {
             "dedup": Dedup(said["dedup"]),
             "ttl": TimeToLive(said["ttl"]),
-            "mode": Mode(said.get("mode", "archive")),
+            "selection": Selection(tuple(chosen["destinations"]), chosen["where"]),
+            "mode": Mode(said.get("mode", Mode.ARCHIVE)),
         }
         options = Options(**{**said, **kinds})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
@@ -153,10 +164,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it.
-
-    `judges` is whether a task's word is taken for it that a queue is empty, and not counted afterwards.
-    """
+    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it."""
 
     run: Run
     archive: str
@@ -164,14 +172,12 @@ class Job:
     secondary: Reach
     tasks: int
     beacon: str | None = None
-    judges: bool = True
 
     def in_haste(self) -> Job:
-        """The same for tasks that need not be sure that a queue is empty."""
-        seconds = min(self.run.options.empty_seconds, HASTY_SECONDS)
-        return replace(
-            self, run=replace(self.run, options=replace(self.run.options, empty_seconds=seconds)), judges=False
-        )
+        """The same for tasks that wait for nothing: whether the queues are empty is looked at afterwards."""
+        options = self.run.options
+        hasty = replace(options, empty_seconds=min(options.empty_seconds, HASTY_SECONDS), strangers_seconds=0.0)
+        return replace(self, run=replace(self.run, options=hasty))
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)

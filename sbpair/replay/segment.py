@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sbpair.move import dead_letters
 from sbpair.move.route import Facts, Send, route
 from sbpair.replay.archive import SEGMENTS
 from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.move.wire_source import WireArrival
+
+
+NOT_DEAD = dead_letters.Why()
 
 
 class Segment:
@@ -38,6 +42,7 @@ class Segment:
         facts = [arrival.facts for arrival in self.arrivals]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_end, facts), strict=True)
+        reasons, descriptions = zip(*map(_why, self.arrivals), strict=True)
         columns = {
             "segment": [self.name] * len(facts),
             "position": range(len(facts)),
@@ -52,6 +57,8 @@ class Segment:
             "content_type": of["content_type"],
             "size": of["size"],
             "flaw": flaws,
+            "dead_letter_reason": reasons,
+            "dead_letter_description": descriptions,
             "message": [arrival.payload for arrival in self.arrivals],
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
@@ -61,3 +68,7 @@ def _end(facts: Facts) -> tuple[str | None, str | None]:
     """(destination, why it has none)"""
     decision = route(facts)
     return (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
+
+
+def _why(arrival: WireArrival) -> dead_letters.Why:
+    return dead_letters.why(arrival.payload) if dead_letters.is_one(arrival.facts.queue) else NOT_DEAD

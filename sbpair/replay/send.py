@@ -53,8 +53,11 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
             await _move(source, primary, setting)
         finally:
             await primary.close()
+            await source.write_accepted()
+    if source.error is not None:
+        raise source.error
     name_doubtful(ledger, setting)
-    await source.close()
+    source.close()
     return setting.tally.receipt().sent
 
 

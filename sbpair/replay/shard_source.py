@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from sbpair.errors import SbpairError
+from sbpair.move import dead_letters
 from sbpair.move.opened import Content, Opener, restored
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
@@ -95,8 +96,12 @@ class ShardSource:
         if self._is_stopped():
             self.interrupt()
         if not self._ahead and not self._over:
-            # In a thread: Spark may take its time, and heartbeats are to be answered.
-            self._ahead.extend(await asyncio.to_thread(self._pull))
+            try:
+                # In a thread: Spark may take its time, and heartbeats are to be answered.
+                self._ahead.extend(await asyncio.to_thread(self._pull))
+            except SbpairError as error:
+                # What is on its way already is waited for, and written down if that is possible.
+                self.error = error
         return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
@@ -106,8 +111,21 @@ class ShardSource:
             self._accepted_since = now
         self._accepted += cast("Sequence[Archived]", arrivals)
         if len(self._accepted) >= CHUNK_MOST or now - self._accepted_since >= CHUNK_SECONDS:
-            await self._write_accepted()
-        return [] if self.error is None else [(arrival, self.error) for arrival in arrivals]
+            error = await self.write_accepted()
+            return [(arrival, error) for arrival in arrivals] if error is not None else []
+        return []
+
+    async def write_accepted(self) -> SbpairError | None:
+        """Have the ledger know of all that was accepted. Why it does not, which is in `error` too."""
+        accepted, self._accepted = self._accepted, []
+        try:
+            for shard, entries in _by_shard(accepted):
+                await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
+        except SbpairError as error:
+            self.error = error
+            return error
+        self._let_go(accepted)
+        return None
 
     async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
         mine = cast("Archived", arrival)
@@ -120,11 +138,8 @@ class ShardSource:
             raise
         self._let_go([mine])
 
-    async def close(self) -> None:
-        """Nothing is on its way any more. Raises why something could not be written down."""
-        await self._write_accepted()
-        if self.error is not None:
-            raise self.error
+    def close(self) -> None:
+        """Nothing is on its way any more."""
         self._ledger.has_nothing_in_hand()
 
     # What a source of deliveries has, and this one has no use for.
@@ -162,16 +177,6 @@ class ShardSource:
             yield page
 
     # Inside.
-
-    async def _write_accepted(self) -> None:
-        accepted, self._accepted = self._accepted, []
-        try:
-            for shard, entries in _by_shard(accepted):
-                await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
-        except SbpairError as error:
-            self.error = error
-        else:
-            self._let_go(accepted)
 
     def _let_go(self, arrivals: Sequence[Archived]) -> None:
         for arrival in arrivals:
@@ -214,7 +219,7 @@ class ShardSource:
     def _arrival(self, key: RowKey, shard: int, message: bytes) -> Archived:
         queue = key[0]
         opener = self._openers.get(queue) or self._openers.setdefault(queue, Opener(queue))
-        opened = opener.open(message, key[3] or "")
+        opened = opener.open(dead_letters.revived(message) if dead_letters.is_one(queue) else message, key[3] or "")
         self._turn += 1
         return Archived(opened.facts, opened.partition_key, self._turn, key, shard, opened.content, message)
 

@@ -80,17 +80,19 @@ class PairedClient(client.Client[PairedSender]):
     _identity: DefaultAzureCredential | None = None
 
     async def close(self) -> None:
-        """Close its senders, and ping no more."""
+        """Close its senders, and ping no more. What is in the outbox stays in its file."""
         self._closed = True
         if self._pinging is not None:
             self._pinging.cancel()
             await asyncio.wait((self._pinging,))
         for sender in self._senders:
             await sender.close()
+        self._close_outbox()
         if self._identity is not None:
             await self._identity.close()
 
     async def __aenter__(self) -> PairedClient:
+        self._wake_late()
         return self
 
     async def __aexit__(self, *_details: object) -> None:
@@ -103,11 +105,21 @@ class PairedClient(client.Client[PairedSender]):
         if self._closed:
             return
         if self._pinger is None:
-            self._pinger = Pinger(self.pair, self.known, self.now)
-            self._pinging = asyncio.create_task(self._pinger.run(), name="sbpair pinger")
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                # The client was made before the loop was: it begins when it is entered, or gives a sender.
+                return
+            self._pinger = Pinger(self.pair, self.known, self.now, self._deliver)
+            self._pinging = loop.create_task(self._pinger.run(), name="sbpair pinger")
         self._pinger.wake()
 
+    def _wake_late(self) -> None:
+        if self._pinger is None and self.known.next_due() is not None:
+            self._wake()
+
     def _make(self, entity: str, topic: bool) -> PairedSender:
+        self._wake_late()
         return PairedSender(self, entity, topic)
 
     def _signed_in(self) -> AsyncTokenCredential:

@@ -1,7 +1,7 @@
 """How one message, or several, get to the primary or into the backlog: the whole of it, as steps.
 
-The law: `send` returns only once one side has accepted every message; nothing is given up while there is time and
-somewhere left to turn to; and what is sent again without an answer is named.
+The law: `send` returns only once one side, or the outbox, has every message; nothing is given up while there is time
+and somewhere left to turn to; and what is sent again without an answer is named.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
-from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    OperationTimeoutError,
+    ServiceBusServerBusyError,
+)
 
 from sbpair.bus.data_errors import is_answer
-from sbpair.errors import UsageError
+from sbpair.errors import SbpairError, UsageError
 from sbpair.sender import outgoing
 from sbpair.sender.failures import is_passing
 from sbpair.sender.outgoing import LEAST_LIMIT_BYTES, Batch, Content, Message, Messages, OneMessage
-from sbpair.sender.steps import Pause, Steps
+from sbpair.sender.steps import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.sender.availability import Availability
-    from sbpair.sender.lane import Lane, Use
+    from sbpair.sender.lane import Lane, Side, Use
+    from sbpair.sender.outbox import Outbox
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
@@ -55,11 +60,29 @@ class Terms:
     retries: int
 
 
+@dataclass(slots=True)
+class Delivered:
+    """How many messages of one sender have been accepted, by where."""
+
+    primary: int = 0
+    backlog: int = 0
+    outbox: int = 0
+
+
 class Exchange:
     """One sender's way to one entity. `now` is a monotonic clock, in seconds."""
 
-    def __init__(self, known: Availability, lane: Lane, entity: str, terms: Terms, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        known: Availability,
+        lane: Lane[Side],
+        entity: str,
+        terms: Terms,
+        now: Callable[[], float],
+        outbox: Outbox | None = None,
+    ) -> None:
         self._known = known
+        self._outbox = outbox
         self._lane = lane
         self._entity = entity
         self._terms = terms
@@ -68,11 +91,12 @@ class Exchange:
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
+        self.delivered = Delivered()
 
     def send(self, messages: Messages, seconds: float) -> Steps[None]:
         """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
         deadline = self._now() + seconds
-        inside, whole = _parcel(messages)
+        inside, whole = parcel(messages)
         if inside:
             if not all(map(outgoing.is_small, inside)):
                 yield from self._check_sizes(inside, deadline)
@@ -81,7 +105,7 @@ class Exchange:
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """The numbers to cancel them by; those that went to the backlog have negative ones."""
         deadline = self._now() + seconds
-        inside = [outgoing.scheduled(each, at) for each in _parcel(messages)[0]]
+        inside = [outgoing.scheduled(each, at) for each in parcel(messages)[0]]
         if not inside:
             return []
         yield from self._check_sizes(inside, deadline)
@@ -97,7 +121,7 @@ class Exchange:
         wanted = [numbers] if isinstance(numbers, int) else list(numbers)
         if any(number < 0 for number in wanted):
             raise UsageError(
-                "a scheduled message in the backlog cannot be cancelled: only the syphon takes messages from there",
+                "what is scheduled in the backlog, or the outbox, cannot be cancelled: it has no number there",
                 hint="let the syphon bring it back, and cancel it in the primary by the number that it has there",
             )
 
@@ -124,8 +148,11 @@ class Exchange:
     # One side or the other ----------------------------------------------------------------------
 
     def _delivered(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
-        """What the primary answered; None where the backlog has taken them."""
+        """What the primary answered; None where the backlog, or the outbox, has taken them."""
         known, entity, attempts = self._known, self._entity, 0
+        if self._outbox is not None and self._outbox.holds(entity):
+            yield from self._behind(self._outbox, messages)
+            return None
         # Most of the time nothing is wrong with anything, and then nothing is asked.
         while known.calm or not known.to_backlog(entity, self._now()):
             left = _left(deadline - self._now()) * self._share
@@ -143,8 +170,13 @@ class Exchange:
             else:
                 if not known.calm:
                     known.sent(entity, self._now())
+                self.delivered.primary += len(messages)
                 return answer
-        copies = [outgoing.for_backlog(each, entity) for each in messages]
+        yield from self._around([outgoing.for_backlog(each, entity) for each in messages], deadline)
+        return None
+
+    def _around(self, copies: list[Message], deadline: float) -> Steps[None]:
+        """Into the backlog; what it does not take into the outbox, where there is one."""
         done = 0
         for content, inside in outgoing.packed(copies, LEAST_LIMIT_BYTES):
             try:
@@ -152,9 +184,41 @@ class Exchange:
             except Exception as error:
                 if done:
                     error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
-                raise
+                if self._outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
+                    raise
+                yield from self._keep(self._outbox, copies[done:], error)
+                if not isinstance(error, NotSent):
+                    self._doubt(inside, error)
+                return
             done += len(inside)
-        return None
+            self.delivered.backlog += len(inside)
+
+    def _behind(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
+        """Into the outbox, behind those of the entity that are there: none may overtake another."""
+        known, entity = self._known, self._entity
+        # What a broken entity is broken for is raised, and so is what the outbox is stuck for.
+        known.to_backlog(entity, self._now())
+        if (stuck := known.stuck(entity)) is not None:
+            raise stuck.with_traceback(None)
+        copies = [outgoing.for_backlog(each, entity) for each in messages]
+        busy = ServiceBusServerBusyError(
+            message=f"messages for {entity!r} that were sent before are in the outbox still"
+        )
+        yield from self._keep(outbox, copies, busy)
+
+    def _keep(self, outbox: Outbox, copies: list[Message], error: Exception) -> Steps[None]:
+        """Raises `error` where the outbox does not take them either."""
+        payloads = [outgoing.encoded(each) for each in copies]
+        try:
+            yield Work(lambda: outbox.put(self._entity, payloads))
+        except SbpairError as why:
+            error.add_note(f"Nor has the outbox taken it: {why.message}.")
+            raise error from why
+        else:
+            self.delivered.outbox += len(copies)
+        finally:
+            if outbox.holds(self._entity):
+                self._known.kept(self._entity, error, self._now())
 
     def _pause(self, error: Exception, attempts: int, deadline: float) -> float | None:
         """After how long to try the primary again; NOW for the backlog at once, None for no more.
@@ -175,6 +239,8 @@ class Exchange:
     def _in_the_backlog(self, content: Content, inside: tuple[Message, ...], deadline: float) -> Steps[None]:
         """One queue after the other, while there is another and time."""
         while True:
+            if self._outbox is not None and self._known.place_for(self._entity, self._queue, self._now()) is None:
+                raise NotSent(message="the primary is failed over, and no backlog queue has answered for a while")
             self._queue, spares = self._known.queue_for(self._queue)
             left = _left(deadline - self._now())
             seconds = max(left / 2, min(left, ATTEMPT_LEAST_SECONDS)) if spares else left
@@ -245,13 +311,17 @@ def _limit_on(sender: Any, _seconds: float) -> int:
     return getattr(sender, "_max_message_size_on_link", 0)
 
 
+class NotSent(OperationTimeoutError):
+    """There was no use in trying: nothing has left, and nothing can be in doubt."""
+
+
 def _left(seconds: float) -> float:
     if seconds <= 0:
-        raise OperationTimeoutError(message="the time of the send was over")
+        raise NotSent(message="the time of the send was over")
     return seconds
 
 
-def _parcel(messages: Messages) -> tuple[list[Message], Content]:
+def parcel(messages: Messages) -> tuple[list[Message], Content]:
     """The messages that were given, each with an id, and what is sent where nothing has to be changed."""
     if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
         one = outgoing.outgoing(messages)

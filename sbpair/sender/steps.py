@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -29,7 +30,20 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Steps: TypeAlias = Generator[Call | Pause, Any, T]
+class Work(NamedTuple):
+    """Do something that waits for this machine alone; where others may not wait with it, in a thread."""
+
+    do: Callable[[], Any]
+
+
+class Together(NamedTuple):
+    """Go through several procedures at the same time. The answer is what each of them came to, in their order."""
+
+    procedures: tuple[Generator[Any, Any, Any], ...]
+
+
+Step: TypeAlias = Call | Pause | Work | Together
+Steps: TypeAlias = Generator[Step, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
@@ -42,6 +56,10 @@ def run(steps: Steps[T]) -> T:
                 answer = None
                 if isinstance(step, Call):
                     answer = step.use(step.on, step.seconds)
+                elif isinstance(step, Work):
+                    answer = step.do()
+                elif isinstance(step, Together):
+                    answer = _in_threads(step)
                 else:
                     sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
@@ -60,10 +78,7 @@ async def run_async(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                answer = step.use(step.on, step.seconds) if isinstance(step, Call) else asyncio.sleep(step.seconds)
-                if isinstance(answer, Coroutine):
-                    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
-                        answer = await answer
+                answer = await _awaited(step)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -71,3 +86,40 @@ async def run_async(steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+async def _awaited(step: Step) -> Any:
+    if isinstance(step, Work):
+        return await _to_its_end(asyncio.create_task(asyncio.to_thread(step.do)))
+    if isinstance(step, Together):
+        return await _in_tasks(step)
+    if isinstance(step, Pause):
+        return await asyncio.sleep(step.seconds)
+    answer = step.use(step.on, step.seconds)
+    if not isinstance(answer, Coroutine):
+        return answer
+    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
+        return await answer
+
+
+async def _to_its_end(working: asyncio.Task[T]) -> T:
+    """A thread cannot be called off: whoever gives up waits for it still, and knows then that it has ended."""
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait((working,))
+        raise
+
+
+def _in_threads(step: Together) -> list[Any]:
+    """None is left behind: each ends when the SDK's own time-out does, at the latest."""
+    first, *others = step.procedures
+    with ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="sbpair") as threads:
+        pending = [threads.submit(run, each) for each in others]
+        return [run(first), *(each.result() for each in pending)]
+
+
+async def _in_tasks(step: Together) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_async(each)) for each in step.procedures]
+    return [each.result() for each in tasks]

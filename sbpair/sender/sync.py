@@ -75,12 +75,13 @@ class PairedClient(client.Client[PairedSender]):
     _identity: DefaultAzureCredential | None = None
 
     def close(self) -> None:
-        """Close its senders, and ping no more."""
+        """Close its senders, and ping no more. What is in the outbox stays in its file."""
         self._closed = True
         if self._pinger is not None:
             self._pinger.stop()
         for sender in self._senders:
             sender.close()
+        self._close_outbox()
         if self._identity is not None:
             self._identity.close()
 
@@ -97,7 +98,7 @@ class PairedClient(client.Client[PairedSender]):
         if self._closed:
             return
         if self._pinger is None:
-            self._pinger = PingerThread(self.pair, self.known, self.now)
+            self._pinger = PingerThread(self.pair, self.known, self.now, self._deliver)
         self._pinger.wake()
 
     def _make(self, entity: str, topic: bool) -> PairedSender:

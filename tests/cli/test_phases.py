@@ -13,7 +13,8 @@ from rich.console import Console
 
 from sbpair.cli.options import Display, LogFormat
 from sbpair.cli.output import Screen
-from sbpair.cli.phases import LinedPhases, PhaseBoard, Phases, Row, View
+from sbpair.cli.phase_board import PhaseBoard, Row, View
+from sbpair.cli.phases import LinedPhases, Phases
 from sbpair.cli.phases_live import draw
 from sbpair.replay.progress import Expected, Phase, Progress
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from sbpair.model import Pair, endpoint_from_connection_string
 from sbpair.replay import job, progress
 from sbpair.replay.run import Options
 from tests.spark.world import NAMESPACE, OTHER, VARIABLES
+
+BEGAN = time.monotonic()
 
 
 def main(said: dict[str, Any]) -> None:
@@ -31,7 +34,7 @@ def main(said: dict[str, Any]) -> None:
 
 
 def tell(event: progress.Event) -> None:
-    print("event", event, flush=True)  # noqa: T201
+    print("event", f"{time.monotonic() - BEGAN:.1f}", event, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -15,14 +15,16 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.move.dead_letters import queue_of
 from sbpair.move.route import TimeToLive
 from sbpair.move.state import identity
 from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.direct import Booked, Direct, finished
+from sbpair.replay.direct import Booked, Direct
 from sbpair.replay.drain import tasks_of
 from sbpair.replay.ledger import Entry, Ledger, keys_of
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
+from sbpair.replay.selection import Selection
 from sbpair.replay.verify import Proof, verify
 from tests.spark.world import HOUR_TICKS, VARIABLES, World, world
 
@@ -64,7 +66,6 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
     assert proof.exit_code == 3
     assert sorted(place.ids()) == sorted(f"m{number}" for number in range(60))
     assert place.altered() == []
-    assert finished(made.open(), made.run) == set(place.queues)
     assert made.open().files(SENDING) == []
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
@@ -166,12 +167,12 @@ def test_what_was_accepted_and_not_settled_is_known_to_the_next(
     assert place.left() == 0
 
 
-def test_a_run_that_is_asked_to_stop_has_not_seen_its_queues_empty(place: World, tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_stop_takes_nothing(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     made = job_of(place, tmp_path)
     made.open().write(STOP_FILE, b"")
     proof = move(made)
-    assert (proof.archived, place.left(), finished(made.open(), made.run)) == (0, 4, set())
+    assert (proof.archived, place.left()) == (0, 4)
 
 
 def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
@@ -216,13 +217,31 @@ def test_a_destination_that_is_not_there_is_dead_lettered_as_the_syphon_does(pla
 # What is refused
 
 
-def test_what_needs_an_archive_is_refused_by_name(place: World, tmp_path: Path) -> None:
-    request = place.request(tmp_path)
-    with pytest.raises(errors.UsageError, match="--dedup message-id does not go with --mode direct"):
-        job.start(request, replace(QUICK, dedup=Dedup.MESSAGE_ID), place.queues, None, lambda _event: None)
-    made = job_of(place, tmp_path)
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("--dedup message-id", {"dedup": Dedup.MESSAGE_ID}),
+        ("--destination", {"selection": Selection(("orders",))}),
+        ("--where", {"selection": Selection((), "size < 3")}),
+    ],
+)
+def test_what_needs_an_archive_is_refused_by_name(
+    place: World, tmp_path: Path, said: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(errors.UsageError, match=f"{said} does not go with --mode direct"):
+        job.start(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
+    assert not (tmp_path / "archive").exists()
+
+
+def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: World, tmp_path: Path) -> None:
+    dead = [queue_of(queue) for queue in place.queues]
+    with pytest.raises(errors.UsageError, match="--deadletters does not go with --mode direct"):
+        job.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
+    made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 was direct"):
         job.proved(made.open())
+    with pytest.raises(errors.UsageError, match="run r1 is direct"):
+        job.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())
 
 
 def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path: Path) -> None:
@@ -250,11 +269,11 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
             (run / STOP_FILE).touch()
 
     first = job.start(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
-    assert (first.stopped, first.unfinished != (), first.exit_code) == (True, True, 3)
+    assert (first.stopped, first.proof.exit_code) == (True, 0)
     assert 0 < len(place.ids()) < 200
 
     result = job.resume(place.request(tmp_path), first.run.id, lambda _event: None)
-    assert (result.exit_code, result.unfinished) == (0, ())
+    assert (result.proof.exit_code, result.proof.left_in_queues) == (0, {})
     assert sorted(place.ids()) == sorted(place.sent)
     told = json.loads(json.dumps(result.document()))
     assert (told["mode"], told["archived"], told["taken"], told["acknowledged"]) == ("direct", None, 200, 200)

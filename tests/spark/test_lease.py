@@ -61,6 +61,12 @@ class Clock:
         return self.seconds
 
 
+def made(directory: str) -> Archive:
+    archive = Archive(directory, "r1")
+    archive.create()
+    return archive
+
+
 def beat(archive: Archive, number: int, good_seconds: float, lost: str | None = None) -> None:
     archive.write_json(BEACON, {"beat": number, "good_seconds": good_seconds, "lost": lost})
 
@@ -74,7 +80,7 @@ def is_sure(permit: Permit) -> bool:
 
 
 def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: Path) -> None:
-    archive, clock = Archive(str(tmp_path), "r1"), Clock()
+    archive, clock = made(str(tmp_path)), Clock()
     permit = Permit(archive, BEACON, clock)
     assert not is_sure(permit), "nothing was written yet"
     heard = []
@@ -88,7 +94,7 @@ def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: P
 
 
 def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
-    archive, clock = Archive(str(tmp_path), "r1"), Clock()
+    archive, clock = made(str(tmp_path)), Clock()
     permit = Permit(archive, BEACON, clock)
     for number in range(1, 5):
         beat(archive, number, 10.0)
@@ -111,7 +117,7 @@ waits = st.sampled_from((0.0, LOOK_SECONDS, 3.0, 12.0))
 def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float, list[float]]]) -> None:
     """However long a write takes, and however seldom the task reads; by a clock that it shares with nobody."""
     with TemporaryDirectory() as directory:
-        archive, clock = Archive(directory, "r1"), Clock()
+        archive, clock = made(directory), Clock()
         permit = Permit(archive, BEACON, lambda: clock() - 1_000)
         good_until = 0.0
 
@@ -142,7 +148,7 @@ def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -
 
 def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, tmp_path: Path) -> None:
     """Another machine has other directories, and the same queue."""
-    first = Archive(str(tmp_path / "first"), "r1")
+    first = made(str(tmp_path / "first"))
     with holding(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
@@ -160,7 +166,7 @@ def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path
 
 
 def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path / "archive"), "r1")
+    archive = made(str(tmp_path / "archive"))
     with holding(place.pair, "r1", archive, queue=leases) as held:
         permit = Permit(archive, held.beacon)
         until(lambda: is_sure(permit))
@@ -181,7 +187,7 @@ def lose(place: World) -> None:
 
 
 def test_a_lease_file_that_was_replaced_is_lost(place: World, tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path / "archive"), "r1")
+    archive = made(str(tmp_path / "archive"))
     with holding(place.pair, "r1", archive, directory=tmp_path) as held:
         held.check()
         (tmp_path / "lease").unlink()

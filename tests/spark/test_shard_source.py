@@ -50,7 +50,13 @@ def written(archive: Archive, kind: str) -> list[Key]:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
-    return Archive(str(tmp_path), "r1")
+    return created(tmp_path)
+
+
+def created(directory: Path) -> Archive:
+    made = Archive(str(directory), "r1")
+    made.create()
+    return made
 
 
 def source(archive: Archive, count: int, **said: Any) -> ShardSource:
@@ -84,14 +90,15 @@ def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chu
             ledger, sending = set(written(archive, LEDGER)), set(written(archive, SENDING))
             assert ledger <= accepted
             assert accepted | {each.row for each in hands} <= ledger | sending
-        await made.close()
+        assert await made.write_accepted() is None
+        made.close()
         assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
         assert (taken, archive.files(SENDING)) == (12, [])
 
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
         patched.setattr(shard_source, "CHUNK_MOST", chunk)
         patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
-        asyncio.run(play(Archive(directory, "r1")))
+        asyncio.run(play(created(Path(directory))))
 
 
 def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
@@ -142,9 +149,9 @@ def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypat
             raise errors.MachineLacks("full", hint="make room")
 
         monkeypatch.setattr(Ledger, "write", full)
-        await made.complete(arrivals)
-        with pytest.raises(errors.MachineLacks):
-            await made.close()
+        assert await made.complete(arrivals) == []
+        assert isinstance(await made.write_accepted(), errors.MachineLacks)
+        assert isinstance(made.error, errors.MachineLacks)
         assert len(written(archive, SENDING)) == 4
 
     asyncio.run(play())
