@@ -252,10 +252,10 @@ def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place
     job = job_of(place, tmp_path)
 
     with place.during(kind, NAMESPACE, count=1):
-        asyncio.run(replays._check_destinations(job, list(place.destinations), "nothing was received", "run it again"))
+        asyncio.run(replays._check_destinations(job, list(place.destinations), "", ""))
 
     with pytest.raises(errors.EntityMissing, match="nowhere"):
-        asyncio.run(replays._check_destinations(job, ["nowhere"]))
+        asyncio.run(replays._check_destinations(job, ["nowhere"], "", ""))
 
 
 # Others.
