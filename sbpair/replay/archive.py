@@ -148,8 +148,8 @@ class Archive:
     def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
         """Write rows, whose file says which run, version and shard count they are of; and read the footer back."""
         about = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata(about), sink, compression="zstd", compression_level=1)
+        sink, packed = pa.BufferOutputStream(), {"compression": "zstd", "compression_level": 1}
+        pq.write_table(table.replace_schema_metadata(about), sink, write_page_checksum=True, **packed)
         self.write(path, sink.getvalue(), sync=sync)
         if sync and self.rows(path) != table.num_rows:
             raise self._broken(path, "it does not hold what was written")
@@ -157,7 +157,10 @@ class Archive:
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """Raises StateRefused for a file that is broken, or cut short."""
         with self._parquet(path) as file:
-            return file.read(columns=columns)
+            try:
+                return file.read(columns=columns)
+            except (pa.ArrowException, OSError) as error:
+                raise self._broken(path, str(error).splitlines()[0]) from error
 
     def rows(self, path: str) -> int:
         """How many a file has, by its footer."""
@@ -192,7 +195,8 @@ class Archive:
 
     def _parquet(self, path: str) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self._fs.open_input_file(f"{self.root}/{path}"))
+            file = self._fs.open_input_file(f"{self.root}/{path}")
+            return pq.ParquetFile(file, page_checksum_verification=True)
         except (pa.ArrowInvalid, OSError) as error:
             raise self._broken(path, str(error).splitlines()[0]) from error
 

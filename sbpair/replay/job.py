@@ -326,7 +326,9 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_queues(pair.secondary) as control:
             for queue in queues:
-                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
+                counts = await control.counts(dead_letters.parent_of(queue))
+                there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
+                found[queue] = before.get(queue, 0) + there
     return found
 
 
@@ -350,7 +352,9 @@ def _check_named(job: Job, tell: Tell) -> None:
     named, options = job.run.options.selection.destinations, job.run.options
     if named and not options.allow_missing:
         tell(Phase("check", f"asking the primary for {len(named)} destinations"))
-        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+        asyncio.run(
+            _check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+        )
 
 
 async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:

@@ -40,6 +40,8 @@ from those who move messages than they give back in a run of minutes."""
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
+    # What a disk has changed is not sent.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A --where is what it says, and no template.
     "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),

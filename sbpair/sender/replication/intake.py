@@ -19,7 +19,7 @@ from sbpair.sender.failures import is_passing
 from sbpair.sender.lane import Use, closed
 from sbpair.sender.replication.copies import Copies, Verdict
 from sbpair.sender.replication.events import DuplicateCompleted, GivenAgain, NoKey, SideBack, SideLost, line
-from sbpair.sender.steps import Call, Pause, Steps
+from sbpair.sender.steps import Call, Pause, Steps, Together
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -37,6 +37,9 @@ SETTLE_SECONDS = 30.0
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 30.0
 """How long a side that failed is left alone, doubled each time, and at most."""
+
+REST_TIMES = 4
+"""Or so many times as long as it took to fail: the other side has most of the time, whatever this one does."""
 
 HELD_MOST = 1_000
 """While so many copies are held for others to be settled, no more are taken."""
@@ -94,10 +97,11 @@ class Well:
             self._spent.append(self._receiver)
             self._receiver = None
 
-    def rest(self, error: Exception, now: float) -> bool:
+    def rest(self, error: Exception, now: float, took_seconds: float = 0.0) -> bool:
         """Leave it alone for a while; whether it was well until now."""
         self.error = error
-        self.rests_until = now + min(REST_SECONDS * 2.0**self.failures, REST_MOST_SECONDS)
+        usual = min(REST_SECONDS * 2.0**self.failures, REST_MOST_SECONDS)
+        self.rests_until = now + max(usual, took_seconds * REST_TIMES)
         self.failures += 1
         return self.failures == 1
 
@@ -177,6 +181,7 @@ class Intake:
     def _take(self, well: Well, most: int, deadline: float) -> Steps[None]:
         seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * AT_ONCE_SECONDS))
         yield from well.close(self._needed())
+        started = self._clock()
         try:
             receiver, found = yield from well.take(most, seconds, self._clock)
         except BaseException as error:
@@ -185,7 +190,8 @@ class Intake:
                 return
             if not isinstance(error, Exception) or not is_passing(error):
                 raise
-            if well.rest(error, self._clock()):
+            now = self._clock()
+            if well.rest(error, now, now - started):
                 self._tell(SideLost(self._entity, well.side, line(error)))
             return
         if well.recovered():
@@ -277,8 +283,7 @@ class Intake:
         for taken in [*self._copies.waiting, *self._arrived, *self._surplus]:
             yield from self._try(taken, abandoning(taken.message))
         self._given.clear()
-        for well in self._wells.values():
-            yield from well.close()
+        yield Together(tuple(well.close() for well in self._wells.values()))
         self._store.close()
 
     def _of(self, message: ServiceBusReceivedMessage) -> Taken:
