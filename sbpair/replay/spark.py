@@ -126,15 +126,15 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
 
 
 def local_settings(master: str) -> dict[str, str]:
-    """What keeps a local master off the network."""
+    """What keeps a local master off the network, and its Java from the cores."""
     if not is_local(master):
         return {}
-    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", JAVA_OPTIONS: JAVA}
 
 
 def _java_options(master: str, said: str, directory: Path, *, verbose: bool) -> str:
     """Ours, and then what the user has said: of two that contradict each other Java takes the last."""
-    options = [JAVA] if is_local(master) else []
+    options = [local_settings(master).get(JAVA_OPTIONS, "")]
     if not verbose:
         (directory / "log4j2.properties").write_text(QUIET)
         options.append(f"-Dlog4j2.configurationFile=file:{directory}/log4j2.properties")
