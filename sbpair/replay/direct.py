@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from sbpair.replay.patience import TRIES as CONNECTIONS
 from sbpair.replay.patience import back_off_seconds
 from sbpair.replay.schema import KEY
 from sbpair.replay.send import TRIES, WAIT_SECONDS, name_doubtful, setting_of
+from sbpair.replay.shard_source import LOOK_SECONDS
 from sbpair.replay.task import run
 from sbpair.wire.client import connect
 
@@ -73,9 +75,8 @@ class Booked(WireSource):
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
         arrivals = await super().take(most, seconds=seconds)
         if self._known:
-            known = [each for each in arrivals if _known_as(each) in self._known]
-            await super().complete(known)
-            arrivals = [each for each in arrivals if _known_as(each) not in self._known]
+            await super().complete([each for each in arrivals if self._has(each)])
+            arrivals = [each for each in arrivals if not self._has(each)]
         if arrivals:
             self._in_hand.update((each, _entry(each)) for each in arrivals)
             self._ledger.has_in_hand(list(self._in_hand.values()))
@@ -83,7 +84,7 @@ class Booked(WireSource):
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
         # What the backlog was not heard to confirm comes again, and is in the ledger.
-        entries = [_entry(each) for each in arrivals if _known_as(each) not in self._known]
+        entries = [self._in_hand.get(each) or _entry(each) for each in arrivals if not self._has(each)]
         try:
             await asyncio.to_thread(self._ledger.write, LEDGER, self._shard, entries)
         except SbpairError as error:
@@ -106,6 +107,9 @@ class Booked(WireSource):
         except SbpairError as error:
             self.unwritten = error
         self._let_go([arrival])
+
+    def _has(self, arrival: Arrival) -> bool:
+        return bool(self._known) and _known_as(arrival) in self._known
 
     def _let_go(self, arrivals: Sequence[Arrival]) -> None:
         for each in arrivals:
@@ -134,6 +138,7 @@ class Direct:
         self._known = accepted_before(self._archive, queue) | accepted_at_death(self._archive, queue, self._shard)
         self._permit = Permit(self._archive, job.beacon)
         self._ending = Ending(job.run)
+        self._looked = 0.0
 
     async def run(self) -> int:
         """How many the primary has accepted. Raises Unavailable where a side stays away, LeaseLost, MachineLacks."""
@@ -195,7 +200,7 @@ class Direct:
     async def _empty(self, source: Booked, mover: Mover) -> None:
         """Until nothing is left, the run is to stop, or destinations that take nothing keep it from going on."""
         self._ending.came()
-        while not self._archive.stopped() and mover.fatal is None and source.unwritten is None:
+        while not self._is_stopped() and mover.fatal is None and source.unwritten is None:
             if source.error is not None:
                 raise source.error
             if mover.in_hand and mover.stuck(TRIES):
@@ -210,6 +215,13 @@ class Direct:
                 mover.accept(arrivals)
             elif not mover.in_hand and await self._ending.reached(source):
                 break
+
+    def _is_stopped(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        return self._archive.stopped()
 
     def _wait(self, mover: Mover) -> float:
         return IDLE_SECONDS if mover.in_hand else self._job.run.options.empty_seconds

@@ -138,10 +138,15 @@ class Drain:
             soonest = min(each.lock_until for each in arrivals)
             segment.add(arrivals, now + LOCK_SHARE * max(0.0, soonest - now))
 
+    def _write(self, segment: Segment) -> None:
+        self._archive.write_table(segment.path, segment.table(), self._job.run.shards, compression="zstd")
+
     async def _store(self, source: WireSource, segment: Segment) -> None:
         shards = self._job.run.shards
         # In a thread: what the service sends meanwhile is taken in, and its heartbeats are answered.
-        await asyncio.to_thread(lambda: self._archive.write_table(segment.path, segment.table(), shards))
+        await asyncio.to_thread(
+            lambda: self._archive.write_table(segment.path, segment.table(), shards, compression="zstd")
+        )
         self._messages += len(segment)
         failures = await source.complete(segment.arrivals)
         if failures:
