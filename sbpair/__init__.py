@@ -11,15 +11,30 @@ if TYPE_CHECKING:
     from sbpair import aio, errors
     from sbpair.config import load_pair
     from sbpair.model import Endpoint, Pair
+    from sbpair.sender.replication.sync import ActiveSender, DedupReceiver, PassiveSender
     from sbpair.sender.sync import PairedClient
 
 __version__ = "0.1.0"
-__all__ = ["Endpoint", "Pair", "PairedClient", "__version__", "aio", "errors", "load_pair"]
+__all__ = [
+    "ActiveSender",
+    "DedupReceiver",
+    "Endpoint",
+    "Pair",
+    "PairedClient",
+    "PassiveSender",
+    "__version__",
+    "aio",
+    "errors",
+    "load_pair",
+]
 
 _HOMES = {
+    "ActiveSender": "sbpair.sender.replication.sync",
+    "DedupReceiver": "sbpair.sender.replication.sync",
     "Endpoint": "sbpair.model",
     "Pair": "sbpair.model",
     "PairedClient": "sbpair.sender.sync",
+    "PassiveSender": "sbpair.sender.replication.sync",
     "load_pair": "sbpair.config",
 }
 

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sbpair.sender.aio import PairedClient
+    from sbpair.sender.replication.aio import ActiveSender, DedupReceiver, PassiveSender
 
-__all__ = ["PairedClient"]
+__all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sbpair.sender import aio
-
+    if name == "PairedClient":
+        from sbpair.sender import aio
+    else:
+        from sbpair.sender.replication import aio  # type: ignore[no-redef]
     return getattr(aio, name)
 
 

@@ -18,7 +18,8 @@
     │   ├── InDoubt                 6  asked, and no answer came: it may or may not have happened
     │   ├── Throttled               6  the service asks to slow down
     │   ├── QuotaExceeded           6  the entity is full: room may come back
-    │   └── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
+    │   ├── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
+    │   └── BothFailed              6  neither namespace did what either of them could have done
     ├── ServiceRefused              3  the service said no for good, with a condition
     │   ├── NameTaken               3  an entity of another kind has the name
     │   ├── PartitionsWanted        3  the whole namespace is partitioned, and so must be what is made in it
@@ -125,6 +126,25 @@ class QuotaExceeded(Unavailable):
 
 class ConnectionFaulted(Unavailable):
     """One side of a pair is gone, and the other was closed with it: neither is left half open."""
+
+
+class BothFailed(Unavailable):
+    """Neither namespace of a pair did what either could have done. `reasons` is, by side, what each of them raised.
+
+    `in_doubt` are the sides that may have done it all the same: no answer came from there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reasons: dict[str, Exception] | None = None,
+        in_doubt: tuple[str, ...] = (),
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.reasons = reasons or {}
+        self.in_doubt = in_doubt
 
 
 class ServiceRefused(SbpairError):

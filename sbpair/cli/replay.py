@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbpair.cli import replay_gc, replay_plan
+from sbpair.cli import replay_gc, replay_plan, replay_submit
 from sbpair.cli.help import Command, Group
 from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
@@ -28,6 +28,7 @@ from sbpair.cli.replay_options import (
     backlog,
     opened,
 )
+from sbpair.cli.replay_submit import PrintSubmit
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
 app.command("plan", cls=Command)(replay_plan.command)
-app.command("gc", cls=Command)(replay_gc.command)
 
 
 class Order(StrEnum):
@@ -74,6 +74,11 @@ class Cluster:
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
     ] = None
+    package: Annotated[
+        str | None,
+        typer.Option("--package", metavar="FILE", help="The zip of sbpair replay package, for workers without sbpair"),
+    ] = None
+    print_submit: PrintSubmit = False
     lease: LeaseQueue = None
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
@@ -187,6 +192,8 @@ def run_command(
         allow_missing=allow_missing,
         selection=_selection(choice),
     )
+    if cluster.print_submit:
+        return replay_submit.show(screen, request)
     queues = backlog(found.pair, queue, deadletters=deadletters)
     return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
 
@@ -227,6 +234,8 @@ def resume_command(
     if everything and selection:
         raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
     wanted = selection if everything or selection else None
+    if cluster.print_submit:
+        return replay_submit.show(screen, request)
     return _told(screen, lambda tell: job.resume(request, run_id, tell, wanted))
 
 
@@ -289,6 +298,10 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
     return 0
 
 
+app.command("gc", cls=Command)(replay_gc.command)
+app.command("package", cls=Command)(replay_submit.package_command)
+
+
 def table(told: Document) -> Iterator[str]:
     """The proof for people: the equation first."""
     yield f"run {told['run']}"
@@ -347,6 +360,10 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:
         raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    if cluster.package is not None:
+        from sbpair.replay import package
+
+        package.check(cluster.package)
     if cluster.lease is not None and cluster.no_lease:
         raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return Request(
@@ -361,6 +378,7 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         lease=not cluster.no_lease,
         lease_queue=cluster.lease,
         verbose=verbose,
+        package=cluster.package,
     )
 
 

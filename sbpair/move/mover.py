@@ -54,6 +54,9 @@ LARGEST_BYTES = 1024 * 1024
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
 
+GATHER_SECONDS = 0.01
+"""How long the few that wait for a destination wait for others to leave with."""
+
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
 
@@ -79,6 +82,7 @@ class Mover:
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
         self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}")
+        self._gathering = False
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self.fatal: SbpairError | None = None
@@ -235,17 +239,39 @@ class Mover:
         for destination, come in orders.items():
             road = self._roads.to(destination)
             road.add(come)
-            if road.workers < self._workers_most and not self._stopping.is_set():
-                road.workers += 1
-                self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
+            self._set_out(road)
+
+    def _set_out(self, road: Road) -> None:
+        """Begin to send, unless a little later there is more to send at once."""
+        if road.workers < self._workers_most and not self._stopping.is_set():
+            if road.is_due:
+                self._send(road)
+            elif not self._gathering:
+                self._gathering = True
+                self._tasks.create_task(self._set_out_late(), name=f"gather from {self._source.queue}")
+
+    async def _set_out_late(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
+        self._gathering = False
+        for road in self._roads:
+            if len(road) and road.workers < self._workers_most and not self._stopping.is_set():
+                self._send(road)
+
+    def _send(self, road: Road) -> None:
+        road.workers += 1
+        self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
 
     async def _work(self, road: Road) -> None:
         try:
             while len(road) and not self._stopping.is_set():
                 await self._advance(road)
+                if not road.is_due:
+                    break
         finally:
             road.workers -= 1
             self._changed.set()
+        if len(road):
+            self._set_out(road)
 
     async def _advance(self, road: Road) -> None:
         """One round with what is at the head of a road."""

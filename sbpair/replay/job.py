@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.move import dead_letters
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
@@ -57,8 +58,9 @@ LOOK_SECONDS = 1.0
 class Request:
     """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
 
-    `tasks` is how many may run at once; None for what a local master has. `lease` is whether other movers of this
-    machine are kept off; `lease_queue` names what keeps those of other machines off too.
+    `package` is a zip of sbpair for executors that have none. `tasks` is how many may run at once; None for what a
+    local master has. `lease` is whether other movers of this machine are kept off; `lease_queue` names what keeps those
+    of other machines off too.
     """
 
     pair: Pair
@@ -72,6 +74,7 @@ class Request:
     lease: bool = True
     lease_queue: str | None = None
     verbose: bool = False
+    package: str | None = None
 
     @property
     def parallelism(self) -> int:
@@ -150,7 +153,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
-    with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+    with sparks.session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
         choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
@@ -276,7 +279,9 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_queues(pair.secondary) as control:
             for queue in queues:
-                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
+                counts = await control.counts(dead_letters.parent_of(queue))
+                there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
+                found[queue] = before.get(queue, 0) + there
     return found
 
 
@@ -300,7 +305,9 @@ def _check_named(job: Job, tell: Tell) -> None:
     named, options = job.run.options.selection.destinations, job.run.options
     if named and not options.allow_missing:
         tell(Phase("check", f"asking the primary for {len(named)} destinations"))
-        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+        asyncio.run(
+            _check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+        )
 
 
 async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from sbpair.errors import StateRefused, UsageError
+from sbpair.errors import NameInvalid, StateRefused, UsageError
 from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
 from sbpair.move.route import TimeToLive
 from sbpair.move.state import identity
 from sbpair.replay.archive import RUN_FILE, Archive
+from sbpair.replay.outlook import named
 from sbpair.replay.schema import VERSION
 from sbpair.replay.selection import EVERYTHING, Selection
 
@@ -96,14 +97,14 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
         chosen = said.get("selection", {"destinations": (), "where": None})
-        selection = Selection(tuple(chosen["destinations"]), chosen["where"])
+        selection = Selection(named(chosen["destinations"]), None if chosen["where"] is None else str(chosen["where"]))
         options = Options(
             **{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"]), "selection": selection}
         )
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="bring it back from a copy: the run cannot go on without"
         ) from error

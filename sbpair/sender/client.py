@@ -7,12 +7,13 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.sender.availability import Availability
-from sbpair.sender.exchange import Exchange, OnFailure, Terms
+from sbpair.sender.exchange import Delivered, Exchange, OnFailure, Terms
 from sbpair.sender.failures import FailoverOn, counting
 from sbpair.sender.lane import Lane, Side, closed
 from sbpair.sender.outbox import BYTES_MOST, MESSAGES_MOST, Outbox
@@ -46,6 +47,11 @@ class Sender:
         self._lane = Lane(self._sdk_sender)
         self._exchange = Exchange(client.known, self._lane, entity, client.terms, client.now, client.outbox)
         self._closed = False
+
+    @property
+    def delivered(self) -> Delivered:
+        """How many of its messages have been accepted so far, by the primary and by the backlog."""
+        return replace(self._exchange.delivered)
 
     def _seconds(self, timeout: float | None) -> float:
         if self._closed:

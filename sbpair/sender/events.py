@@ -1,4 +1,7 @@
-"""What a paired client tells while it works: every change of where messages go, and every doubt. Facts, frozen."""
+"""What a paired client tells while it works: every change of where messages go, and every doubt. Facts, frozen.
+
+`str` of an event is what a log says, on one line; it never holds a body or a secret.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ class EntityChanged:
     after: State
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.entity} is {self.after.value}, and was {self.before.value}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLeft:
@@ -26,12 +32,18 @@ class QueueLeft:
     queue: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.queue} is out of the rotation: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class QueueReturned:
     """A backlog queue is in the rotation again."""
 
     queue: str
+
+    def __str__(self) -> str:
+        return f"{self.queue} is in the rotation again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,10 @@ class InDoubt:
     message_ids: tuple[str, ...]
     reason: str
 
+    def __str__(self) -> str:
+        named = f"{self.message_ids[0]}{f' and {len(self.message_ids) - 1} more' if self.message_ids[1:] else ''}"
+        return f"{self.entity}: {named} may arrive twice, sent again without an answer: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class SizeUnknown:
@@ -53,6 +69,10 @@ class SizeUnknown:
     entity: str
     size_with_aliases: int
     reason: str
+
+    def __str__(self) -> str:
+        size = f"{self.size_with_aliases} bytes with what the backlog adds"
+        return f"{self.entity}: a message of {size} may not fit the backlog: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

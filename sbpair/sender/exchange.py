@@ -29,7 +29,7 @@ from sbpair.sender.steps import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.sender.availability import Availability
-    from sbpair.sender.lane import Lane, Use
+    from sbpair.sender.lane import Lane, Side, Use
     from sbpair.sender.outbox import Outbox
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
@@ -60,13 +60,22 @@ class Terms:
     retries: int
 
 
+@dataclass(slots=True)
+class Delivered:
+    """How many messages of one sender have been accepted, by where."""
+
+    primary: int = 0
+    backlog: int = 0
+    outbox: int = 0
+
+
 class Exchange:
     """One sender's way to one entity. `now` is a monotonic clock, in seconds."""
 
     def __init__(
         self,
         known: Availability,
-        lane: Lane,
+        lane: Lane[Side],
         entity: str,
         terms: Terms,
         now: Callable[[], float],
@@ -78,24 +87,53 @@ class Exchange:
         self._entity = entity
         self._terms = terms
         self._now = now
-        self._share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
+        self.share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
+        self.delivered = Delivered()
 
-    def send(self, messages: Messages, seconds: float) -> Steps[None]:
-        """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
-        deadline = self._now() + seconds
-        inside, whole = _parcel(messages)
+    def straight(self, message: Messages) -> Any:
+        """The SDK's sender for a message that can go to the primary without any steps; None where it takes some.
+
+        Most of the time nothing is wrong with anything, and then nothing is asked. In `share` of its time: what goes
+        wrong is for `send` to hear of, and what went well for `went`.
+        """
+        if self._known.unwell or type(message) is not ServiceBusMessage:
+            return None
+        if self._outbox is not None and self._outbox.holds(self._entity):
+            return None
+        raw = message.raw_amqp_message
+        if raw.application_properties or raw.body_type is not outgoing.DATA or raw.properties is None:
+            return None
+        if raw.properties.message_id is None or sum(map(len, raw.body)) > outgoing.SMALL_BODY_BYTES:
+            return None
+        return self._lane.opened("primary")
+
+    def went(self, messages: int) -> None:
+        """The primary has accepted so many messages."""
+        self.delivered.primary += messages
+        if self._known.unwell:
+            self._known.sent(self._entity, self._now())
+
+    def send(
+        self, messages: Messages, seconds: float, *, since: float | None = None, failed: BaseException | None = None
+    ) -> Steps[None]:
+        """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already.
+
+        `failed` is what the straight way, taken at `since`, has raised.
+        """
+        deadline = (self._now() if since is None else since) + seconds
+        inside, whole = parcel(messages)
         if inside:
             if not all(map(outgoing.is_small, inside)):
                 yield from self._check_sizes(inside, deadline)
-            yield from self._delivered(inside, _sending(whole), deadline)
+            yield from self._delivered(inside, _sending(whole), deadline, failed)
 
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """The numbers to cancel them by; those that went to the backlog have negative ones."""
         deadline = self._now() + seconds
-        inside = [outgoing.scheduled(each, at) for each in _parcel(messages)[0]]
+        inside = [outgoing.scheduled(each, at) for each in parcel(messages)[0]]
         if not inside:
             return []
         yield from self._check_sizes(inside, deadline)
@@ -137,18 +175,20 @@ class Exchange:
 
     # One side or the other ----------------------------------------------------------------------
 
-    def _delivered(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
+    def _delivered(
+        self, messages: list[Message], use: Use, deadline: float, failed: BaseException | None = None
+    ) -> Steps[Any]:
         """What the primary answered; None where the backlog, or the outbox, has taken them."""
         known, entity, attempts = self._known, self._entity, 0
-        if self._outbox is not None and self._outbox.holds(entity):
+        if failed is None and self._outbox is not None and self._outbox.holds(entity):
             yield from self._behind(self._outbox, messages)
             return None
-        # Most of the time nothing is wrong with anything, and then nothing is asked.
-        while known.calm or not known.to_backlog(entity, self._now()):
-            left = _left(deadline - self._now()) * self._share
+        while failed is not None or not known.unwell or not known.to_backlog(entity, self._now()):
+            left = 0.0 if failed else _left(deadline - self._now()) * self.share
             try:
-                answer = yield from self._lane.on("primary", entity, use, left)
+                answer = yield from self._lane.on("primary", entity, use, left, failed)
             except Exception as error:
+                failed = None
                 pause = self._pause(error, attempts, deadline)
                 if pause is None:
                     raise
@@ -158,8 +198,7 @@ class Exchange:
                     break
                 yield Pause(pause)
             else:
-                if not known.calm:
-                    known.sent(entity, self._now())
+                self.went(len(messages))
                 return answer
         yield from self._around([outgoing.for_backlog(each, entity) for each in messages], deadline)
         return None
@@ -180,6 +219,7 @@ class Exchange:
                     self._doubt(inside, error)
                 return
             done += len(inside)
+            self.delivered.backlog += len(inside)
 
     def _behind(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
         """Into the outbox, behind those of the entity that are there: none may overtake another."""
@@ -202,6 +242,8 @@ class Exchange:
         except SbpairError as why:
             error.add_note(f"Nor has the outbox taken it: {why.message}.")
             raise error from why
+        else:
+            self.delivered.outbox += len(copies)
         finally:
             if outbox.holds(self._entity):
                 self._known.kept(self._entity, error, self._now())
@@ -213,7 +255,7 @@ class Exchange:
         """
         now = self._now()
         pause = min(RETRY_SECONDS * 2.0**attempts, WAIT_MOST_SECONDS)
-        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self._share:
+        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self.share:
             return pause
         if not self._terms.counts(error):
             return None
@@ -241,7 +283,7 @@ class Exchange:
                     raise
                 self._doubt(inside, error)
             else:
-                self._known.queue_took(self._queue)
+                self._known.queue_took(self._queue, self._now())
                 return
 
     def _doubt(self, messages: Iterable[Message], error: Exception) -> None:
@@ -307,7 +349,7 @@ def _left(seconds: float) -> float:
     return seconds
 
 
-def _parcel(messages: Messages) -> tuple[list[Message], Content]:
+def parcel(messages: Messages) -> tuple[list[Message], Content]:
     """The messages that were given, each with an id, and what is sent where nothing has to be changed."""
     if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
         one = outgoing.outgoing(messages)

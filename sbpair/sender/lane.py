@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from sbpair.bus.data_errors import is_answer
 from sbpair.errors import UsageError
@@ -27,21 +27,28 @@ log = logging.getLogger(__name__)
 
 Side: TypeAlias = Literal["primary", "backlog"]
 
+SideT = TypeVar("SideT", bound=str)
 
-class Lane:
+
+class Lane(Generic[SideT]):
     """`make` gives a new SDK sender for a path of a side; it connects when it is first used."""
 
-    def __init__(self, make: Callable[[Side, str], Any]) -> None:
+    def __init__(self, make: Callable[[SideT, str], Any]) -> None:
         self._make = make
-        self._senders: dict[Side, tuple[str, Any]] = {}
+        self._senders: dict[SideT, tuple[str, Any]] = {}
         self._spent: list[Any] = []
 
-    def on(self, side: Side, path: str, use: Use, seconds: float) -> Steps[Any]:
-        """What `use` answers. Raises what it raises."""
+    def opened(self, side: SideT) -> Any:
+        """The SDK's sender of a side; None where it has yet to be made."""
+        known = self._senders.get(side)
+        return known[1] if known else None
+
+    def on(self, side: SideT, path: str, use: Use, seconds: float, failed: BaseException | None = None) -> Steps[Any]:
+        """What `use` answers. Raises what it raises. `failed` is what it has raised already, without these steps."""
         known = self._senders.get(side)
         sender = known[1] if known and known[0] == path else (yield from self._new(side, path))
         try:
-            return (yield Call(use, sender, seconds))
+            return (yield Call(use if failed is None else _raising(failed), sender, seconds))
         except BaseException as error:
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
@@ -55,7 +62,7 @@ class Lane:
         for sender in senders:
             yield from closed(sender)
 
-    def _new(self, side: Side, path: str) -> Steps[Any]:
+    def _new(self, side: SideT, path: str) -> Steps[Any]:
         if side in self._senders:
             self._spent.append(self._senders.pop(side)[1])
         while self._spent and (side == "primary" or len(self._spent) > SPENT_MOST):
@@ -63,6 +70,13 @@ class Lane:
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender
+
+
+def _raising(error: BaseException) -> Use:
+    def use(_sender: Any, _seconds: float) -> None:
+        raise error
+
+    return use
 
 
 def closed(sender: Any) -> Steps[None]:

@@ -21,7 +21,7 @@ from sbpair.sender import outgoing
 from sbpair.sender.availability import Availability, Deliver, Errand, Ping
 
 if TYPE_CHECKING:
-    from sbpair.model import Pair
+    from sbpair.model import Endpoint, Pair
 
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
@@ -30,6 +30,13 @@ ERRANDS_AT_ONCE = 32
 STOP_SECONDS = 15.0
 
 log = logging.getLogger(__name__)
+
+
+async def ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) -> None:
+    """Send a ping, over a connection of its own. Raises what its entity, or the way there, lacks."""
+    async with open_sender(primary, entity) as sender:
+        # A fresh session, which no receiver holds: entities that require sessions accept it.
+        await sender.send(outgoing.ping(uuid.uuid4().hex), seconds)
 
 
 class Pinger:
@@ -79,7 +86,10 @@ class Pinger:
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
-                await (self._ping(errand.entity) if isinstance(errand, Ping) else self._probe(errand.queue))
+                if isinstance(errand, Ping):
+                    await ping(self._pair.primary, errand.entity)
+                else:
+                    await self._probe(errand.queue)
         except TimeoutError:
             error = TimedOut(f"no answer came within {PING_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  whatever it is, the next one is due all the same
@@ -101,11 +111,6 @@ class Pinger:
             self._known.held(entity, error, None, self._now())
         finally:
             self._room.release()
-
-    async def _ping(self, entity: str) -> None:
-        async with open_sender(self._pair.primary, entity) as sender:
-            # A fresh session, which no receiver holds: entities that require sessions accept it.
-            await sender.send(outgoing.ping(uuid.uuid4().hex), PING_SECONDS)
 
     async def _probe(self, queue: str) -> None:
         """A link that opens is enough: a message would stay, as a dead one at last."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -35,7 +36,14 @@ class Work(NamedTuple):
     do: Callable[[], Any]
 
 
-Steps: TypeAlias = Generator[Call | Pause | Work, Any, T]
+class Together(NamedTuple):
+    """Go through several procedures at the same time. The answer is what each of them came to, in their order."""
+
+    procedures: tuple[Generator[Any, Any, Any], ...]
+
+
+Step: TypeAlias = Call | Pause | Work | Together
+Steps: TypeAlias = Generator[Step, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
@@ -50,6 +58,8 @@ def run(steps: Steps[T]) -> T:
                     answer = step.use(step.on, step.seconds)
                 elif isinstance(step, Work):
                     answer = step.do()
+                elif isinstance(step, Together):
+                    answer = _in_threads(step)
                 else:
                     sleep(step.seconds)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
@@ -64,11 +74,15 @@ def run(steps: Steps[T]) -> T:
 async def run_async(steps: Steps[T]) -> T:
     """Await until it is done."""
 
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task else 0
     try:
         step = next(steps)
         while True:
             try:
                 answer = await _awaited(step)
+                if not answer and isinstance(step, Call):
+                    _check_kept(task, cancelled)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -78,9 +92,11 @@ async def run_async(steps: Steps[T]) -> T:
         return result
 
 
-async def _awaited(step: Call | Pause | Work) -> Any:
+async def _awaited(step: Step) -> Any:
     if isinstance(step, Work):
         return await _to_its_end(asyncio.create_task(asyncio.to_thread(step.do)))
+    if isinstance(step, Together):
+        return await _in_tasks(step)
     if isinstance(step, Pause):
         return await asyncio.sleep(step.seconds)
     answer = step.use(step.on, step.seconds)
@@ -97,3 +113,23 @@ async def _to_its_end(working: asyncio.Task[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait((working,))
         raise
+
+
+def _check_kept(task: asyncio.Task[Any] | None, cancelled: int) -> None:
+    """The SDK keeps some cancellations to itself: whoever asked for one would wait on."""
+    if task and task.cancelling() > cancelled:
+        raise asyncio.CancelledError
+
+
+def _in_threads(step: Together) -> list[Any]:
+    """None is left behind: each ends when the SDK's own time-out does, at the latest."""
+    first, *others = step.procedures
+    with ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="sbpair") as threads:
+        pending = [threads.submit(run, each) for each in others]
+        return [run(first), *(each.result() for each in pending)]
+
+
+async def _in_tasks(step: Together) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_async(each)) for each in step.procedures]
+    return [each.result() for each in tasks]

@@ -330,7 +330,7 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
 def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) -> None:
     proved.delete("ledger")
     end(proved, kind)
-    assert "; 1 messages stay that were not sent" in gc(proved, "--yes")[1]
+    assert "; what was not sent stays: 1 of its messages" in gc(proved, "--yes")[1]
     [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
     assert (kept["message_id"], kept["message"]) == ("m7", b"body")
     assert gc(proved, "--yes", "--unsent")[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARA
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import Options, Reach, Run
 from sbpair.replay.schema import SEGMENT
+from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.verify import Proof, verify
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1_000, Options())
+OPTIONS: dict[str, Any] = RUN.document()["options"]
 
 
 @pytest.fixture
@@ -283,8 +286,18 @@ def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
         Archive(url, "r1")
 
 
-def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
-    assert runs.load(archive) == RUN
+@pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
+def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
+    run = replace(RUN, options=Options(selection=selection))
+    runs.save(archive, run)
+    assert runs.load(archive) == run
+
+
+def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive) -> None:
+    document = archive.read_json("run.json")
+    del document["options"]["selection"]
+    archive.write_json("run.json", document)
+    assert runs.load(archive).options.selection == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -294,6 +307,9 @@ def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
         ({"version": 2}, "version 2"),
         ({"options": {"dedup": "guess"}}, "cannot be read"),
         ({"options": None}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"destinations": ["x') OR ('' = '"], "where": None}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"destinations": 3, "where": None}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"where": "true"}}}, "cannot be read"),
         ({"shards": "many"}, "cannot be read"),
         ({"pair": 3}, "cannot be read"),
     ],

@@ -170,3 +170,29 @@ def everything_else_is_sent_when_it_is_asked_for(place: World, tmp_path: Path, a
     kept = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
     assert sorted(row["message_id"] for row in kept) == ["lost", "nowhere"]
     assert all(row["message_id"].encode() in row["message"] for row in kept)
+
+
+@pytest.mark.slow
+def test_without_order_with_repetitions_and_with_a_destination_that_is_missing(place: World, tmp_path: Path) -> None:
+    place.strand_many(30)
+    for index in range(2):
+        place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
+    place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
+    options = replace(QUICK, ordered=False, allow_missing=True, dedup=Dedup.REPORT)
+
+    result = job.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
+
+    proof = result.proof
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.left) == (33, 32, 1, 0)
+    assert proof.balanced
+    assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(30)), "again", "again"])
+    assert place.altered() == []
+    assert place.left() == 0
+    [reason] = proof.reasons
+    assert "not-there" in reason
+    archive = Archive(str(tmp_path / "archive"), result.run.id)
+    flows = archive.read_json("report/plan.json")["flows"]
+    assert sum(flow["again"] for flow in flows) == 1
+    assert {flow["verdict"] for flow in flows} == {"send"}
+    [homeless] = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
+    assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")

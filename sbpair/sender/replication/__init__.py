@@ -1,0 +1,1 @@
+"""Replication of the disaster advice: an entity in each namespace, and copies of messages, or roles, or both."""

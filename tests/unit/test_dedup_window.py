@@ -1,0 +1,237 @@
+"""What is remembered of keys, in memory and in a file, against a list that does it naively."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
+from sbpair.sender.replication.file import KeyFile
+from sbpair.sender.replication.key import KeyRule
+from sbpair.sender.replication.window import Memory, Standing, Store, Window
+
+ABOUT = {"entity": "orders"}
+WINDOWS = st.builds(
+    Window, seconds=st.sampled_from((1.0, 7.5, 100.0)) | st.none(), count=st.integers(1, 4)
+) | st.builds(Window, seconds=st.sampled_from((1.0, 7.5, 100.0)), count=st.none())
+STEPS = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.sampled_from(Standing), st.floats(0, 9, allow_nan=False)), max_size=40
+)
+
+
+class Naive:
+    """A list of marks, looked through from one end to the other."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.marks: list[tuple[str, Standing, float]] = []
+
+    def mark(self, key: str, standing: Standing, now: float) -> None:
+        self.marks = [each for each in self.marks if each[0] != key] + [(key, standing, now)]
+        if self.window.count is not None:
+            self.marks = self.marks[-self.window.count :]
+
+    def standing(self, key: str, now: float) -> Standing:
+        for marked, standing, at in self.marks:
+            if marked == key and (self.window.seconds is None or now - at < self.window.seconds):
+                return standing
+        return Standing.NEW
+
+
+def agree(window: Window, steps: list[tuple[str, Standing, float]], make: Callable[[], Store]) -> None:
+    naive, store, now = Naive(window), make(), 1e9
+    try:
+        for key, standing, later in steps:
+            now += later
+            for each in "abcdef":
+                assert store.standing(each, now) == naive.standing(each, now)
+            if standing is Standing.NEW:
+                store.close()
+                store = make()
+                continue
+            naive.mark(key, standing, now)
+            store.mark(key, standing, now)
+    finally:
+        store.close()
+
+
+@given(WINDOWS, STEPS)
+def test_memory_remembers_what_a_naive_list_does(window: Window, steps: list[tuple[str, Standing, float]]) -> None:
+    agree(window, [each for each in steps if each[1] is not Standing.NEW], lambda: Memory(window))
+
+
+@settings(max_examples=25, deadline=None)
+@given(WINDOWS, STEPS)
+def test_a_file_does_too_however_often_it_is_opened_anew(
+    window: Window, steps: list[tuple[str, Standing, float]]
+) -> None:
+    with TemporaryDirectory() as directory:
+        agree(window, steps, lambda: KeyFile(Path(directory, "keys.db"), window, ABOUT))
+
+
+@given(WINDOWS, st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6)), min_size=1))
+def test_whatever_the_clock_does_only_what_was_marked_is_known(window: Window, steps: list[tuple[str, float]]) -> None:
+    store, marked = Memory(window), set[str]()
+    for key, now in steps:
+        assert {each for each in "abc" if store.standing(each, now) is Standing.DONE} <= marked
+        store.mark(key, Standing.DONE, now)
+        marked.add(key)
+        assert store.standing(key, now) is Standing.DONE
+
+
+def test_a_file_stays_as_small_as_its_window(tmp_path: Path) -> None:
+    store = KeyFile(tmp_path / "keys.db", Window(seconds=None, count=10), ABOUT)
+    for number in range(200):
+        store.mark(f"m{number}", Standing.DONE, 1.0)
+    store.close()
+    with sqlite3.connect(tmp_path / "keys.db") as db:
+        assert db.execute("SELECT count(*) FROM seen").fetchone() == (10,)
+    db.close()
+
+
+def test_a_file_is_for_this_user_alone_and_for_one_receiver_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "keys.db"
+    store = KeyFile(path, Window(), ABOUT)
+    assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(LeaseHeld, match="another receiver"):
+        KeyFile(path, Window(), ABOUT)
+    store.close()
+    KeyFile(path, Window(), ABOUT).close()
+
+
+def test_what_was_marked_outlives_a_kill_and_so_does_nobodys_claim(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from sbpair.sender.replication.file import *\n"
+        f"store = KeyFile(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
+        "store.mark('done', Standing.DONE, 5.0); store.mark('doubt', Standing.DOUBT, 5.0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    store = KeyFile(tmp_path / "keys.db", Window(), ABOUT)
+    assert [store.standing(key, 6.0) for key in ("done", "doubt", "new")] == [
+        Standing.DONE,
+        Standing.DOUBT,
+        Standing.NEW,
+    ]
+    store.close()
+
+
+def test_a_file_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    text, database, mine = tmp_path / "notes.txt", tmp_path / "other.db", tmp_path / "keys.db"
+    text.write_text("these are my notes, and no database, however long one reads them" * 20)
+    with sqlite3.connect(database) as db:
+        db.execute("CREATE TABLE precious (thing TEXT)")
+    db.close()
+    KeyFile(mine, Window(), ABOUT).close()
+    before = {path: path.read_bytes() for path in (text, mine)}
+    for path, about in ((text, ABOUT), (database, ABOUT), (mine, {"entity": "billing"})):
+        with pytest.raises(StateRefused, match=path.name):
+            KeyFile(path, Window(), about)
+    assert {path: path.read_bytes() for path in (text, mine)} == before
+    with sqlite3.connect(database) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
+    db.close()
+
+
+def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path, tmp_path / "missing" / "keys.db", tmp_path / "file" / "keys.db"):
+        with pytest.raises(UsageError):
+            KeyFile(wrong, Window(), ABOUT)
+    with pytest.raises(MachineLacks):
+        KeyFile(tmp_path / ("x" * 300), Window(), ABOUT)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds": 0},
+        {"seconds": -1},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"count": 0},
+        {"count": -5},
+        {"seconds": None, "count": None},
+    ],
+)
+def test_a_window_that_holds_nothing_or_all_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="window"):
+        Window(**wrong)
+
+
+# Keys -------------------------------------------------------------------------------------------
+
+
+def received(**own: Any) -> ServiceBusReceivedMessage:
+    """As it would be after its way over the wire, where text is bytes."""
+    raw = ServiceBusMessage(b"x", **own).raw_amqp_message
+    if raw.properties is not None and "message_id" not in own:
+        raw.properties.message_id = None
+    properties = {str(key).encode(): value for key, value in (raw.application_properties or {}).items()}
+    raw.application_properties = properties or None
+    message = object.__new__(ServiceBusReceivedMessage)
+    message._raw_amqp_message = raw
+    return message
+
+
+@pytest.mark.parametrize(
+    ("by", "own", "key"),
+    [
+        ("id", {"message_id": "m1"}, "m1"),
+        ("id", {}, None),
+        ("subject", {"subject": "order 7"}, "order 7"),
+        ("label", {"subject": "order 7"}, "order 7"),
+        ("subject", {}, None),
+        ("property:order", {"application_properties": {"order": b"7"}}, "7"),
+        ("property:order", {"application_properties": {"order": 7}}, "int:7"),
+        ("property:order", {"application_properties": {"order": "int:7"}}, "str:int:7"),
+        ("property:order", {"application_properties": {"order": b"\xff"}}, r"bytes:b'\xff'"),
+        ("property:order", {"application_properties": {"order": ""}}, None),
+        ("property:order", {"application_properties": {"other": 7}}, None),
+        ("property:order", {}, None),
+        (lambda _message: None, {}, None),
+        (lambda message: message.session_id, {"session_id": "s"}, "s"),
+    ],
+)
+def test_what_a_message_is_known_by(by: Any, own: dict[str, Any], key: str | None) -> None:
+    assert KeyRule(by).of(received(**own)) == key
+
+
+VALUES = st.text(max_size=140) | st.binary(max_size=140) | st.integers() | st.booleans() | st.floats(allow_nan=False)
+
+
+@settings(max_examples=50, deadline=None)
+@given(VALUES, VALUES)
+def test_values_that_differ_are_never_one_key(one: object, other: object) -> None:
+    def meant(value: object) -> object:
+        try:
+            return (str, value.decode()) if isinstance(value, bytes) else (type(value), repr(value))
+        except UnicodeDecodeError:
+            return bytes, value
+
+    def text(value: object) -> object:
+        return (str, value) if isinstance(value, str) else meant(value)
+
+    keys = [KeyRule(lambda _message, value=value: value).of(received()) for value in (one, other)]
+    assert all(key is None or len(key) <= 128 for key in keys)
+    if text(one) != text(other) and None not in keys:
+        assert keys[0] != keys[1]
+    if text(one) == text(other):
+        assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("wrong", ["", "ID", "message", "property", "property:", "prop:x", None, 7, ("id",), b"id"])
+def test_a_key_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="told apart"):
+        KeyRule(wrong)
