@@ -24,6 +24,7 @@ COMMANDS = {
     "prune": "Remove the backlog queues that nobody asked for, where they are empty.",
     "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
     "replay": "Bring a large backlog back on Spark: archive it, send it from there, and prove it.",
+    "receive": "Receive messages of a queue or subscription and show them, which removes them.",
     "partition": "Create partitioned queues and topics, list them, and explain partition keys.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",

@@ -196,9 +196,9 @@ class Intake:
             return
         if well.recovered():
             self._tell(SideBack(self._entity, well.side))
-        self._arrived.extend(self._taken(well.side, each, receiver) for each in found)
+        self._arrived.extend(self._received(well.side, each, receiver) for each in found)
 
-    def _taken(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> Taken:
+    def _received(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> Taken:
         reason = "it has no such property, or nothing in it"
         try:
             key = self._rule.of(message)
@@ -258,7 +258,7 @@ class Intake:
     # Settling -----------------------------------------------------------------------------------
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
-        taken = self._of(message)
+        taken = self.taken(message)
         self._copies.completing(taken, self._now())
         yield from self._settle(taken, _completing(message))
         self._surplus.extend(self._copies.completed(taken, self._now()))
@@ -266,13 +266,13 @@ class Intake:
 
     def give_up(self, message: ServiceBusReceivedMessage, use: Use) -> Steps[None]:
         """Settle it in any other way."""
-        taken = self._of(message)
+        taken = self.taken(message)
         yield from self._settle(taken, use)
         self._copies.given_up(taken)
 
     def renew(self, message: ServiceBusReceivedMessage) -> Steps[Any]:
         """Renew its lock, and those of the copies that are held for it."""
-        taken = self._of(message)
+        taken = self.taken(message)
         until = yield Call(_renewing(message), taken.receiver, SETTLE_SECONDS)
         for each in self._copies.held_with(taken):
             yield from self._try(each, _renewing(each.message))
@@ -286,7 +286,8 @@ class Intake:
         yield Together(tuple(well.close() for well in self._wells.values()))
         self._store.close()
 
-    def _of(self, message: ServiceBusReceivedMessage) -> Taken:
+    def taken(self, message: ServiceBusReceivedMessage) -> Taken:
+        """What is known of a message that is the application's. Raises MessageLockLostError where it is not."""
         found = self._given.get(id(message))
         if found is None:
             raise MessageLockLostError(
