@@ -287,7 +287,7 @@ class Connection(Endpoint):
                 if start == end:
                     continue
                 if buffer.startswith(_DISPOSITION, start):
-                    dispositions.add(channel, buffer[start:end])
+                    self._buffer.skip_to(dispositions.add(channel, buffer, start, end))
                     continue
                 dispositions.end()
                 if buffer.startswith(_TRANSFER, start):

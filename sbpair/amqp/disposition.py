@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable
 from itertools import product
 
+from sbpair.amqp import frames
+from sbpair.amqp.burst import follows
 from sbpair.amqp.performatives import Accepted, Composite, Disposition, Released, decode_composite
 from sbpair.amqp.transfer import uint
 
@@ -54,18 +56,25 @@ class Run:
         self._said: Said | None = None
         self._channel = self._first = self._last = 0
 
-    def add(self, channel: int, frame: bytes) -> None:
-        """Take the body of a frame, beginning as a disposition does. Raises ProtocolError."""
+    def add(self, channel: int, buffer: bytes, start: int, end: int) -> int:
+        """Take the body of a frame, beginning as a disposition does, and those behind it that go on with what it says.
+
+        Answers where the last of them ends. Raises ProtocolError.
+        """
+        frame = buffer[start:end]
         usual = _read_usual(frame)
         if usual is None:
             self.end()
             self._hear(channel, decode_composite(frame)[0])
-            return
+            return end
         first, last, said = usual
         if said is not self._said or first != self._last + 1 or channel != self._channel:
             self.end()
             self._said, self._channel, self._first = said, channel, first
         self._last = last
+        if follows(buffer, start, end) and frame[7] == 0x70 == frame[12]:
+            self._last, end = _read_on(buffer, start - frames.HEADER_SIZE, end)
+        return end
 
     def end(self) -> None:
         """Nothing follows on."""
@@ -89,6 +98,20 @@ def _read_usual(frame: bytes) -> tuple[int, int, Said] | None:
     except (IndexError, KeyError, struct.error):
         pass
     return None
+
+
+def _read_on(buffer: bytes, start: int, end: int) -> tuple[int, int]:
+    """Read on behind a frame with wide ids, while each says the same of the next deliveries: (last one, end)."""
+    size = end - start
+    pattern = struct.Struct(f">16sI1sI{size - 25}s")
+    before, _, between, last, behind = pattern.unpack_from(buffer, start)
+    if before.startswith(size.to_bytes(4)):  # a frame whose header has an extension is left alone
+        whole = memoryview(buffer)[end : len(buffer) - (len(buffer) - end) % size]
+        for same, first, as_well, its_last, too in pattern.iter_unpack(whole):
+            if first != last + 1 or same != before or too != behind or as_well != between or its_last < first:
+                break
+            last, end = its_last, end + size
+    return last, end
 
 
 def write_accepted(first: int, last: int, *, role: bool, settled: bool) -> bytes:

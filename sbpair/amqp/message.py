@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from sbpair.amqp import codec
@@ -271,10 +272,16 @@ def is_plain(payload: bytes) -> bool:
 
 
 def ends_in_data(payload: bytes, at: int) -> bool:
-    """Whether one data section is all that is left. Raises IndexError or struct.error for one that is cut short."""
-    if payload.startswith(_LONG_DATA, at):
-        return bool(at + 8 + _U32(payload, at + 4)[0] == len(payload))
-    return payload.startswith(_SHORT_DATA, at) and at + 5 + payload[at + 4] == len(payload)
+    """Whether one data section is all that is left."""
+    return payload.startswith(data_heads(len(payload) - at), at)
+
+
+@lru_cache(4096)
+def data_heads(size: int) -> tuple[bytes, ...]:
+    """What a data section of `size` bytes may begin with, head included."""
+    short = _SHORT_DATA + bytes((size - 5,)) if 5 <= size < 261 else None
+    long = _LONG_DATA + (size - 8).to_bytes(4) if size >= 8 else None
+    return tuple(filter(None, (long, short)))
 
 
 _SHORT_DATA = bytes((0x00, 0x53, DATA, 0xA0))

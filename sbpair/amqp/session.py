@@ -7,6 +7,7 @@ belong to the session, so a ranged disposition may settle deliveries of any link
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import disposition, transfer
@@ -23,6 +24,8 @@ WINDOW = 5_000
 """How many transfer frames a peer may send before it hears of us again."""
 
 HANDLE_MAX = 1_023
+
+_id_of = attrgetter("id")
 
 
 class Session(Endpoint):
@@ -239,7 +242,7 @@ class Session(Endpoint):
             self.put_flow()
         link.count(count)
         if deliveries and not deliveries[0].settled:
-            self.received.update([(delivery.id, delivery) for delivery in deliveries])
+            self.received.update(zip(map(_id_of, deliveries), deliveries, strict=True))
 
     def on_disposition(self, said: Disposition) -> Disposed | None:
         known: dict[int, Any] = self.sent if said.role else self.received

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import aiohttp
 from azure.core import exceptions as azure
 
 from sbpair import errors
@@ -108,12 +107,19 @@ def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = 
             f"cannot {what}: no identity is signed in that {namespace} would accept",
             hint=sign_in,
         )
-    if isinstance(error.__cause__, aiohttp.ClientSSLError):
+    if _is_tls(error.__cause__):
         return errors.Unreachable(
             f"cannot {what}: {namespace} could not be reached over TLS, or its certificate is not trusted",
             hint="give the certificates to trust as ca_file, or check whether the port speaks TLS at all",
         )
     return errors.Unreachable(f"cannot {what}: {namespace} cannot be reached", hint=_REACH_HINT)
+
+
+def _is_tls(cause: BaseException | None) -> bool:
+    # Not imported above: whoever only sends and receives can do without it.
+    from aiohttp import ClientSSLError
+
+    return isinstance(cause, ClientSSLError)
 
 
 def answer_of(error: azure.HttpResponseError) -> Answer:

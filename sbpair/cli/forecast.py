@@ -1,8 +1,8 @@
-"""What `sbpair syphon --dry-run` shows: a forecast as JSON and as text."""
+"""What `sbpair syphon --dry-run` and `sbpair replay plan` show: a forecast as JSON and as text."""
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -15,28 +15,64 @@ from sbpair.move.places import OTHERS
 from sbpair.syphon.forecast import FATES, Flow, total
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.status import Status
 
     from sbpair.cost import Span
     from sbpair.syphon.forecast import Doomed, Forecast
 
-SCHEMA = "sbpair/syphon-preview/1"
 FLOWS_SHOWN = 40
 REASONS_SHOWN = 20
 
 
-def document(forecast: "Forecast") -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a command calls the fates of messages, and the list of those that can go nowhere.
+
+    `again` is whether it counts repetitions.
+    """
+
+    schema: str
+    fates: "Mapping[str, str]"
+    doomed: str
+    again: bool = False
+
+
+SYPHON = Words("sbpair/syphon-preview/1", {fate: fate for fate in FATES}, "dead_letters")
+REPLAY = Words(
+    "sbpair/replay-plan/1",
+    {
+        "sent": "sent",
+        "already_sent": "already_sent",
+        "deduplicated": "deduplicated",
+        "expired": "expired",
+        "dead_lettered": "quarantined",
+        "left": "left",
+        "deferred": "deferred",
+        "scheduled": "scheduled",
+    },
+    "unroutable",
+    again=True,
+)
+
+
+def document(forecast: "Forecast", words: Words = SYPHON) -> dict[str, object]:
     """The forecast as its JSON contract has it."""
-    now_ms = forecast.now_ms
+
+    def sums(flow: Flow) -> dict[str, object]:
+        return _sums(flow, forecast.now_ms, words)
+
     return {
-        "schema": SCHEMA,
-        **_sums(total(forecast.flows), now_ms),
-        "queues": _queues(forecast),
-        "destinations": _destinations(forecast),
-        "flows": [
-            {"queue": flow.queue, "destination": flow.destination, **_sums(flow, now_ms)} for flow in forecast.flows
+        "schema": words.schema,
+        **sums(total(forecast.flows)),
+        "queues": [{"queue": queue, **sums(total(flows))} for queue, flows in _by_queue(forecast).items()],
+        "destinations": [
+            {"destination": name, "found": _found(forecast, name), **sums(total(flows))}
+            for name, flows in _by_destination(forecast).items()
         ],
-        "dead_letters": [asdict(each) for each in forecast.doomed],
+        "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
+        words.doomed: [asdict(each) for each in forecast.doomed],
         "ttl": str(forecast.ttl),
         "tiers": asdict(forecast.tiers),
         "limits": asdict(forecast.limits),
@@ -52,31 +88,34 @@ def document(forecast: "Forecast") -> dict[str, object]:
     }
 
 
-def table(forecast: "Forecast") -> Iterator[str]:
+def table(forecast: "Forecast", words: Words = SYPHON) -> Iterator[str]:
     """The forecast for people."""
     flows, whole = forecast.flows, total(forecast.flows)
     if flows:
-        rows = [_row(forecast, flow) for flow in flows[:FLOWS_SHOWN]]
+        rows = [_row(forecast, flow, words) for flow in flows[:FLOWS_SHOWN]]
         yield from columns([("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "REMARK"), *rows])
         if len(flows) > FLOWS_SHOWN:
             yield f"… and {len(flows) - FLOWS_SHOWN} more lines: --output json has all of them"
         yield ""
-    counted = [(fate.replace("_", " "), whole.fates[fate]) for fate in FATES]
+    counted = [(shown.replace("_", " "), whole.fates[fate]) for fate, shown in words.fates.items()]
     yield from columns([("WOULD BE", "COUNT"), ("looked at", whole.messages), *counted])
     yield from map(_doomed, forecast.doomed[:REASONS_SHOWN])
     if len(forecast.doomed) > REASONS_SHOWN:
         yield f"… and {len(forecast.doomed) - REASONS_SHOWN} more reasons: --output json has all of them"
+    if whole.again and not whole.fates["deduplicated"]:
+        yield f"with a message id that another message for the same destination has (--dedup message-id): {whole.again}"
     if whole.overdue and not whole.fates["expired"]:
         yield f"past their time to live, if the time in the backlog counts (--ttl remaining): {whole.overdue}"
     yield _time(forecast)
     yield _cost(forecast)
 
 
-def _sums(flow: Flow, now_ms: int) -> dict[str, object]:
+def _sums(flow: Flow, now_ms: int, words: Words) -> dict[str, object]:
     return {
         "messages": flow.messages,
         "bytes": flow.bytes,
-        **{fate: flow.fates[fate] for fate in FATES},
+        **{shown: flow.fates[fate] for fate, shown in words.fates.items()},
+        **({"again": flow.again} if words.again else {}),
         "overdue": flow.overdue,
         "later": flow.later,
         "oldest_seconds": _age(flow.oldest_ms, now_ms),
@@ -84,24 +123,24 @@ def _sums(flow: Flow, now_ms: int) -> dict[str, object]:
     }
 
 
-def _queues(forecast: "Forecast") -> list[dict[str, object]]:
-    by_name: dict[str, list[Flow]] = {queue: [] for queue in forecast.queues}
+def _by_queue(forecast: "Forecast") -> dict[str, list[Flow]]:
+    found: dict[str, list[Flow]] = {queue: [] for queue in forecast.queues}
     for flow in forecast.flows:
-        by_name[flow.queue].append(flow)
-    return [{"queue": queue, **_sums(total(flows), forecast.now_ms)} for queue, flows in by_name.items()]
+        found[flow.queue].append(flow)
+    return found
 
 
-def _destinations(forecast: "Forecast") -> list[dict[str, object]]:
-    by_name: dict[str, list[Flow]] = {}
+def _by_destination(forecast: "Forecast") -> dict[str, list[Flow]]:
+    found: dict[str, list[Flow]] = {}
     for flow in forecast.flows:
         if flow.destination is not None:
-            by_name.setdefault(flow.destination, []).append(flow)
-    found = []
-    for name, flows in sorted(by_name.items()):
-        entity, sums = forecast.entities.get(name), total(flows)
-        known = None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
-        found.append({"destination": name, "found": known, **_sums(sums, forecast.now_ms)})
-    return found
+            found.setdefault(flow.destination, []).append(flow)
+    return dict(sorted(found.items()))
+
+
+def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:
+    entity = forecast.entities.get(destination)
+    return None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
 
 
 def _span(span: "Span | None") -> dict[str, float] | None:
@@ -115,16 +154,20 @@ def _age(at_ms: int | None, now_ms: int) -> float | None:
 # For people
 
 
-def _row(forecast: "Forecast", flow: Flow) -> tuple[object, ...]:
+def _row(forecast: "Forecast", flow: Flow, words: Words) -> tuple[object, ...]:
     destination = {None: "(none)", OTHERS: "(others)"}.get(flow.destination, flow.destination)
     ages = (_age(at, forecast.now_ms) for at in (flow.oldest_ms, flow.newest_ms))
     spans = ("" if age is None else spoken(age) for age in ages)
-    return (flow.queue, destination, flow.messages, size(flow.bytes), *spans, _remark(forecast, flow))
+    return (flow.queue, destination, flow.messages, size(flow.bytes), *spans, _remark(forecast, flow, words))
 
 
-def _remark(forecast: "Forecast", flow: Flow) -> str:
+def _remark(forecast: "Forecast", flow: Flow, words: Words) -> str:
     fates: Counter[str] = flow.fates
-    said = [f"{fates[fate]} {fate.replace('_', ' ')}" for fate in FATES[1:] if fates[fate]]
+    said = [
+        f"{fates[fate]} {shown.replace('_', ' ')}"
+        for fate, shown in words.fates.items()
+        if fates[fate] and fate != "sent"
+    ]
     if flow.later:
         said.append(f"{flow.later} for later")
     entity = forecast.entities.get(flow.destination or "")

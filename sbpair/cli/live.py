@@ -6,7 +6,7 @@ It is drawn by a thread of its own: a terminal that takes nothing for a while (C
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from rich import live as rich_live
 from rich.console import Console, Group, RenderableType
@@ -26,6 +26,7 @@ LEAST_LINES = 6
 CLOSE_SECONDS = 2.0
 
 Row = TypeVar("Row", QueueRow, DestinationRow)
+Seen = TypeVar("Seen")
 
 
 # What fits
@@ -155,11 +156,15 @@ def rate(per_second: float) -> str:
 # The terminal
 
 
-class Live:
-    """Draws `look()` on stderr again and again while it is entered, and takes it away in the end."""
+class Live(Generic[Seen]):
+    """Draws what `look` sees on stderr again and again while it is entered, and takes it away in the end.
 
-    def __init__(self, look: Callable[[], View]) -> None:
+    `draw` is told the width and the lines that there are.
+    """
+
+    def __init__(self, look: Callable[[], Seen], draw: Callable[[Seen, int, int], RenderableType]) -> None:
         self._look = look
+        self._draw = draw
         self._console = Console(stderr=True)
         self._size = self._console.size
         self._live = rich_live.Live(
@@ -172,7 +177,7 @@ class Live:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draw", daemon=True)
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "Live[Seen]":
         self._live.start()
         self._thread.start()
         return self
@@ -201,4 +206,4 @@ class Live:
         self._live.refresh()
 
     def _picture(self) -> RenderableType:
-        return draw(self._look(), self._console.width, self._console.height - 1)
+        return self._draw(self._look(), self._console.width, self._console.height - 1)

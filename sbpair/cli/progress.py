@@ -57,12 +57,12 @@ class DrawnLanes(Lanes):
 
     def __init__(self, screen: Screen) -> None:
         # A tenth of a second to load, for a terminal only.
-        from sbpair.cli.live import Live
+        from sbpair.cli.live import Live, draw
 
         super().__init__(screen)
         self._board = Board(time.monotonic())
         self._lock = threading.Lock()  # it is drawn by a thread
-        self._live = Live(self._look)
+        self._live = Live(self._look, draw)
 
     def __enter__(self) -> Lanes:
         self._live.__enter__()

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,47 +10,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sbpair.cli import replay_gc, replay_plan, replay_submit
 from sbpair.cli.help import Command, Group
-from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
+from sbpair.cli.options import Connection, Count, Display, LeaseQueue, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import profile
-from sbpair.cli.running import run as run_loop
+from sbpair.cli.phases import phases
+from sbpair.cli.replay_options import (
+    AllowMissing,
+    ArchiveUrl,
+    DeadLetters,
+    Dedup,
+    Destinations,
+    OnlyQueues,
+    RunId,
+    WhatIsOnce,
+    backlog,
+    opened,
+)
+from sbpair.cli.replay_submit import PrintSubmit
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sbpair import config
-    from sbpair.model import Pair
-    from sbpair.replay.job import Phase, Progress, Request, Result
+    from sbpair.replay.job import Request, Result
+    from sbpair.replay.selection import Selection
 
-SCHEMA, EVENT_SCHEMA = "sbpair/replay/1", "sbpair/replay-event/1"
+SCHEMA = "sbpair/replay/1"
 INTERRUPTED = 130
 PARTIAL = 3
-TELL_SECONDS = 5.0
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+app.command("plan", cls=Command)(replay_plan.command)
 
 
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
-
-
-class Dedup(StrEnum):
-    KEY = "key"
-    MESSAGE_ID = "message-id"
-    REPORT = "report"
-
-
-Archive = Annotated[
-    str,
-    typer.Option(
-        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
-    ),
-]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +74,30 @@ class Cluster:
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
     ] = None
+    package: Annotated[
+        str | None,
+        typer.Option("--package", metavar="FILE", help="The zip of sbpair replay package, for workers without sbpair"),
+    ] = None
+    print_submit: PrintSubmit = False
+    lease: LeaseQueue = None
     no_lease: Annotated[
         bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
     ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages are sent."""
+
+    destination: Destinations = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help='Send only what this says of the envelope, such as "size < 65536 AND session_id IS NULL"',
+        ),
+    ] = None
 
 
 @app.callback()
@@ -99,20 +116,11 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    archive: Archive,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
-    ] = None,
-    dedup: Annotated[
-        Dedup,
-        typer.Option(
-            "--dedup",
-            metavar="key|message-id|report",
-            help="What is sent once: what is the same message; or what has the same message id and destination too; or"
-            " only count that (key)",
-        ),
-    ] = Dedup.KEY,
+    archive: ArchiveUrl,
+    queue: OnlyQueues = None,
+    deadletters: DeadLetters = False,
+    choice: Choice,
+    dedup: WhatIsOnce = Dedup.KEY,
     ttl: TimeToLive = Ttl.ORIGINAL,
     order: Annotated[
         Order,
@@ -123,9 +131,7 @@ def run_command(
         ),
     ] = Order.SESSION,
     rate: Rate = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
-    ] = False,
+    allow_missing: AllowMissing = False,
     state: StateDirectory = None,
     count: Count = None,
     cluster: Cluster,
@@ -140,14 +146,32 @@ def run_command(
     What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
     is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
 
+    --destination and --where choose what is sent. A queue can only be received as a whole, so that everything is
+    archived all the same: what is not chosen is left in the archive, counted, and sent by sbpair replay resume RUN
+    --all, or with another choice. What of a session is sent later comes later. --where is a condition in Spark's SQL
+    over queue, sequence_number, enqueued_at_ms, message_id, destination, session_id, ttl_ticks, scheduled_at_ms,
+    content_type, size, flaw, dead_letter_reason and dead_letter_description; what it is null for is not chosen. One
+    that Spark does not take, or that does not go by these alone, is refused before anything is received.
+
+    --deadletters also empties the dead-letter queues of the backlog queues. What the syphon put there, such as for a
+    destination that was missing, is sent without its dead-letter reason, which is in the archive; what still can go
+    nowhere is quarantined, and never dead-lettered again. What had expired lives anew, unless --ttl remaining.
+
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
+
+    On a terminal, stderr shows the phases, and a bar for each queue while it is drained, and then for each destination.
+    Elsewhere, and with --log-format json, it has lines of JSON: each phase as it begins and, every 5 s, how far it is,
+    as a whole and for each queue or destination; "of" is known of queues where Manage is granted:
+
+      {"schema": "sbpair/replay-event/1", "time": "", "level": "info", "event": "progress", "phase": "drain",
+       "queue": null, "messages": 0, "of": null, "per_second": 0.0, "eta_seconds": null}
 
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
 
       {"schema": "sbpair/replay/1", "run": "", "archived": 0, "acknowledged": 0, "expired": 0, "quarantined": 0,
        "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "seconds": 0.0,
-       "stopped": false}
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "left_in_queues": {},
+       "unreadable": [], "seconds": 0.0, "stopped": false}
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
@@ -166,8 +190,11 @@ def run_command(
         ordered=order is Order.SESSION,
         rate=None if rate is None else pace.read_rate(rate),
         allow_missing=allow_missing,
+        selection=_selection(choice),
     )
-    queues = _queues(found.pair, queue or [])
+    if cluster.print_submit:
+        return replay_submit.show(screen, request)
+    queues = backlog(found.pair, queue, deadletters=deadletters)
     return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
 
 
@@ -176,16 +203,23 @@ def run_command(
 def resume_command(
     *,
     run_id: RunId,
-    archive: Archive,
+    archive: ArchiveUrl,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Send what the run has left out by --destination and --where")
+    ] = False,
+    choice: Choice,
     state: StateDirectory = None,
     cluster: Cluster,
     connection: Connection,
     display: Display,
 ) -> int:
-    """Go on with a run that was stopped, or killed, wherever it was.
+    """Go on with a run that was stopped, or killed, wherever it was; or send what it has left out.
 
     What the ledger has is not sent again. What a task had in hand when it was killed may be: at most some hundreds of
     messages a task, and the receipt names them. A run that is done sends nothing.
+
+    Without --all, --destination and --where it sends what the run was to send, and leaves out what that left out. With
+    one of them it goes by that alone.
 
     JSON and exit codes are those of sbpair replay run; 4 also for a run of another pair or version, and for a broken
     file of the archive.
@@ -196,12 +230,18 @@ def resume_command(
     request = _request(found, archive, cluster, verbose=bool(display.verbose))
     from sbpair.replay import job
 
-    return _told(screen, lambda tell: job.resume(request, run_id, tell))
+    selection = _selection(choice)
+    if everything and selection:
+        raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
+    wanted = selection if everything or selection else None
+    if cluster.print_submit:
+        return replay_submit.show(screen, request)
+    return _told(screen, lambda tell: job.resume(request, run_id, tell, wanted))
 
 
 @app.command("verify", cls=Command)
 @options
-def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Prove a run from its files alone: every archived message has come to exactly one end.
 
     Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
@@ -210,11 +250,11 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
     quarantined, or is left; 4 a file is broken, or of another run.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job, run
     from sbpair.replay.verify import verify
 
-    proof = verify(opened, run.load(opened))
+    proof = verify(place, run.load(place))
     told = {"schema": SCHEMA, "run": run_id, **job.document(proof)}
     screen.result(told, [told], table(told))
     return proof.exit_code
@@ -222,21 +262,21 @@ def verify_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("status", cls=Command)
 @options
-def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Say how far a run is, by its files: nothing else is asked, and nothing is changed.
 
     JSON; the rows of segments count a message twice that was archived twice:
 
-      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved",
+      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved|swept",
        "stopped": false, "archived_rows": 0, "segments": 0, "acknowledged_rows": 0, "queues": {}}
 
     Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    told = {"schema": "sbpair/replay-status/1", **job.status(opened)}
+    told = {"schema": "sbpair/replay-status/1", **job.status(place)}
     shown = [(name.replace("_", " "), str(told[name])) for name in told if name not in ("schema", "pair", "queues")]
     screen.result(told, [told], columns(shown))
     return 0
@@ -244,18 +284,22 @@ def status_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
 
 @app.command("stop", cls=Command)
 @options
-def stop_command(*, run_id: RunId, archive: Archive, display: Display) -> int:
+def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
     """Ask a run to stop, wherever it runs: its tasks finish what they have in hand.
 
     Exit codes: 0 asked; 2 there is no such run; 7 the archive cannot be written to.
     """
     screen = Screen(display)
-    opened = _archive(archive, run_id)
+    place = opened(archive, run_id)
     from sbpair.replay import job
 
-    job.stop(opened)
+    job.stop(place)
     screen.say(f"run {run_id} was asked to stop; sbpair replay resume {run_id} goes on with it")
     return 0
+
+
+app.command("gc", cls=Command)(replay_gc.command)
+app.command("package", cls=Command)(replay_submit.package_command)
 
 
 def table(told: Document) -> Iterator[str]:
@@ -276,6 +320,10 @@ def table(told: Document) -> Iterator[str]:
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
         yield clean(f"may be there twice: {len(named)} ({some}{', …' if len(named) > 3 else ''})")
+    for queue, number in _mapping(told["left_in_queues"]).items():
+        yield clean(f"{number} left in {queue}: somebody else has them locked, or has deferred them")
+    for path in _list(told["unreadable"]):
+        yield f"{path} cannot be read: it would name some that may be there twice"
     if told["contradictions"] or told["unknown"]:
         yield "the files contradict each other: please report this"
 
@@ -287,6 +335,10 @@ def _counted(heading: str, rows: Any) -> Iterator[str]:
         yield ""
         head = (heading, *(name.upper() for name in names))
         yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -302,21 +354,18 @@ def _check_machine() -> None:
     check_machine(os.environ)
 
 
-def _archive(url: str, run_id: str) -> Any:
-    from sbpair.replay.java import check_packages
-
-    check_packages("pyarrow")
-    from sbpair.replay.archive import Archive as Opened
-
-    return Opened(url, run_id)
-
-
 def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "Request":
     from sbpair.replay.job import Request
 
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:
         raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    if cluster.package is not None:
+        from sbpair.replay import package
+
+        package.check(cluster.package)
+    if cluster.lease is not None and cluster.no_lease:
+        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return Request(
         found.pair,
         archive,
@@ -327,8 +376,16 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),
         lease=not cluster.no_lease,
+        lease_queue=cluster.lease,
         verbose=verbose,
+        package=cluster.package,
     )
+
+
+def _selection(choice: Choice) -> "Selection":
+    from sbpair.replay import selection
+
+    return selection.read(choice.destination or [], choice.where)
 
 
 def _variable(found: "config.Profile", side: str) -> str | None:
@@ -346,35 +403,13 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
-    """The backlog queues that are there, or those of them that were asked for."""
-    from sbpair.backlog import queue_path
-
-    async def look(_stop: "asyncio.Event") -> list[str]:
-        from sbpair.bus.atom import open_queues
-        from sbpair.move import queues
-
-        async with open_queues(pair.secondary) as control:
-            found = (await queues.find(pair, control)).queues
-        if not found:
-            raise queues.none_there(pair)
-        return list(found)
-
-    there = {queue.lower(): queue for queue in run_loop(look)}
-    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in chosen]
-    for each, path in zip(chosen, paths, strict=True):
-        if path.lower() not in there:
-            some = ", ".join(list(there.values())[:3])
-            raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=f"it has {some}")
-    return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
-
-
 # What is told while it runs, and at its end.
 
 
 def _told(screen: Screen, act: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    result: Result = act(Teller(screen))
+    with phases(screen) as tell:
+        result: Result = act(tell)
     told = {"schema": SCHEMA, **result.document()}
     screen.result(told, [told], table(told))
     code = result.proof.exit_code
@@ -382,36 +417,11 @@ def _told(screen: Screen, act: Any) -> int:
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
     if result.proof.left:
-        screen.warn(f"{result.proof.left} messages are left in the archive: sbpair replay resume {result.run.id}")
+        others = "; --all sends what was not chosen" if result.run.options.selection else ""
+        left = f"{result.proof.left} messages are left in the archive"
+        screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")
+    if there := sum(result.proof.left_in_queues.values()):
+        screen.warn(
+            f"{there} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
+        )
     return code
-
-
-class Teller:
-    """Says each phase at once, and every few seconds how far it is, where that has changed."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._next = 0.0
-        self._last: Iterable[object] = ()
-
-    def __call__(self, event: "Phase | Progress") -> None:
-        from sbpair.replay.job import Phase
-
-        if isinstance(event, Phase):
-            self._next, self._last = time.monotonic() + TELL_SECONDS, ()
-            self._tell(event.text, {"event": "phase", "phase": event.name, "text": event.text})
-            return
-        figures = (event.messages, event.files)
-        if time.monotonic() >= self._next and figures != self._last:
-            self._next, self._last = time.monotonic() + TELL_SECONDS, figures
-            where = "archived" if event.phase == "drain" else "acknowledged"
-            text = f"{event.phase}: {event.messages} messages {where}, in {event.files} files"
-            document = {"event": "progress", "phase": event.phase, "messages": event.messages, "by": event.by}
-            self._tell(text, document)
-
-    def _tell(self, text: str, document: Document) -> None:
-        if self._screen.eventful:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            self._screen.event({"schema": EVENT_SCHEMA, "time": now, "level": "info", **document})
-        else:
-            self._screen.say(text)

@@ -183,7 +183,7 @@ def command(
     screen = Screen(display)
     _check(once=once, watch=watch, dry_run=dry_run, hold=hold)
     _check_lease(lease, no_lease=no_lease, dry_run=dry_run)
-    terms = _terms(rate, credits, ttl, prices)
+    terms = terms_of(rate, credits, ttl, prices)
     found = profile(connection, screen, count=count, state=state)
     if dry_run:
         if engine is not Engine.WIRE:
@@ -296,7 +296,7 @@ def _preview(pair: "Pair", terms: "Terms", screen: Screen) -> int:
     return result.exit_code
 
 
-def _terms(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None") -> "Terms":
+def terms_of(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None") -> "Terms":
     from sbpair.move import pace, route
     from sbpair.syphon.terms import Terms
 

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from sbpair.errors import SbpairError
+
 if TYPE_CHECKING:
-    from sbpair.move.engine import Answer, Arrival, Order, Parcel
+    from collections.abc import Sequence
+
+    from sbpair.move.engine import Answer, Arrival, Link, Order, Parcel
     from sbpair.move.route import Key
 
+_key_of = attrgetter("key")
 
-@dataclass(slots=True)
+
 class Flight:
-    """Messages that leave together, and the journal's number for them."""
+    """Messages that leave together, and the journal's number for them. `away` is whether an answer is waited for."""
 
-    orders: list[Order]
-    parcel: Parcel
-    number: int = 0
-    answer: Answer | None = None
+    def __init__(self, orders: Sequence[Order], parcel: Parcel) -> None:
+        self.orders = orders
+        self.arrivals: list[Arrival] = [order.arrival for order in orders]
+        self.keys: list[Key] = list(map(_key_of, self.arrivals))
+        self.number = 0
+        self._parcel = parcel
+        self._answer: Answer | None = None
 
     @property
-    def arrivals(self) -> list[Arrival]:
-        return [order.arrival for order in self.orders]
+    def away(self) -> bool:
+        return self._answer is not None
 
     @property
-    def keys(self) -> list[Key]:
-        return [order.arrival.key for order in self.orders]
+    def size(self) -> int:
+        """Bytes that its messages have in the backlog."""
+        return sum([arrival.facts.size for arrival in self.arrivals])
+
+    def depart(self, link: Link) -> SbpairError | None:
+        """Leave now; answers why not, where it has not left."""
+        try:
+            self._answer = link.post(self._parcel)
+        except SbpairError as error:
+            return error
+        return None
+
+    async def landed(self) -> SbpairError | None:
+        """Wait for the answer. Where that is cut short, it is still away."""
+        assert self._answer is not None  # noqa: S101  it has left
+        error: SbpairError | None = None
+        try:
+            await self._answer.outcome()
+        except SbpairError as refusal:
+            error = refusal
+        self._answer = None
+        return error

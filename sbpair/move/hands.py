@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from itertools import takewhile
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING
 
 from sbpair.errors import MessageLockLost, SbpairError
@@ -18,6 +21,8 @@ log = logging.getLogger(__name__)
 
 RENEW_LEFT_SECONDS = 25.0
 """Locks are renewed when this much is left of them."""
+
+_key_of = attrgetter("key")
 
 RENEW_REST_SECONDS = 1.0
 """How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
@@ -49,12 +54,11 @@ class Hands:
 
     def first_among(self, some: Mapping[Key, Arrival]) -> list[Arrival]:
         """Those that came first, up to the first one that is not among these."""
-        found: list[Arrival] = []
-        for key, arrival in self._by_key.items():
-            if some.get(key) is not arrival:
-                break
-            found.append(arrival)
-        return found
+        if self._elders:
+            return [
+                arrival for _, arrival in takewhile(lambda item: some.get(item[0]) is item[1], self._by_key.items())
+            ]
+        return list(map(self._by_key.__getitem__, takewhile(some.__contains__, self._by_key)))
 
     def take(self, arrival: Arrival) -> Arrival | None:
         """Take a delivery over; answers the one of the same message that is in hand already: now it is an elder."""
@@ -67,6 +71,17 @@ class Hands:
         if size > self.largest:
             self.largest = size
         return before
+
+    def take_all(self, arrivals: dict[Key, Arrival]) -> None:
+        """Take deliveries over, none of which is of a message that is in hand."""
+        self._by_key.update(arrivals)
+        sizes = [arrival.facts.size for arrival in arrivals.values()]
+        self.bytes += sum(sizes)
+        self.largest = max([self.largest, *sizes])
+
+    def know_any(self, keys: KeysView[Key]) -> bool:
+        """Whether any of these messages is in hand."""
+        return not keys.isdisjoint(self._by_key.keys())
 
     def all_taken(self) -> None:
         """No more for now: their locks are to be kept."""
@@ -87,16 +102,14 @@ class Hands:
         return True
 
     def let_go_all(self, arrivals: Sequence[Arrival]) -> None:
-        """Of what is in hand, and no elder for most of it."""
-        by_key, size = self._by_key, 0
-        for arrival in arrivals:
-            key = arrival.key
-            if by_key.get(key) is arrival:
-                del by_key[key]
-                size += arrival.facts.size
-            else:
+        """Of what is in hand."""
+        keys = list(map(_key_of, arrivals))
+        if not all(map(is_, map(self._by_key.get, keys), arrivals)):
+            for arrival in arrivals:
                 self.let_go(arrival)
-        self.bytes -= size
+            return
+        deque(map(self._by_key.__delitem__, keys), maxlen=0)
+        self.bytes -= sum([arrival.facts.size for arrival in arrivals])
 
     async def keep_locks(self, source: Source, tally: Tally) -> None:
         """Renew locks until cancelled."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -201,6 +201,10 @@ class Journal:
     def seen(self, key: Key) -> bool:
         """Whether the message was accepted before, or returned in this run."""
         return key in self._accepted or key in self._returned
+
+    def seen_any(self, keys: KeysView[Key]) -> bool:
+        """Whether any of these messages was `seen`."""
+        return not (keys.isdisjoint(self._accepted.keys()) and keys.isdisjoint(self._returned.keys()))
 
     def unconfirmed(self) -> list[Key]:
         """What the primary has from this run, and the backlog may still have too."""

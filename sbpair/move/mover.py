@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sbpair.cost import UNIT_BYTES, units
@@ -30,12 +30,15 @@ from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
 from sbpair.move.flight import Flight
 from sbpair.move.hands import Hands
 from sbpair.move.receipt import Named
-from sbpair.move.road import ROUND_MOST, Road
+from sbpair.move.road import ROUND_MOST
+from sbpair.move.roads import Roads
 from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, router
 from sbpair.move.settling import Gathering
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Destination, Failures, Link, Source
+    from sbpair.move.road import Road
+    from sbpair.move.route import Key
     from sbpair.move.setting import Setting
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,9 @@ LARGEST_BYTES = 1024 * 1024
 
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
+
+GATHER_SECONDS = 0.01
+"""How long the few that wait for a destination wait for others to leave with."""
 
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
@@ -69,14 +75,14 @@ class Mover:
         self._route = router(setting.ttl, self._service_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
-        self._roads: dict[str, Road] = {}
-        self._spelled: dict[str, Road] = {}
+        self._roads = Roads(setting.guard, ordered=setting.ordered)
         self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
         self._hands = Hands(self._drop_lost)
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
         self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}")
+        self._gathering = False
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self.fatal: SbpairError | None = None
@@ -94,7 +100,7 @@ class Mover:
         left = self._setting.hold_bytes - self._hands.bytes
         if left <= 0:
             return 0
-        resting = sum(len(road) for road in self._roads.values() if road.resting is not None)
+        resting = sum(map(len, self._roads.resting()))
         most = min(self._setting.hold - self.in_hand, MOVING_MOST + resting - self.in_hand)
         return max(0, min(most, max(1, left // (self._hands.largest or LARGEST_BYTES))))
 
@@ -104,11 +110,11 @@ class Mover:
 
     def resting(self) -> dict[str, str]:
         """Destinations that take nothing for now, and why."""
-        return {road.destination: road.resting for road in self._roads.values() if road.resting is not None}
+        return {road.destination: road.resting or "" for road in self._roads.resting()}
 
     def waiting(self) -> dict[str, int]:
         """How many messages wait for each destination that takes nothing for now."""
-        return {road.destination: len(road) for road in self._roads.values() if road.resting is not None}
+        return {road.destination: len(road) for road in self._roads.resting()}
 
     @property
     def oldest_ms(self) -> int | None:
@@ -118,8 +124,7 @@ class Mover:
 
     def stuck(self, failures: int) -> bool:
         """Whether everything in hand waits for destinations that have failed so often in a row."""
-        waiting = sum(len(road) for road in self._roads.values() if road.failures >= failures)
-        return waiting == self.in_hand
+        return self._roads.stuck(failures) == self.in_hand
 
     def undead(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
         """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
@@ -137,24 +142,37 @@ class Mover:
 
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Take deliveries over."""
-        hands, journal, repeats = self._hands, self._setting.journal, 0
-        namespace = self._setting.namespace
-        for arrival in arrivals:
-            facts = arrival.facts
-            # As `key_of` has it, without a call of its own.
-            queue = facts.queue.lower()
-            key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
-            before = hands.take(arrival)
-            seen = journal.seen(key)
-            if not seen and before is None:
-                self._direct(arrival)
-                continue
-            repeats += 1
-            if before is None or self._succeeds(arrival, before):
-                self._welcome(arrival, seen=seen)
-        hands.all_taken()
+        come, repeats = self._by_key(arrivals), 0
+        keys = come.keys()
+        if len(come) == len(arrivals) and not (self._hands.know_any(keys) or self._setting.journal.seen_any(keys)):
+            # As nearly always: it costs a third of looking at one after the other.
+            self._hands.take_all(come)
+            self._direct(arrivals)
+        else:
+            repeats = sum([self._accept(arrival) for arrival in arrivals])
+        self._hands.all_taken()
         self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
         self._spent("taken", arrivals)
+
+    def _by_key(self, arrivals: Sequence[Arrival]) -> dict[Key, Arrival]:
+        """Deliveries by their keys, which they are given here as `key_of` has them."""
+        namespace, spelled, queue = self._setting.namespace, "", ""
+        come: dict[Key, Arrival] = {}
+        for arrival in arrivals:
+            facts = arrival.facts
+            if facts.queue != spelled:
+                spelled, queue = facts.queue, facts.queue.lower()
+            key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
+            come[key] = arrival
+        return come
+
+    def _accept(self, arrival: Arrival) -> bool:
+        """Take one over. Answers whether its message has been delivered before."""
+        before = self._hands.take(arrival)
+        seen = self._setting.journal.seen(arrival.key)
+        if before is None or self._succeeds(arrival, before):
+            self._welcome(arrival, seen=seen)
+        return seen or before is not None
 
     def _succeeds(self, arrival: Arrival, before: Arrival) -> bool:
         """A message came again: the one in hand has lost its lock. Whether the new one may go its way already."""
@@ -170,7 +188,7 @@ class Mover:
         if seen and self._setting.journal.was_accepted(arrival.key):
             self._confirm(arrival)
         else:
-            self._direct(arrival)
+            self._direct([arrival])
 
     async def finish(self) -> None:
         """Stop: what is in flight is finished and settled, the rest is released."""
@@ -179,7 +197,7 @@ class Mover:
         await self._source.stop()
         for patience in self._patience:
             patience.reschedule(self._loop.time())
-        while any(road.workers for road in self._roads.values()) or self.in_hand > len(self._held()):
+        while self._roads.busy or self.in_hand > len(self._held()):
             await self.changed(1.0)
         held = self._held()
         self._heirs.clear()
@@ -187,11 +205,9 @@ class Mover:
 
     async def stir(self) -> None:
         """Give the youngest of what waits back, to have it again: a link over which nothing goes is taken away."""
-        orders = (order for road in self._roads.values() for order in road)
-        youngest = max(orders, key=attrgetter("turn"), default=None)
+        youngest = self._roads.drop_youngest()
         if youngest is not None:
-            self._roads[youngest.send.destination.lower()].drop(youngest.arrival)
-            await self._release([youngest.arrival])
+            await self._release([youngest])
 
     def give_up(self, error: SbpairError) -> None:
         """No message's fault: every one of them would meet the same."""
@@ -212,35 +228,50 @@ class Mover:
 
     # Onto a road, and along it.
 
-    def _direct(self, arrival: Arrival) -> None:
-        decision = self._route(arrival.facts)
-        if isinstance(decision, Send):
-            road = self._spelled.get(decision.destination) or self._road_to(decision.destination)
-            # As Order(…) would be, at a third of its cost.
-            road.add(tuple.__new__(Order, (arrival, decision, arrival.turn)))
-            if road.workers < self._workers_most and not self._stopping.is_set():
-                road.workers += 1
-                self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
-        else:
-            self._spawn(self._dead_letter(arrival, decision), arrival)
+    def _direct(self, arrivals: Sequence[Arrival]) -> None:
+        orders: defaultdict[str, list[Order]] = defaultdict(list)
+        for arrival, decision in zip(arrivals, self._route([arrival.facts for arrival in arrivals]), strict=True):
+            if isinstance(decision, Send):
+                # As Order(…) would be, at a third of its cost.
+                orders[decision.destination].append(tuple.__new__(Order, (arrival, decision, arrival.turn)))
+            else:
+                self._spawn(self._dead_letter(arrival, decision), arrival)
+        for destination, come in orders.items():
+            road = self._roads.to(destination)
+            road.add(come)
+            self._set_out(road)
 
-    def _road_to(self, destination: str) -> Road:
-        # Service Bus compares paths without regard to case: one road for every spelling.
-        name = destination.lower()
-        road = self._roads.get(name)
-        if road is None:
-            road = self._roads[name] = Road(destination, ordered=self._setting.ordered)
-            self._setting.guard.asked(name)
-        self._spelled[destination] = road
-        return road
+    def _set_out(self, road: Road) -> None:
+        """Begin to send, unless a little later there is more to send at once."""
+        if road.workers < self._workers_most and not self._stopping.is_set():
+            if road.is_due:
+                self._send(road)
+            elif not self._gathering:
+                self._gathering = True
+                self._tasks.create_task(self._set_out_late(), name=f"gather from {self._source.queue}")
+
+    async def _set_out_late(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
+        self._gathering = False
+        for road in self._roads:
+            if len(road) and road.workers < self._workers_most and not self._stopping.is_set():
+                self._send(road)
+
+    def _send(self, road: Road) -> None:
+        road.workers += 1
+        self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
 
     async def _work(self, road: Road) -> None:
         try:
             while len(road) and not self._stopping.is_set():
                 await self._advance(road)
+                if not road.is_due:
+                    break
         finally:
             road.workers -= 1
             self._changed.set()
+        if len(road):
+            self._set_out(road)
 
     async def _advance(self, road: Road) -> None:
         """One round with what is at the head of a road."""
@@ -315,7 +346,7 @@ class Mover:
 
     def _directed_anew(self, order: Order) -> Order | None:
         """Where time counts, what was decided when a message came may be different by now."""
-        decision = self._route(order.arrival.facts)
+        [decision] = self._route([order.arrival.facts])
         if isinstance(decision, Send):
             return order._replace(send=decision)
         self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
@@ -360,22 +391,21 @@ class Mover:
         worst: SbpairError | None = None
         try:
             for flight in flights:
-                if worst is None:
-                    worst = self._depart(road, link, flight)
-                else:
+                if worst is not None:
                     self._unsent(road, flight)
+                elif (error := flight.depart(link)) is not None:
+                    worst = self._failed(road, flight, error)
             for flight in flights:
-                if flight.answer is None:
+                if not flight.away:
                     continue
-                error = await self._landed(flight)
-                flight.answer = None
+                error = await flight.landed()
                 if error is None:
                     landed.append(flight)
                 else:
                     worst = self._failed(road, flight, error) or worst
         finally:
             for flight in flights:
-                if flight.answer is not None:
+                if flight.away:
                     self._doubt(flight, "the send was cancelled")
                     road.put_back(flight.orders)
             self._accepted(road, landed)
@@ -384,31 +414,14 @@ class Mover:
             raise worst
         self._awake(road)
 
-    def _depart(self, road: Road, link: Link, flight: Flight) -> SbpairError | None:
-        try:
-            flight.answer = link.post(flight.parcel)
-        except SbpairError as error:
-            return self._failed(road, flight, error)
-        return None
-
-    async def _landed(self, flight: Flight) -> SbpairError | None:
-        assert flight.answer is not None  # noqa: S101  it has left
-        try:
-            await flight.answer.outcome()
-        except SbpairError as error:
-            return error
-        return None
-
     def _accepted(self, road: Road, flights: list[Flight]) -> None:
         """The primary has them, whatever else goes wrong now."""
         for flight in flights:
             if len(flight.orders) == 1:
                 road.answered_alone(flight.orders[0], accepted=True)
-            arrivals = flight.arrivals
-            size = sum([arrival.facts.size for arrival in arrivals])
-            self._setting.tally.sent(self._source.queue, road.destination, len(arrivals), size)
-            self._spent("sent", arrivals)
-            self._accepted_ones.add(arrivals)
+            self._setting.tally.sent(self._source.queue, road.destination, len(flight.orders), flight.size)
+            self._spent("sent", flight.arrivals)
+            self._accepted_ones.add(flight.keys, flight.arrivals)
         self._setting.journal.note_accepted([flight.number for flight in flights])
 
     def _failed(self, road: Road, flight: Flight, error: SbpairError) -> SbpairError | None:
@@ -433,7 +446,7 @@ class Mover:
         self._setting.journal.unsent(flight.number)
         road.put_back(flight.orders)
 
-    def _refuse(self, road: Road, orders: list[Order], error: SbpairError) -> None:
+    def _refuse(self, road: Road, orders: Sequence[Order], error: SbpairError) -> None:
         if isinstance(error, EntityMissing):
             doubt = self._setting.guard.missing(road.destination.lower(), len(orders))
             if doubt is not None:
@@ -567,7 +580,7 @@ class Mover:
 
     def _drop_lost(self, arrival: Arrival) -> None:
         # One that is on its way this very moment does not wait: its road decides.
-        if any(road.drop(arrival) for road in self._roads.values()):
+        if self._roads.drop(arrival):
             self._return(arrival)
 
     # Small things.
@@ -586,8 +599,7 @@ class Mover:
 
     def _held(self) -> list[Arrival]:
         """What nothing is done with: it waits on its road, or for an elder that does."""
-        waiting = [order.arrival for road in self._roads.values() for order in road]
-        return waiting + list(self._heirs.values())
+        return self._roads.waiting() + list(self._heirs.values())
 
     def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
         self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")

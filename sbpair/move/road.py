@@ -19,6 +19,13 @@ ROUND_MOST = 1_000
 """How many messages leave in one round. What is larger than a batch goes in the next one."""
 
 
+turn_of = attrgetter("turn")
+
+
+WORTH_A_ROUND = 50
+"""How many messages leave without waiting for others: what a round costs, they share."""
+
+
 class Road:
     """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send.
 
@@ -44,12 +51,19 @@ class Road:
     def __iter__(self) -> Iterator[Order]:
         return iter(self._waiting)
 
-    def add(self, order: Order) -> None:
-        """A message has come; one that comes again has its old place, in front of those behind it in the backlog."""
-        if self._waiting and order.turn < self._waiting[-1].turn:
-            self.put_back([order])
+    @property
+    def is_due(self) -> bool:
+        """Whether waiting for more messages would spare nothing: there are many, or they leave one by one anyway."""
+        together = not (self._keyed or self._singly or self._suspects)
+        return len(self._waiting) >= WORTH_A_ROUND or not together or self.resting is not None
+
+    def add(self, orders: Sequence[Order]) -> None:
+        """Messages have come; one that comes again has its old place, in front of those behind it in the backlog."""
+        come = sorted(orders, key=turn_of)
+        if self._waiting and come[0].turn < self._waiting[-1].turn:
+            self.put_back(come)
         else:
-            self._waiting.append(order)
+            self._waiting += come
 
     def take(self, most: int) -> list[Order]:
         """The first ones, off the road."""
@@ -61,9 +75,9 @@ class Road:
 
     def put_back(self, orders: Iterable[Order]) -> None:
         """What did not get through waits again, in its old place: in front of what came later."""
-        back = sorted(orders, key=attrgetter("turn"))
+        back = sorted(orders, key=turn_of)
         if back and self._waiting and back[-1].turn > self._waiting[0].turn:
-            self._waiting = deque(sorted([*back, *self._waiting], key=attrgetter("turn")))
+            self._waiting = deque(sorted([*back, *self._waiting], key=turn_of))
         else:
             self._waiting.extendleft(reversed(back))
 

@@ -5,10 +5,12 @@ An engine makes Facts of its own representation of a message, and applies the an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import starmap
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
@@ -116,19 +118,21 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
     return decision
 
 
-def router(ttl: TimeToLive, now_ms: Callable[[], int]) -> Callable[[Facts], Route]:
-    """`route`, with what is the same for all messages of a run."""
+def router(ttl: TimeToLive, now_ms: Callable[[], int]) -> Callable[[Sequence[Facts]], list[Route]]:
+    """`route` for many, with what is the same for all messages of a run."""
     if ttl is TimeToLive.ORIGINAL:
-        return _as_it_was
-    return lambda facts: route(facts, ttl=ttl, now_ms=now_ms())
+        return _as_they_were
+    return lambda many: [route(facts, ttl=ttl, now_ms=now_ms()) for facts in many]
 
 
-def _as_it_was(facts: Facts) -> Route:
-    return (
-        route(facts)
-        if facts.path is None
-        else _directed(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
-    )
+def _as_they_were(many: Sequence[Facts]) -> list[Route]:
+    if None in map(_path_of, many):
+        return list(map(route, many))
+    return list(starmap(_directed, map(_direction_of, many)))
+
+
+_path_of = attrgetter("path")
+_direction_of = attrgetter("path", "session_id", "ttl_ticks", "scheduled_at")
 
 
 @lru_cache(REMEMBERED)

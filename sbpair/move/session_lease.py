@@ -152,6 +152,13 @@ class SessionLease:
         if not self._is_sure():
             raise Unreachable(f"{self.place} is not confirmed at this moment", hint="it goes on once that is so")
 
+    def sure_for(self) -> float:
+        """For how many seconds from now on nobody else relies on having it, whatever is heard of it; 0 where unsure."""
+        if not self._is_sure():
+            return 0.0
+        now = self._now()
+        return min(self._good_until.loop - now.loop, self._good_until.awake - now.awake)
+
     async def ready(self) -> None:
         """Wait until it is ours, and nobody else takes it for theirs. Raises why it cannot be had."""
         await asyncio.shield(self.taken)

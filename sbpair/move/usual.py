@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
@@ -19,7 +18,7 @@ from sbpair.amqp.message import (
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     Sections,
-    ends_in_data,
+    data_heads,
     section,
     skip,
 )
@@ -36,8 +35,10 @@ REMEMBERED = 4096
 SHAPES_MOST = 4
 """How many ways to write what stands before the properties a reader remembers. One service has one or two."""
 
+LAYOUTS_MOST = 256
+"""How many ways to go on after that it remembers of each: one for every length of an id, where all else is alike."""
+
 _SHORT_PROPERTIES = section(PROPERTIES, b"\xc0")
-_BEGINNING = struct.Struct(f">{len(_SHORT_PROPERTIES)}sBBBB").unpack_from
 _BEFORE_ID = len(_SHORT_PROPERTIES) + 4
 _SHORT_MAP = section(APPLICATION_PROPERTIES, b"\xc1")
 _TEXT, _TIME, _LONG = 0xA1, 0x83, 0x81
@@ -46,56 +47,82 @@ _ALIAS_KEYS = {codec.encode(name): name for name in ALIASES}
 _GROUP_ID = 10
 _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, Timestamp(0))])))[:-8]
 
+Told = tuple[str | None, bool, bytes]
+"""(content type, whether an absolute expiry is stated, all of it): what properties say behind the message id."""
 
-@dataclass(slots=True)
-class Usual:
-    """What a move keeps of a message: raw, without its aliases and without what the service wrote on it.
+Said = tuple[str, str | None, int | None, int | None, bytes]
+"""(path, session id, ticks to live, scheduled at, the application properties without them)"""
 
-    `id_end` is where the message id ends in the properties, `rest` is body and footer.
+
+class Usual(NamedTuple):
+    """A message with what is known of how it is written. `kept` are its own application properties.
+
+    `rest_at` is where body and footer begin.
     """
 
-    header: bytes
-    annotations: bytes
-    partition_key: str | None
-    properties: bytes
-    id_end: int
-    expires: bool
-    application_properties: bytes
-    rest: bytes
+    layout: Layout
+    payload: bytes
+    told: Told
+    kept: bytes
+    rest_at: int
 
     def restored(self, send: Send, now_ms: int) -> bytes:
         """The message as it was before it went into the backlog, encoded."""
-        properties, annotations = self.properties, self.annotations
-        expiring = send.ttl_ms is not None and (self.expires or send.ttl_ms > TTL_HEADER_MOST_MS)
-        if send.session_id is not None or expiring:
-            properties = self._changed(send, now_ms, expiring=expiring)
-        if send.scheduled_at is not None:
-            annotations = self._scheduled(send)
-        header = _header(self.header, send.ttl_ms)
-        return b"".join((header, annotations, properties, self.application_properties, self.rest))
+        layout, payload, told, kept, rest_at = self
+        around = _around_id(layout, told, send)
+        if around is None:
+            return self._restored_now(send, now_ms)
+        before, after = around
+        return b"".join((before, payload[layout.id_at : layout.id_end], after, kept, payload[rest_at:]))
 
-    def _changed(self, send: Send, now_ms: int, *, expiring: bool) -> bytes:
-        session, raw, end = send.session_id, self.properties, self.id_end
-        if session is not None and not expiring:
-            text = session.encode()
-            before, after, count = _group_id(raw[5], raw[end:])
-            body = b"".join((raw[6:end], before, bytes((_TEXT, len(text) & 0xFF)), text, after))
-            if len(body) < 255:
-                return _SHORT_PROPERTIES + bytes((len(body) + 1, count)) + body
-        return envelope.properties_of(Sections(properties=raw), send, now_ms)
-
-    def _scheduled(self, send: Send) -> bytes:
-        if not self.annotations and send.scheduled_at is not None and -(1 << 63) <= send.scheduled_at < 1 << 63:
-            return _SCHEDULE + send.scheduled_at.to_bytes(8, signed=True)
-        return envelope.annotations_of(Sections(message_annotations=self.annotations), send)
+    def _restored_now(self, send: Send, now_ms: int) -> bytes:
+        """As above, where the properties say what time it is, or are long."""
+        layout, payload = self.layout, self.payload
+        raw = payload[layout.id_at - _BEFORE_ID : layout.size - len(_SHORT_MAP) - 1]
+        properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
+        return b"".join((_before_properties(layout.shape, send), properties, self.kept, payload[self.rest_at :]))
 
 
 @lru_cache(REMEMBERED)
-def _group_id(count: int, tail: bytes) -> tuple[bytes, bytes, int]:
-    """What stands between a message id and the group id, what behind it, and how many fields there are with it."""
-    fields = splice.fields(section(PROPERTIES, bytes((0xC0, len(tail) + 2, count)) + _NULL + tail))
+def _around_id(layout: Layout, told: Told, send: Send) -> tuple[bytes, bytes] | None:
+    """What a restored message has before its id, and between that and its application properties.
+
+    None where that depends on the time, or is not written in short.
+    """
+    _, expires, tail = told
+    if send.ttl_ms is not None and (expires or send.ttl_ms > TTL_HEADER_MOST_MS):
+        return None
+    before, count = _before_properties(layout.shape, send), layout.count
+    if send.session_id is not None:
+        text = send.session_id.encode()
+        tail, count = _with_group_id(count, tail, bytes((_TEXT, len(text) & 0xFF)) + text)
+    size = _BEFORE_ID - 5 + layout.id_end - layout.id_at + len(tail)
+    if size > 255:
+        return None
+    beginning = _SHORT_PROPERTIES + bytes((size, count, _TEXT, layout.id_end - layout.id_at))
+    return before + beginning, tail
+
+
+def _before_properties(shape: Shape, send: Send) -> bytes:
+    annotations = shape.annotations
+    if send.scheduled_at is not None:
+        if not annotations and -(1 << 63) <= send.scheduled_at < 1 << 63:
+            annotations = _SCHEDULE + send.scheduled_at.to_bytes(8, signed=True)
+        else:
+            annotations = envelope.annotations_of(Sections(message_annotations=annotations), send)
+    return _header(shape.header, send.ttl_ms) + annotations
+
+
+def _with_group_id(count: int, tail: bytes, group_id: bytes) -> tuple[bytes, int]:
+    """What stands behind a message id once there is a group id, and how many fields there are with it."""
+    fields = splice.fields(_without_id(count, tail))
     fields += [_NULL] * (_GROUP_ID + 1 - len(fields))
-    return b"".join(fields[1:_GROUP_ID]), b"".join(fields[_GROUP_ID + 1 :]), len(fields)
+    return b"".join((*fields[1:_GROUP_ID], group_id, *fields[_GROUP_ID + 1 :])), len(fields)
+
+
+def _without_id(count: int, tail: bytes) -> bytes:
+    """Properties of which we know what stands behind the message id."""
+    return section(PROPERTIES, bytes((0xC0, len(tail) + 2, count)) + _NULL + tail)
 
 
 @lru_cache(REMEMBERED)
@@ -107,36 +134,44 @@ class Shape:
     """How one message was written up to its properties: what is the same in the next one, and where its numbers are.
 
     `header`, `annotations` and `partition_key` are what is kept of it, and the same for every message of this shape.
+    `layouts` are the ways in which they go on, by what stands between `size`, where the properties begin, and `id_at`.
     """
-
-    __slots__ = ("_constant", "_constants", "_moments", "_unpack", "annotations", "header", "partition_key", "size")
 
     def __init__(self, sections: Sections, gaps: list[tuple[int, str]], names: list[str]) -> None:
         """`gaps` are (position, format) of what differs, in order; `names` say what the numbers among them are."""
-        before = sections.header + sections.delivery_annotations + sections.message_annotations
-        self.size = len(before)
+        self.before = sections.header + sections.delivery_annotations + sections.message_annotations
+        self.size = len(self.before)
+        self.id_at = self.size + _BEFORE_ID
         self.header = sections.header
         self.annotations = splice.without(sections.message_annotations, envelope.SERVICE_ANNOTATIONS.__contains__)
         self.partition_key = envelope.partition_key(sections)
-        layout, start = ">", 0
+        self.names = names
+        self.format, self.end = ">", 0
         for position, kind in gaps:
-            layout += f"{position - start}s{kind}"
-            start = position + struct.calcsize(f">{kind}")
-        pattern = struct.Struct(f"{layout}{self.size - start}s")
-        self._unpack = pattern.unpack_from
-        values = pattern.unpack(before)
-        constants = [index for index, value in enumerate(values) if isinstance(value, bytes)]
-        numbers = [index for index, value in enumerate(values) if isinstance(value, int)]
-        self._constant = itemgetter(*constants)
-        self._constants = self._constant(values)
-        self._moments = itemgetter(*(numbers[names.index(name)] for name in _NUMBERS))
+            self.format += f"{position - self.end}s{kind}"
+            self.end = position + struct.calcsize(f">{kind}")
+        self.layouts: dict[bytes, Layout] = {}
 
-    def read(self, payload: bytes) -> tuple[int, int, int] | None:
-        """(sequence number, enqueued at, locked until) of a message of this shape; None for any other."""
-        if len(payload) < self.size:
+    def lay_out(self, payload: bytes) -> Layout | None:
+        """How a message of this shape goes on, the first of its kind; None where that is not as usual."""
+        beginning = payload[self.size : self.id_at]
+        if len(beginning) < _BEFORE_ID or not beginning.startswith(_SHORT_PROPERTIES):
             return None
-        values = self._unpack(payload)
-        return self._moments(values) if self._constant(values) == self._constants else None
+        size, count, kind, id_size = beginning[len(_SHORT_PROPERTIES) :]
+        if kind != _TEXT or size < id_size + 3:
+            return None
+        if len(self.layouts) >= LAYOUTS_MOST:
+            self.layouts.clear()
+        found = self.layouts[beginning] = Layout(self, beginning, count, id_size, size - id_size - 3)
+        return found
+
+    def fits(self, payload: bytes) -> bool:
+        """Whether a message is written like this up to its properties."""
+        pattern = struct.Struct(f"{self.format}{self.size - self.end}s")
+        if len(payload) < pattern.size:
+            return False
+        values = zip(pattern.unpack_from(payload), pattern.unpack(self.before), strict=True)
+        return all(value == known for value, known in values if isinstance(known, bytes))
 
     @classmethod
     def learn(cls, payload: bytes, sections: Sections) -> Shape | None:
@@ -155,6 +190,34 @@ class Shape:
         return cls(sections, gaps, names) if sorted(names) == sorted(_NUMBERS) else None
 
 
+class Layout:
+    """How messages of one shape are written up to the size of their application properties, where ids are as long.
+
+    `unpack` takes a message apart; `constant` picks what has to be `constants`, and `variable` the rest: the three
+    numbers, the message id, the properties behind it, and how long the application properties are.
+    """
+
+    __slots__ = ("constant", "constants", "count", "id_at", "id_end", "shape", "size", "unpack", "variable")
+
+    def __init__(self, shape: Shape, beginning: bytes, count: int, id_size: int, tail_size: int) -> None:
+        self.shape = shape
+        self.count = count
+        self.id_at = shape.id_at
+        self.id_end = self.id_at + id_size
+        before_id = f"{shape.format}{self.id_at - shape.end}s"
+        pattern = struct.Struct(f"{before_id}{id_size}s{tail_size}s{len(_SHORT_MAP)}sB")
+        self.size = pattern.size
+        self.unpack = pattern.unpack_from
+        values = pattern.unpack(shape.before + beginning + bytes(id_size + tail_size) + _SHORT_MAP + b"\x00")
+        *fixed, id_index, tail_index, map_index, size_index = range(len(values))
+        numbers = [index for index in fixed if isinstance(values[index], int)]
+        self.constant = itemgetter(*(index for index in fixed if index not in numbers), map_index)
+        self.constants = self.constant(values)
+        self.variable = itemgetter(
+            *(numbers[shape.names.index(name)] for name in _NUMBERS), id_index, tail_index, size_index
+        )
+
+
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
 _TOKEN = (0x98,)
@@ -170,9 +233,8 @@ def _values(raw: bytes, codes: tuple[int, ...]) -> Iterator[tuple[Any, int]]:
             yield key, end - len(value) + 1
 
 
-Read = tuple["Usual", Facts, int]
-Told = tuple[str, str | None, int | None, int | None, bytes]
-"""(path, session id, ticks to live, scheduled at, the application properties without them)"""
+Read = tuple[Facts, Usual, str | None, int]
+"""What `opened.Opened` has."""
 
 
 class Reader:
@@ -183,50 +245,32 @@ class Reader:
         self._shapes: list[Shape] = []
 
     def read(self, payload: bytes) -> Read | None:
-        """(what is kept, what is known, when its lock runs out); None where `envelope` has to be asked."""
+        """(what is known, what is kept, its partition key, when its lock runs out), or None: `envelope` is to be asked.
+
+        Every message comes through here: whatever can be is done by one call for all of it.
+        """
         for shape in self._shapes:
-            moments = shape.read(payload)
-            if moments is not None:
-                return self._read_rest(payload, shape, moments)
-        return None
-
-    def learn(self, payload: bytes, sections: Sections) -> None:
-        """Remember how a message is written that `envelope` has read, and found nothing wrong with."""
-        shape = Shape.learn(payload, sections)
-        if shape is not None:
-            self._shapes = [shape, *self._shapes[: SHAPES_MOST - 1]]
-
-    def _read_rest(self, payload: bytes, shape: Shape, moments: tuple[int, int, int]) -> Read | None:
-        start = shape.size
+            layout = shape.layouts.get(payload[shape.size : shape.id_at]) or shape.lay_out(payload)
+            if layout is None or len(payload) < layout.size:
+                continue
+            values = layout.unpack(payload)
+            if layout.constant(values) == layout.constants:
+                break
+        else:
+            return None
+        sequence_number, enqueued_at, locked_until, raw_id, tail, size = layout.variable(values)
+        rest_at = layout.size + size
         try:
-            beginning, size, count, kind, id_size = _BEGINNING(payload, start)
-            id_at = start + _BEFORE_ID
-            id_end, body_at = id_at + id_size, start + 5 + size
-            told = _told_by(count, payload[id_end:body_at]) if id_end <= body_at and kind == _TEXT else None
-            if told is None or beginning != _SHORT_PROPERTIES or not payload.startswith(_SHORT_MAP, body_at):
-                return None
-            rest_at = body_at + 5 + payload[body_at + 4]
-            aliases = _aliases(payload[body_at:rest_at])
-            if aliases is None or not ends_in_data(payload, rest_at):
-                return None
-            message_id = payload[id_at:id_end].decode()
+            told = _told_by(layout.count, tail)
+            said = _aliases(payload[layout.size - _MAP_BEGINNING : rest_at])
+            message_id = raw_id.decode()
         except (IndexError, UnicodeDecodeError, struct.error, ProtocolError):
             return None
-        sequence_number, enqueued_at, locked_until = moments
-        path, session_id, ttl_ticks, scheduled_at, kept = aliases
-        content_type, expires = told
-        usual = Usual(
-            shape.header,
-            shape.annotations,
-            shape.partition_key,
-            payload[start:body_at],
-            id_end - start,
-            expires,
-            kept,
-            payload[rest_at:],
-        )
-        # As Facts(…) would be, at a third of its cost.
-        facts = tuple.__new__(
+        if told is None or said is None or not payload.startswith(data_heads(len(payload) - rest_at), rest_at):
+            return None
+        path, session_id, ttl_ticks, scheduled_at, kept = said
+        # As Facts(…) would be, at a third of its cost; and Usual(…) too.
+        facts = _new(
             Facts,
             (
                 self._queue,
@@ -238,27 +282,39 @@ class Reader:
                 ttl_ticks,
                 scheduled_at,
                 len(payload),
-                content_type,
+                told[0],
                 "",
             ),
         )
-        return usual, facts, locked_until
+        return facts, _new(Usual, (layout, payload, told, kept, rest_at)), shape.partition_key, locked_until
+
+    def learn(self, payload: bytes, sections: Sections) -> None:
+        """Remember how a message is written that `envelope` has read, and found nothing wrong with."""
+        if any(shape.fits(payload) for shape in self._shapes):
+            return  # it is another thing that is not as usual
+        shape = Shape.learn(payload, sections)
+        if shape is not None:
+            self._shapes = [shape, *self._shapes[: SHAPES_MOST - 1]]
+
+
+_new = tuple.__new__
+_MAP_BEGINNING = len(_SHORT_MAP) + 1
 
 
 @lru_cache(REMEMBERED)
-def _told_by(count: int, tail: bytes) -> tuple[str | None, bool] | None:
-    """(content type, whether it states an absolute expiry) of properties, by what stands behind the message id."""
+def _told_by(count: int, tail: bytes) -> Told | None:
+    """What properties say behind the message id; None where they are not to be read."""
     try:
-        raw = section(PROPERTIES, bytes((0xC0, len(tail) + 2, count)) + _NULL + tail)
+        raw = _without_id(count, tail)
         splice.with_fields(raw, PROPERTIES, {})
         properties = Sections(properties=raw).read_properties()
     except (ProtocolError, ValueError):
         return None
-    return properties.content_type, properties.absolute_expiry_time is not None
+    return properties.content_type, properties.absolute_expiry_time is not None, tail
 
 
 @lru_cache(REMEMBERED)
-def _aliases(raw: bytes) -> Told | None:
+def _aliases(raw: bytes) -> Said | None:
     """What application properties say; None where they are not as usual."""
     found: dict[str, bytes] = {}
     kept: list[bytes] = []
@@ -285,7 +341,7 @@ def _aliases(raw: bytes) -> Told | None:
     return _decoded(found, kept)
 
 
-def _decoded(found: dict[str, bytes], kept: list[bytes]) -> Told | None:
+def _decoded(found: dict[str, bytes], kept: list[bytes]) -> Said | None:
     values = {name: _alias(name, raw) for name, raw in found.items()}
     path = values.get(PATH)
     if not isinstance(path, str) or None in values.values():

@@ -45,13 +45,10 @@ class WireArrival:
     lock_until: float
     delivery: Delivery
     content: Content
+    turn: int
     partition_key: str | None = None
     key: Key = NO_KEY
     payload: bytes = b""
-
-    @property
-    def turn(self) -> int:
-        return self.facts.sequence_number
 
     def restored(self, send: Send, now_ms: int) -> bytes:
         """The message as it was before it went into the backlog, encoded."""
@@ -144,12 +141,8 @@ class WireSource:
             for arrival, until_ms in zip(chunk, moments, strict=False):
                 arrival.lock_until = self._clock.until(until_ms)
 
-    async def pages(self) -> AsyncIterator[list[Seen]]:
-        start = 0
-        while payloads := await self._wire.peek(self.queue, start, _PAGE):
-            page = [_seen(Sections.split(payload)) for payload in payloads]
-            yield page
-            start = page[-1].sequence_number + 1
+    def pages(self) -> AsyncIterator[list[Seen]]:
+        return pages_of(self._wire, self.queue)
 
     async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
         mine = cast("Sequence[WireArrival]", arrivals)
@@ -161,9 +154,24 @@ class WireSource:
 
     def _arrival(self, delivery: Delivery) -> WireArrival:
         payload, delivery.payload = delivery.payload, b""
-        opened = self._opener.open(payload, f"delivery {delivery.tag.hex()}")
-        until, kept = self._clock.until(opened.locked_until), payload if self._keeps_payload else b""
-        return WireArrival(opened.facts, until, delivery, opened.content, opened.partition_key, NO_KEY, kept)
+        facts, content, partition_key, locked_until = self._opener.open(payload, "")
+        if content is None:
+            facts = facts._replace(message_id=f"delivery {delivery.tag.hex()}")
+        until, turn, kept = (
+            self._clock.until(locked_until),
+            facts.sequence_number,
+            payload if self._keeps_payload else b"",
+        )
+        return WireArrival(facts, until, delivery, content, turn, partition_key, NO_KEY, kept)
+
+
+async def pages_of(wire: Wire, queue: str) -> AsyncIterator[list[Seen]]:
+    """What lies in a queue, locked or not, without receiving from it."""
+    start = 0
+    while payloads := await wire.peek(queue, start, _PAGE):
+        page = [_seen(Sections.split(payload)) for payload in payloads]
+        yield page
+        start = page[-1].sequence_number + 1
 
 
 def _seen(sections: Sections) -> Seen:

@@ -1,17 +1,19 @@
 """Where a run keeps its files: `<archive>/<run>/…` on any filesystem that pyarrow knows.
 
 The law: a file is there whole or not at all, and nothing that is there is ever changed. A local file is written beside
-its place, synced and renamed; an object store gets one PUT.
+its place, synced and renamed; an object store gets one PUT. A run's directory is made once, at its beginning: where it
+has gone, as with a disk that is mounted no more, nothing is written into what is there instead.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +25,11 @@ from sbpair.replay.schema import VERSION
 RUN_FILE, STOP_FILE = "run.json", "STOP"
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
 DEDUPLICATED, DOUBTFUL, SENDING, REPORT = "deduplicated", "doubtful", "sending", "report"
+LEASE = "lease"
+DRAINED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/receipt.json"
+SWEPT = f"{REPORT}/swept.json"
+"""That the run's messages have been taken away."""
+
 OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
 """Where a message ends: in one of these, once."""
 
@@ -30,6 +37,14 @@ GLOB = set("*?[]{}\\")
 """Spark takes these in a path for a pattern."""
 
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
+
+
+class Footer(NamedTuple):
+    """What the end of a file says of the rest: `about` is run, version and shards, `schema` is bare of that."""
+
+    about: dict[str, str]
+    rows: int
+    schema: pa.Schema
 
 
 class Archive:
@@ -41,6 +56,15 @@ class Archive:
         self.is_local = isinstance(self._fs, fs.LocalFileSystem)
         self.root = f"{root.rstrip('/')}/{run}"
 
+    def create(self) -> None:
+        """Make the run's directory, for a run that begins. Raises MachineLacks."""
+        if self.is_local:
+            try:
+                Path(self.root).mkdir(mode=0o700, parents=True, exist_ok=True)
+                _sync_directory(Path(self.root).parent)
+            except OSError as error:
+                raise self._unusable(error) from error
+
     # Whole files.
 
     def write(self, path: str, data: bytes | pa.Buffer, *, sync: bool = True) -> None:
@@ -48,6 +72,7 @@ class Archive:
         place = f"{self.root}/{path}"
         try:
             if self.is_local:
+                _make_directories(Path(self.root), Path(place).parent)
                 _write_local(Path(place), data, sync=sync)
             else:
                 with self._fs.open_output_stream(place) as stream:
@@ -76,6 +101,23 @@ class Archive:
             return
         except OSError as error:
             raise self._unusable(error) from error
+
+    def sizes(self, under: str) -> dict[str, int]:
+        """Bytes of all files below a directory, by path."""
+        return {path: int(self._fs.get_file_info(f"{self.root}/{path}").size or 0) for path in self.files(under, "")}
+
+    def delete(self, under: str) -> int:
+        """Take away all files below a directory, and it too; "" for all that the run has. Answers their bytes."""
+        sizes = self.sizes(under)
+        for path in sizes:
+            self.remove(path)
+        place = f"{self.root}/{under}".rstrip("/")
+        try:
+            if self._fs.get_file_info(place).type == fs.FileType.Directory:
+                self._fs.delete_dir(place)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return sum(sizes.values())
 
     def files(self, under: str, suffix: str = ".parquet") -> list[str]:
         """Paths of whole files below a directory, sorted."""
@@ -106,8 +148,8 @@ class Archive:
     def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
         """Write rows, whose file says which run, version and shard count they are of; and read the footer back."""
         about = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata(about), sink, compression="zstd", compression_level=1)
+        sink, packed = pa.BufferOutputStream(), {"compression": "zstd", "compression_level": 1}
+        pq.write_table(table.replace_schema_metadata(about), sink, write_page_checksum=True, **packed)
         self.write(path, sink.getvalue(), sync=sync)
         if sync and self.rows(path) != table.num_rows:
             raise self._broken(path, "it does not hold what was written")
@@ -115,18 +157,22 @@ class Archive:
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """Raises StateRefused for a file that is broken, or cut short."""
         with self._parquet(path) as file:
-            return file.read(columns=columns)
+            try:
+                return file.read(columns=columns)
+            except (pa.ArrowException, OSError) as error:
+                raise self._broken(path, str(error).splitlines()[0]) from error
 
     def rows(self, path: str) -> int:
         """How many a file has, by its footer."""
         with self._parquet(path) as file:
             return int(file.metadata.num_rows)
 
-    def about(self, path: str) -> dict[str, str]:
-        """What a file says of itself: run, version and shards."""
+    def footer(self, path: str) -> Footer:
+        """Raises StateRefused for a file that is broken, or cut short."""
         with self._parquet(path) as file:
-            found = file.schema_arrow.metadata or {}
-        return {key.decode(): value.decode() for key, value in found.items()}
+            found, rows = file.schema_arrow, file.metadata.num_rows
+        about = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
+        return Footer(about, int(rows), found.remove_metadata())
 
     def spark_url(self, path: str) -> str:
         """The same file, as Spark calls it."""
@@ -149,7 +195,8 @@ class Archive:
 
     def _parquet(self, path: str) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self._fs.open_input_file(f"{self.root}/{path}"))
+            file = self._fs.open_input_file(f"{self.root}/{path}")
+            return pq.ParquetFile(file, page_checksum_verification=True)
         except (pa.ArrowInvalid, OSError) as error:
             raise self._broken(path, str(error).splitlines()[0]) from error
 
@@ -184,8 +231,17 @@ def _opened(url: str) -> tuple[fs.FileSystem, str]:
     return filesystem, str(root)
 
 
+def _make_directories(root: Path, directory: Path) -> None:
+    """Make what is missing below the root, and have it last. Raises FileNotFoundError where the root is not there."""
+    missing = [each for each in (directory, *directory.parents) if each.is_relative_to(root) and not each.exists()]
+    for each in reversed(missing):
+        if each == root:
+            raise FileNotFoundError(errno.ENOENT, "the run's directory has gone")
+        each.mkdir(mode=0o700, exist_ok=True)
+        _sync_directory(each.parent)
+
+
 def _write_local(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

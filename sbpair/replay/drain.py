@@ -10,20 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import Unavailable
 from sbpair.move.route import Key, key_of
-from sbpair.move.wire_source import WireSource
+from sbpair.move.wire_source import WireSource, pages_of
 from sbpair.replay.archive import REPORT, Archive
+from sbpair.replay.patience import TRIES, back_off_seconds, patiently
 from sbpair.replay.segment import Segment
 from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
+    from sbpair.move.engine import Seen
     from sbpair.move.wire_source import WireArrival
-    from sbpair.replay.run import Job
+    from sbpair.replay.run import Job, Run
+    from sbpair.wire.client import GetToken
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +41,7 @@ IDLE_SECONDS = 0.25
 QUIET_LEAST = 2
 """How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
 
-STRANGERS_SECONDS = 150.0
-"""How long a queue may show messages and give none: somebody has them locked, and locks run out."""
-
 CLOCKS_DIFFER_MS = 60_000
-TRIES, BACK_OFF_MOST_SECONDS = 8, 30.0
 JOURNAL = f"{REPORT}/accepted-before.json"
 """What the syphon's journal says the primary has: keys of five parts."""
 
@@ -92,7 +92,7 @@ class Drain:
                     if failures >= TRIES or self._archive.stopped():
                         raise
                     log.info("%s: %s; trying again", self._queue, error.message)
-                    await asyncio.sleep(min(BACK_OFF_MOST_SECONDS, 0.5 * 2**failures))
+                    await asyncio.sleep(back_off_seconds(failures))
                 else:
                     return self._messages
 
@@ -150,14 +150,34 @@ class Drain:
     async def _is_over(self, source: WireSource, still_seconds: float) -> bool:
         """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
         async for page in source.pages():
-            if any(not seen.deferred and self._is_ours(seen.enqueued_at) for seen in page):
+            if any(not seen.deferred and is_ours(self._job.run, seen) for seen in page):
                 self._quiet = 0
-                return still_seconds >= STRANGERS_SECONDS
+                return still_seconds >= self._options.strangers_seconds
         self._quiet += 1
         return self._quiet >= QUIET_LEAST
 
-    def _is_ours(self, enqueued_ms: int) -> bool:
-        return enqueued_ms <= self._job.run.started_ms + CLOCKS_DIFFER_MS
+
+def is_ours(run: Run, seen: Seen) -> bool:
+    """Whether a message was there when the run began."""
+    return seen.enqueued_at <= run.started_ms + CLOCKS_DIFFER_MS
+
+
+async def left_in_queues(job: Job) -> dict[str, int]:
+    """How many messages that were there when the run began are in each queue still, where there are any.
+
+    Somebody else has them locked, or has deferred them. Raises Unavailable where the namespace stays away.
+    """
+    async with token_getter(job.pair()) as get_token:
+        return await patiently(lambda: _left(job, get_token))
+
+
+async def _left(job: Job, get_token: GetToken | None) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    async with connect(job.secondary.endpoint(), get_token=get_token) as wire:
+        for queue in job.run.queues:
+            async for page in pages_of(wire, queue):
+                found[queue] += sum(is_ours(job.run, seen) for seen in page)
+    return {queue: count for queue, count in found.items() if count}
 
 
 def accepted_before(archive: Archive, queue: str) -> set[tuple[Any, ...]]:

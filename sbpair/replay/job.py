@@ -10,67 +10,57 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe
+from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.move import dead_letters
 from sbpair.move.journal import accepted_keys
-from sbpair.move.lease import Lease
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
+from sbpair.replay import progress
+from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import LEDGER, REPORT, SEGMENTS, STOP_FILE, Archive
-from sbpair.replay.drain import drain, keep_accepted, tasks_of
+from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
+from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
+from sbpair.replay.lease import Held, holding
+from sbpair.replay.patience import patiently
+from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Job, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
-from sbpair.replay.verify import Proof, check_segments, verify
+from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
+    from sbpair.replay.selection import Selection
 
 log = logging.getLogger(__name__)
 
-DRAINED, PLANNED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/plan.json", f"{REPORT}/receipt.json"
+PLANNED = f"{REPORT}/plan.json"
 SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
 LOOK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Event: what is being done now."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Event: how many messages are in the archive, or in the ledger, by where they came from or went to."""
-
-    phase: str
-    messages: int
-    files: int
-    by: dict[str, int]
-
-
-Tell = Callable[[Phase | Progress], None]
-
-
 @dataclass(frozen=True)
 class Request:
     """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
 
-    `queues` are the backlog queues to drain. `tasks` is how many may run at once; None for what a local master has.
+    `package` is a zip of sbpair for executors that have none. `tasks` is how many may run at once; None for what a
+    local master has. `lease` is whether other movers of this machine are kept off; `lease_queue` names what keeps those
+    of other machines off too.
     """
 
     pair: Pair
@@ -82,7 +72,9 @@ class Request:
     shared_archive: bool = False
     settings: dict[str, str] = field(default_factory=dict)
     lease: bool = True
+    lease_queue: str | None = None
     verbose: bool = False
+    package: str | None = None
 
     @property
     def parallelism(self) -> int:
@@ -110,6 +102,7 @@ def document(proof: Proof) -> dict[str, Any]:
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+        **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 
 
@@ -119,44 +112,54 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
-    archive.check_writable()
     count = shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
-    with _lease(request, run_id):
+    with _lease(request, archive) as held:
+        archive.create()
+        archive.check_writable()
         save(archive, run)
         _keep_journal(request, archive)
-        return _go_on(request, settings, archive, run, tell)
+        try:
+            return _go_on(request, settings, archive, run, held, tell)
+        except UsageError:
+            if not archive.files(SEGMENTS):
+                archive.delete("")
+            raise
 
 
-def resume(request: Request, run_id: str, tell: Tell) -> Result:
-    """Go on with a run from where it is, however it ended."""
+def resume(request: Request, run_id: str, tell: Tell, selection: Selection | None = None) -> Result:
+    """Go on with a run from where it is, however it ended: with what it was to send, or with another selection."""
     settings = _checked(request)
     archive = Archive(request.archive, run_id)
     run = load(archive, request.pair)
+    if selection is not None:
+        run = replace(run, options=replace(run.options, selection=selection))
     archive.check_writable()
-    with _lease(request, run_id):
+    with _lease(request, archive) as held:
         archive.remove(STOP_FILE)
         _keep_journal(request, archive)
-        return _go_on(request, settings, archive, run, tell)
+        return _go_on(request, settings, archive, run, held, tell)
 
 
-def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Run, tell: Tell) -> Result:
+def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Run, held: Held, tell: Tell) -> Result:
     began = time.monotonic()
-    tell(Phase("check", f"run {run.id}: checking the archive"))
+    tell(Phase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and before.balanced:
+    if archive.exists(DRAINED) and before.balanced and not before.left_in_queues:
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
-    job = Job(run, request.archive, *_reaches(request), request.parallelism)
+    job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
+    _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
-    with sparks.session(request.master, settings, verbose=request.verbose) as spark:
+    with sparks.session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
+        choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
-        _drain(spark, job, archive, tell)
+        _drain(spark, job, archive, request.pair, held, tell)
         if not archive.stopped() and archive.files(SEGMENTS):
-            _send(spark, job, archive, tell)
+            _send(spark, job, archive, held, tell)
     tell(Phase("verify", "counting what is in the archive"))
     return _prove(archive, run, began)
 
@@ -188,13 +191,10 @@ def _reaches(request: Request) -> tuple[Reach, Reach]:
     return Reach.of(pair.primary, primary), Reach.of(pair.secondary, secondary)
 
 
-@contextmanager
-def _lease(request: Request, run_id: str) -> Iterator[None]:
-    """One mover of the pair at a time, on this machine."""
-    with ExitStack() as stack:
-        if request.lease:
-            stack.enter_context(Lease(request.state, run_id))
-        yield
+def _lease(request: Request, archive: Archive) -> AbstractContextManager[Held]:
+    """One mover of the pair at a time: on this machine, and on all of them where a queue for that is named."""
+    directory = request.state if request.lease else None
+    return holding(request.pair, archive.run, archive, directory=directory, queue=request.lease_queue)
 
 
 def _keep_journal(request: Request, archive: Archive) -> None:
@@ -225,39 +225,92 @@ def _probe(spark: Any, job: Job) -> None:
 # The phases.
 
 
-def _drain(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
-    if archive.exists(DRAINED):
+def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
+    if archive.exists(DRAINED) and not left_at_drain(archive):
         return
+    before = progress.drained(archive).look().by
+    tell(Expected("drain", asyncio.run(_expected(pair, job.run.queues, before))))
     tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
     tasks = len(tasks_of(job))
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
-    _watched(archive, SEGMENTS, "drain", rows.collect, tell)
+    _watched(progress.drained(archive), archive, rows.collect, held, tell)
     if not archive.stopped():
-        archive.write_json(DRAINED, {"at_ms": int(time.time() * 1000), "messages": check_segments(archive)})
+        left = asyncio.run(left_in_queues(job))
+        said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
+        archive.write_json(DRAINED, said)
 
 
-def _send(spark: Any, job: Job, archive: Archive, tell: Tell) -> None:
+def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
     run = job.run
     tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
     files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
     spark.read.parquet(*files).createOrReplaceTempView(planning.MESSAGES)
     spark.sql(planning.plan(run, int(time.time() * 1000))).createOrReplaceTempView("plan")
-    summary = [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
-    destinations = sorted({row["destination"] for row in summary if row["destination"] is not None}, key=str.lower)
+    chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
+    destinations = sorted(chosen - {None}, key=str.lower)
     if not run.options.allow_missing:
         tell(Phase("plan", f"asking the primary for {len(destinations)} destinations"))
-        asyncio.run(_check_destinations(job, destinations))
-    joined = any(row["verdict"] in (planning.COPY, planning.DEDUPLICATED) for row in summary)
+        resume_it = f"'sbpair replay resume {run.id}'"
+        asyncio.run(_check_destinations(job, destinations, "everything is safe in the archive", resume_it))
+    joined = any(row["verdict"] in planning.LOSING for row in summary)
     if joined:
         spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
     rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
+    tell(Expected("send", _to_send(summary)))
     tell(Phase("send", f"sending to {len(destinations)} destinations of {job.primary.place['name']}"))
     ready = rows.repartition(run.shards, "shard").sortWithinPartitions("shard", *planning.ORDER)
-    _watched(archive, LEDGER, "send", ready.mapInArrow(send(job), PROGRESS).collect, tell)
+    action = ready.mapInArrow(send(job), PROGRESS).collect
+    _watched(progress.sent(archive), archive, action, held, tell)
 
 
-async def _check_destinations(job: Job, destinations: list[str]) -> None:
+def _to_send(summary: list[dict[str, Any]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for row in summary:
+        if row["verdict"] == planning.SEND:
+            found[row["destination"]] += row["messages"]
+    return dict(found)
+
+
+async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -> dict[str, int]:
+    """How many messages each queue will have given, where that may be asked: what it has, and what it gave before."""
+    found = {}
+    with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
+        async with open_queues(pair.secondary) as control:
+            for queue in queues:
+                counts = await control.counts(dead_letters.parent_of(queue))
+                there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
+                found[queue] = before.get(queue, 0) + there
+    return found
+
+
+def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
+    """Raises UsageError where the run's --where fails on what some message says."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
+    except PySparkException as error:
+        if run.options.selection.where is None:
+            raise
+        raise UsageError(
+            f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
+            hint=f"'sbpair replay resume {run.id} --where …' with another one, or --all",
+        ) from None
+
+
+def _check_named(job: Job, tell: Tell) -> None:
+    """Raise EntityMissing for a destination that was named and is not there, before anything is received."""
+    named, options = job.run.options.selection.destinations, job.run.options
+    if named and not options.allow_missing:
+        tell(Phase("check", f"asking the primary for {len(named)} destinations"))
+        asyncio.run(
+            _check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+        )
+
+
+async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
     """Raise EntityMissing for those that the primary does not have: a link to each is opened, and nothing goes over."""
     missing: list[str] = []
     async with token_getter(job.pair()) as get_token:
@@ -265,7 +318,7 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
         try:
             for destination in destinations:
                 try:
-                    await primary.ready(destination)
+                    await patiently(partial(primary.ready, destination))
                 except EntityMissing:
                     missing.append(destination)
         finally:
@@ -273,13 +326,13 @@ async def _check_destinations(job: Job, destinations: list[str]) -> None:
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise EntityMissing(
-            f"{job.primary.place['name']} has no {some}; everything is safe in the archive",
+            f"{job.primary.place['name']} has no {some}; {so_far}",
             entity=missing[0],
-            hint=f"create them, then 'sbpair replay resume {job.run.id}'; --allow-missing quarantines what is for them",
+            hint=f"create them, then {then}; --allow-missing quarantines what is for them",
         )
 
 
-def _watched(archive: Archive, under: str, phase: str, action: Callable[[], Any], tell: Tell) -> None:
+def _watched(watch: Watch, archive: Archive, action: Callable[[], Any], held: Held, tell: Tell) -> None:
     """Run one of Spark's actions to its end, and tell how far the archive is. Raises what its tasks raised."""
     failure: list[BaseException] = []
 
@@ -289,37 +342,31 @@ def _watched(archive: Archive, under: str, phase: str, action: Callable[[], Any]
         except BaseException as error:  # noqa: BLE001  it is raised below, in the thread that waits
             failure.append(error)
 
-    watch = Watch(archive, under, phase)
-    thread = threading.Thread(target=act, name=phase, daemon=True)
+    thread = threading.Thread(target=act, name="spark action", daemon=True)
     thread.start()
     while thread.is_alive():
         try:
             thread.join(LOOK_SECONDS)
+            _stop_without(held, archive)
             tell(watch.look())
         except KeyboardInterrupt:
             if archive.stopped():
                 raise
             archive.write(STOP_FILE, b"")
             tell(Phase("stop", "finishing what is in hand; a second signal does not wait for it"))
+    held.check()
     if failure:
         raise _translated(failure[0], archive) from failure[0]
 
 
-class Watch:
-    """How far a phase is, by the files that it makes."""
-
-    def __init__(self, archive: Archive, under: str, phase: str) -> None:
-        self._archive, self._under, self._phase = archive, under, phase
-        self._rows: dict[str, int] = {}
-
-    def look(self) -> Progress:
-        by: dict[str, int] = {}
-        for path in self._archive.files(self._under):
-            if path not in self._rows:
-                self._rows[path] = self._archive.rows(path)
-            of = path.removeprefix(f"{self._under}/").rpartition("/")[0]
-            by[of] = by.get(of, 0) + self._rows[path]
-        return Progress(self._phase, sum(self._rows.values()), len(self._rows), by)
+def _stop_without(held: Held, archive: Archive) -> None:
+    """Have the tasks stop where the right to move messages is lost."""
+    try:
+        held.check()
+    except SbpairError as error:
+        held.lost = error
+        if not archive.stopped():
+            archive.write(STOP_FILE, b"")
 
 
 def _translated(error: BaseException, archive: Archive) -> BaseException:
@@ -343,9 +390,19 @@ def status(archive: Archive) -> dict[str, Any]:
     """How far a run is, by its files alone."""
     run = load(archive)
     drained, stopped = archive.exists(DRAINED), archive.stopped()
-    archived, sent = Watch(archive, SEGMENTS, "drain").look(), Watch(archive, LEDGER, "send").look()
+    archived, sent = progress.drained(archive).look(), progress.sent(archive).look()
     proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
-    phase = "proved" if proved else "send" if sent.files else "drained" if drained else "drain"
+    phase = (
+        "swept"
+        if archive.exists(SWEPT)
+        else "proved"
+        if proved
+        else "send"
+        if sent.files
+        else "drained"
+        if drained
+        else "drain"
+    )
     return {
         "run": run.id,
         "pair": run.pair,

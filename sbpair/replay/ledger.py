@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sbpair.errors import StateRefused
 from sbpair.replay.archive import OUTCOMES, SENDING, Archive
-from sbpair.replay.schema import KEY, OUTCOME
+from sbpair.replay.schema import KEY, OUTCOME, VERSION
 
 Key: TypeAlias = tuple[str, int, int, str | None]
 """(queue, sequence number, enqueued at, message id)"""
@@ -70,11 +70,21 @@ def keys_of(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
+def foreign(archive: Archive, path: str) -> StateRefused:
+    """For a file whose columns are others than those that it should have."""
+    return StateRefused(
+        f"{archive.root}/{path} has not the columns of version {VERSION}",
+        hint="bring it back as it was written, or take it away if nobody of sbpair wrote it",
+    )
+
+
 def check_shards(archive: Archive, shards: int) -> None:
     """Raise StateRefused where a chunk was written for another number of shards, or by another run."""
     for kind in OUTCOMES:
         for path in archive.files(kind):
-            about = archive.about(path)
+            about, _, schema = archive.footer(path)
+            if not schema.equals(OUTCOME):
+                raise foreign(archive, path)
             if about.get("sbpair.shards") != str(shards) or about.get("sbpair.run") != archive.run:
                 raise StateRefused(
                     f"{archive.root}/{path} is of run {about.get('sbpair.run')} with {about.get('sbpair.shards')}"

@@ -18,7 +18,11 @@ MESSAGES, LOSERS = "messages", "losers"
 """The views that the SQL reads: rows of segments, and those of them that are not sent because another one is."""
 
 SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
+LEFT, WAITING = "left", "waiting"
+"""LEFT was not chosen. WAITING was, and is a repetition of one that was not: it stays with that one."""
+
 ORDER = ("enqueued_at_ms", "queue", "sequence_number")
+LOSING = (COPY, DEDUPLICATED, WAITING)
 _KEY = ", ".join(KEY)
 _IN_ORDER = ", ".join(ORDER)
 
@@ -38,13 +42,15 @@ def left_ms(now_ms: int) -> str:
 def plan(run: Run, now_ms: int) -> str:
     """One row for each row of the segments, without its message, with a verdict and a shard.
 
-    `again` says that another message with this message id is sent to the same destination before it.
+    `again` says that another message with this message id is sent to the same destination before it. What is a copy, or
+    a repetition, does not depend on what was chosen: so one choice after the other comes to what one for all does.
     """
     expires = f"{left_ms(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
     repeats = DEDUPLICATED if run.options.dedup is Dedup.MESSAGE_ID else SEND
     return f"""
 WITH numbered AS (
   SELECT segment, position, {_KEY}, destination, session_id, ttl_ticks, scheduled_at_ms, size, flaw,
+    {run.options.selection.sql()} AS chosen,
     row_number() OVER (PARTITION BY {_KEY} ORDER BY segment, position) AS copy
   FROM {MESSAGES}),
 judged AS (
@@ -52,27 +58,30 @@ judged AS (
     WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END AS first_verdict
   FROM numbered),
 repeated AS (
-  SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER (
-      PARTITION BY first_verdict, lower(destination), message_id ORDER BY {_IN_ORDER}) > 1 AS again
-  FROM judged)
+  SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS again,
+    first_value(chosen) OVER same AS first_chosen
+  FROM judged
+  WINDOW same AS (PARTITION BY first_verdict, lower(destination), message_id ORDER BY {_IN_ORDER}))
 SELECT segment, position, {_KEY}, destination, session_id, size, again,
-  CASE WHEN again THEN '{repeats}' ELSE first_verdict END AS verdict,
+  CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT chosen THEN '{LEFT}'
+    WHEN again AND '{repeats}' <> '{SEND}' AND NOT first_chosen THEN '{WAITING}'
+    WHEN again THEN '{repeats}' ELSE first_verdict END AS verdict,
   {shard(run.shards)} AS shard
 FROM repeated"""  # noqa: S608
 
 
 def losers(plan_view: str) -> str:
     """Few, as a rule: what the bodies are joined with."""
-    return f"SELECT segment, position, verdict FROM {plan_view} WHERE verdict IN ('{COPY}', '{DEDUPLICATED}')"  # noqa: S608
+    return f"SELECT segment, position, verdict FROM {plan_view} WHERE verdict IN {LOSING}"  # noqa: S608
 
 
 def work(run: Run, *, joined: bool) -> str:
-    """What the senders get: every message once, with its body. `joined` is whether there are losers at all."""
-    verdict, join, where = ("cast(null AS string)", "", "")
+    """What the senders get: every chosen message once, with its body. `joined` is whether there are losers at all."""
+    verdict, join, where = "cast(null AS string)", "", f"WHERE {run.options.selection.sql()}"
     if joined:
         verdict = "l.verdict"
         join = f"LEFT JOIN {LOSERS} l ON m.segment = l.segment AND m.position = l.position"
-        where = f"WHERE l.verdict IS NULL OR l.verdict <> '{COPY}'"
+        where += f" AND coalesce(l.verdict, '') NOT IN ('{COPY}', '{WAITING}')"
     columns = ", ".join(f"m.{name}" for name in (*KEY, "destination", "session_id", "message"))
     return f"""
 SELECT *, cast({shard(run.shards)} AS int) AS shard

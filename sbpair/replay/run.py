@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from sbpair.errors import StateRefused, UsageError
+from sbpair.errors import NameInvalid, StateRefused, UsageError
 from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
 from sbpair.move.route import TimeToLive
 from sbpair.move.state import identity
 from sbpair.replay.archive import RUN_FILE, Archive
+from sbpair.replay.outlook import named
 from sbpair.replay.schema import VERSION
+from sbpair.replay.selection import EVERYTHING, Selection
 
 SCHEMA = "sbpair/replay-run/1"
 
@@ -28,7 +30,12 @@ class Dedup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues."""
+    """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues.
+
+    `strangers_seconds` is how long a queue may show messages and give none: somebody has them locked, until locks run
+    out.
+    `selection` is what is sent; what it leaves out is archived all the same.
+    """
 
     dedup: Dedup = Dedup.KEY
     ttl: TimeToLive = TimeToLive.ORIGINAL
@@ -38,6 +45,8 @@ class Options:
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
+    strangers_seconds: float = 150.0
+    selection: Selection = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class Run:
 
 
 def save(archive: Archive, run: Run) -> None:
+    archive.create()
     archive.write_json(RUN_FILE, run.document())
 
 
@@ -86,11 +96,15 @@ def load(archive: Archive, pair: Pair | None = None) -> Run:
 def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
-        options = Options(**{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"])})
+        chosen = said.get("selection", {"destinations": (), "where": None})
+        selection = Selection(named(chosen["destinations"]), None if chosen["where"] is None else str(chosen["where"]))
+        options = Options(
+            **{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"]), "selection": selection}
+        )
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="bring it back from a copy: the run cannot go on without"
         ) from error
@@ -133,13 +147,14 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a task is told. It is pickled, and travels: `archive` is a URL."""
+    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it."""
 
     run: Run
     archive: str
     primary: Reach
     secondary: Reach
     tasks: int
+    beacon: str | None = None
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)

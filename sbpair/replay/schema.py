@@ -34,9 +34,16 @@ SEGMENT = pa.schema(
         pa.field("content_type", pa.string()),
         pa.field("size", pa.int64(), nullable=False),
         pa.field("flaw", pa.string()),
+        # Of a dead letter: why it was one.
+        pa.field("dead_letter_reason", pa.string()),
+        pa.field("dead_letter_description", pa.string()),
         pa.field("message", pa.binary(), nullable=False),
     ]
 )
+
+NOT_OF_THE_ENVELOPE = ("segment", "position", "message")
+ENVELOPE = tuple(name for name in SEGMENT.names if name not in NOT_OF_THE_ENVELOPE)
+"""What a choice may be made by: what is the same of all copies of a message, and is no body."""
 
 OUTCOME = pa.schema(
     [

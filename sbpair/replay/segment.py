@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sbpair.move import dead_letters
 from sbpair.move.route import Send, route
 from sbpair.replay.archive import SEGMENTS
 from sbpair.replay.schema import SEGMENT
@@ -43,6 +44,7 @@ class Segment:
 def _row(arrival: WireArrival) -> tuple[Any, ...]:
     facts, decision = arrival.facts, route(arrival.facts)
     destination, flaw = (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
+    why = dead_letters.why(arrival.payload) if dead_letters.is_one(facts.queue) else dead_letters.Why()
     return (
         facts.queue,
         facts.sequence_number,
@@ -55,5 +57,6 @@ def _row(arrival: WireArrival) -> tuple[Any, ...]:
         facts.content_type,
         facts.size,
         flaw,
+        *why,
         arrival.payload,
     )

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
 from sbpair.move.guard import Guard
+from sbpair.move.journal import Journal
 from sbpair.move.mover import Mover
 from sbpair.move.pace import Pace
 from sbpair.move.setting import Setting
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay.archive import DOUBTFUL
+from sbpair.replay.lease import Permit
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
 
@@ -41,27 +43,30 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
     """How many the primary has accepted. Raises where no message at all can be sent, or nothing written down."""
     ledger = Ledger(job.open(), job.run.shards)
     source = ShardSource(batches, job.open(), ledger)
-    setting = _setting(job)
+    permit = Permit(job.open(), job.beacon)
+    await permit.ready()
+    setting = _setting(job, permit)
     async with token_getter(job.pair()) as get_token:
         primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
         try:
             await _move(source, primary, setting)
         finally:
             await primary.close()
-    _name_doubtful(ledger, setting)
     if source.error is not None:
         raise source.error
+    _name_doubtful(ledger, setting)
     source.close()
     return setting.tally.receipt().sent
 
 
-def _setting(job: Job) -> Setting:
+def _setting(job: Job, permit: Permit) -> Setting:
     options = job.run.options
     pace = None
     if options.rate is not None:
         pace = Pace(asyncio.get_running_loop().time(), rate=options.rate / job.tasks)
     return Setting(
         namespace=job.run.pair["secondary"],
+        journal=Journal(may_send=permit.check),
         ordered=options.ordered,
         ttl=options.ttl,
         pace=pace,

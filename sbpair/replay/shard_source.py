@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from sbpair.errors import SbpairError
+from sbpair.move import dead_letters
 from sbpair.move.opened import Content, Opener, restored
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
@@ -78,11 +79,16 @@ class ShardSource:
         if self.ended or self._is_stopped():
             self.ended = True
             return []
-        # In a thread: Spark may take its time, and heartbeats are to be answered.
-        arrivals = await asyncio.to_thread(self._pull, most)
+        try:
+            # In a thread: Spark may take its time, and heartbeats are to be answered.
+            arrivals = await asyncio.to_thread(self._pull, most)
+            if arrivals:
+                self._ledger.has_in_hand([_entry(each) for each in (*self._in_hand.values(), *arrivals)])
+        except SbpairError as error:
+            # What is on its way already is waited for, and written down if that is possible.
+            self.error = error
+            return []
         self._in_hand.update((each.turn, each) for each in arrivals)
-        if arrivals:
-            self._ledger.has_in_hand([_entry(each) for each in self._in_hand.values()])
         return arrivals
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
@@ -199,7 +205,7 @@ class ShardSource:
     def _arrival(self, key: RowKey, shard: int, message: bytes) -> Archived:
         queue = key[0]
         opener = self._openers.get(queue) or self._openers.setdefault(queue, Opener(queue))
-        opened = opener.open(message, key[3] or "")
+        opened = opener.open(dead_letters.revived(message) if dead_letters.is_one(queue) else message, key[3] or "")
         self._turn += 1
         return Archived(opened.facts, opened.partition_key, self._turn, key, shard, opened.content, message)
 

@@ -34,6 +34,10 @@ logger.gateway.level = error
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
+    # What a disk has changed is not sent.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    # A --where is what it says, and no template.
+    "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.ui.enabled": "false",
@@ -54,22 +58,42 @@ def local_cores(master: str) -> int | None:
 
 
 @contextmanager
-def session(master: str, settings: Mapping[str, str], *, verbose: bool = False) -> Iterator[Any]:
-    """A session, ended with the block. Raises Unsafe where speculation is on, MachineLacks where none can be had."""
+def session(
+    master: str, settings: Mapping[str, str], *, verbose: bool = False, package: str | None = None
+) -> Iterator[Any]:
+    """A session, ended with the block. `package` is a zip that every task can import from.
+
+    Raises Unsafe where speculation is on, MachineLacks where none can be had.
+    """
     if is_local(master):
         # Workers would take whatever python3 is first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not verbose:
+        _hush()
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         mine = signal.getsignal(signal.SIGINT)
-        spark = _started(master, {**_local(master), **_quiet(Path(directory), verbose=verbose), **settings}, directory)
+        spark = _started(
+            master, {**local_settings(master), **_quiet(Path(directory), verbose=verbose), **settings}, directory
+        )
         try:
             if threading.current_thread() is threading.main_thread():
                 # Spark's own would cancel what is to be finished first.
                 signal.signal(signal.SIGINT, mine)
             check(spark.sparkContext.getConf().get("spark.speculation", "false"))
+            if package is not None:
+                spark.sparkContext.addPyFile(package)
             yield spark
         finally:
             spark.stop()
+
+
+def _hush() -> None:
+    """PySpark would write a Java traceback of each error that is caught and told in a line."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # Spark 3.5 does not
+        return
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
 def check(speculation: str) -> None:
@@ -96,7 +120,8 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
         ) from error
 
 
-def _local(master: str) -> dict[str, str]:
+def local_settings(master: str) -> dict[str, str]:
+    """What keeps a local master off the network."""
     if not is_local(master):
         return {}
     return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}

@@ -15,16 +15,19 @@ from sbpair.errors import StateRefused
 from sbpair.replay.archive import (
     DEDUPLICATED,
     DOUBTFUL,
+    DRAINED,
     EXPIRED,
     LEDGER,
     OUTCOMES,
     QUARANTINE,
+    REPORT,
     SEGMENTS,
     SENDING,
+    SWEPT,
     Archive,
 )
-from sbpair.replay.ledger import Key, check_shards, keys_of
-from sbpair.replay.schema import KEY
+from sbpair.replay.ledger import Key, check_shards, foreign, keys_of
+from sbpair.replay.schema import KEY, SEGMENT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +47,8 @@ class Proof:
     """Counts are messages. `copies` are rows beyond the first of a message; `left` have come to no end yet.
 
     `contradictions` have come to two different ends, and `unknown` to one without being in a segment. `doubtful` names
-    those that may be in the primary twice.
+    those that may be in the primary twice; `unreadable` are files that would name more of them. `left_in_queues` were
+    in the backlog when the run began, and still were when it was drained: {queue: how many}.
     """
 
     archived: int = 0
@@ -61,6 +65,8 @@ class Proof:
     destinations: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     doubtful: list[dict[str, object]] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    left_in_queues: dict[str, int] = field(default_factory=dict)
 
     @property
     def balanced(self) -> bool:
@@ -72,16 +78,21 @@ class Proof:
         """0 where all of it has arrived; 3 where somebody has to look, or to resume; 1 where it is wrong."""
         if self.contradictions or self.unknown:
             return 1
-        return 3 if self.left or self.expired or self.quarantined else 0
+        return 3 if self.left or self.expired or self.quarantined or self.left_in_queues else 0
 
 
 def verify(archive: Archive, run: Run) -> Proof:
-    """Read every segment and every chunk. Raises StateRefused for one that is broken, or another run's."""
+    """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there."""
+    if archive.exists(SWEPT):
+        raise StateRefused(
+            f"the messages of run {archive.run} were taken away by sbpair replay gc",
+            hint=f"what it came to is in {archive.root}/{REPORT}",
+        )
     rows = check_segments(archive)
     check_shards(archive, run.shards)
-    proof = Proof()
+    proof = Proof(left_in_queues=left_at_drain(archive))
     chunks = {kind: archive.files(kind) for kind in OUTCOMES}
-    attempts = _in_hand_at_death(archive)
+    attempts = _in_hand_at_death(archive, proof)
     counts: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
     slices = rows // SLICE_MOST + 1
     for part in range(slices):
@@ -106,16 +117,24 @@ class Slice(NamedTuple):
 
 
 def check_segments(archive: Archive) -> int:
-    """How many messages all segments hold. Raises StateRefused for one that is broken or another run's."""
+    """How many messages all segments hold. Raises StateRefused for one that is broken, another run's, or not there."""
     rows = 0
     for path in archive.files(SEGMENTS):
-        about = archive.about(path)
-        if about.get("sbpair.run") != archive.run:
+        footer = archive.footer(path)
+        if footer.about.get("sbpair.run") != archive.run:
             raise StateRefused(
-                f"{archive.root}/{path} is of run {about.get('sbpair.run')}, and not of {archive.run}",
+                f"{archive.root}/{path} is of run {footer.about.get('sbpair.run')}, and not of {archive.run}",
                 hint="put it back where it belongs",
             )
-        rows += archive.rows(path)
+        if not footer.schema.equals(SEGMENT):
+            raise foreign(archive, path)
+        rows += footer.rows
+    drained = archive.read_json(DRAINED).get("messages", 0) if archive.exists(DRAINED) else 0
+    if rows < drained and not archive.exists(SWEPT):
+        raise StateRefused(
+            f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
+            hint="bring back the files that are missing from a copy: their messages are in the backlog no more",
+        )
     return rows
 
 
@@ -187,14 +206,31 @@ def _name_unanswered(archive: Archive, proof: Proof) -> None:
             _name(proof, key, destination)
 
 
-def _in_hand_at_death(archive: Archive) -> dict[Key, set[str]]:
-    """What attempts that died had in hand: {key: the attempts}."""
+def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
+    """What attempts that died had in hand: {key: the attempts}.
+
+    These files are not synced, so that a loss of power may leave one cut short. Nothing is lost with it but names.
+    """
     found: dict[Key, set[str]] = {}
     for path in archive.files(SENDING):
         attempt = path.removeprefix(f"{SENDING}/").removesuffix(".parquet")
-        for key in keys_of(archive.read_table(path, list(KEY))):
+        try:
+            keys = keys_of(archive.read_table(path, list(KEY)))
+        except StateRefused:
+            proof.unreadable.append(path)
+            continue
+        for key in keys:
             found.setdefault(key, set()).add(attempt)
     return found
+
+
+def left_at_drain(archive: Archive) -> dict[str, int]:
+    """What the drain could not have: somebody else had it locked, or has put it aside."""
+    try:
+        found = archive.read_json(DRAINED).get("left_in_queues", {})
+    except FileNotFoundError:
+        return {}
+    return {str(queue): int(count) for queue, count in found.items()}
 
 
 def _count_ends(archive: Archive, proof: Proof, chunks: dict[str, list[str]]) -> None:

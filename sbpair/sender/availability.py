@@ -14,11 +14,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sbpair.backlog import queue_path
 from sbpair.bus.data_errors import plain
-from sbpair.sender.events import EntityChanged, InDoubt, QueueLeft, QueueReturned, SenderEvent, SizeUnknown
+from sbpair.sender.events import (
+    EntityChanged,
+    InDoubt,
+    OutboxBegun,
+    OutboxClosed,
+    OutboxEmptied,
+    OutboxExpired,
+    OutboxRefused,
+    OutboxStuck,
+    QueueLeft,
+    QueueReturned,
+    SenderEvent,
+    SizeUnknown,
+)
+from sbpair.sender.failures import is_passing
 from sbpair.sender.rotation import Rotation
 from sbpair.sender.states import TO_THE_BACKLOG, Delays, Event, Standing, State, after
 
@@ -45,7 +59,21 @@ class Probe:
     queue: str
 
 
-Errand = Ping | Probe
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Take an entity's messages out of the outbox, and say so with `delivered`."""
+
+    entity: str
+
+
+Errand = Ping | Probe | Deliver
+
+
+class Place(NamedTuple):
+    """Where messages of an entity may go: to itself, or into a backlog queue."""
+
+    side: Literal["primary", "backlog"]
+    path: str
 
 
 class Availability:
@@ -63,9 +91,13 @@ class Availability:
         self._rotation = Rotation([queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)])
         self._paths: dict[str, str] = {}
         self._standings: dict[str, Standing] = {}
-        self._unwell: set[str] = set()
+        self.unwell: set[str] = set()
+        """The entities that are not healthy."""
         self._agenda: list[tuple[float, int, Errand]] = []
         self._probes: dict[str, float] = {}
+        self._deliveries: dict[str, float | None] = {}
+        self._stuck: dict[str, Exception] = {}
+        self._held_for: dict[str, str] = {}
         self._counted = 0
         self._all_forced = False
         self._on_event = on_event
@@ -87,12 +119,7 @@ class Availability:
                 self._paths[key] = entity
                 self._standings[key] = Standing(State.FORCED if self._all_forced else State.HEALTHY)
                 if self._all_forced:
-                    self._unwell.add(key)
-
-    @property
-    def calm(self) -> bool:
-        """Whether every entity is healthy."""
-        return not self._unwell
+                    self.unwell.add(key)
 
     def to_backlog(self, entity: str, now: float) -> bool:
         """Whether messages for it go to the backlog. Raises what a broken entity is broken for."""
@@ -129,9 +156,9 @@ class Availability:
                 self._untold.append(QueueLeft(queue, _line(error)))
                 self._probe_later(queue, now)
 
-    def queue_took(self, queue: str) -> None:
+    def queue_took(self, queue: str, now: float) -> None:
         if queue in self._rotation.out:
-            self.probed(queue, None, 0.0)
+            self.probed(queue, None, now)
 
     def in_doubt(self, entity: str, message_ids: tuple[str, ...], error: Exception) -> None:
         with self._changing():
@@ -140,6 +167,66 @@ class Availability:
     def size_unknown(self, entity: str, size: int, error: Exception) -> None:
         with self._changing():
             self._untold.append(SizeUnknown(entity, size, _line(error)))
+
+    def place_for(self, entity: str, queue: str | None, now: float) -> Place | None:
+        """Where something may be sent with some hope; None where both sides are away. `queue` is the last one used."""
+        if self._standings[entity.lower()].state is State.BROKEN:
+            return None
+        if not self.to_backlog(entity, now):
+            return Place("primary", self._paths[entity.lower()])
+        queue, _ = self.queue_for(queue)
+        return None if queue in self._rotation.out else Place("backlog", queue)
+
+    # What there is in the outbox ----------------------------------------------------------------
+
+    def kept(self, entity: str, error: Exception | None, now: float) -> None:
+        """The outbox has messages of an entity: `error` is why, None where they are from before."""
+        with self._changing():
+            self.register(entity)
+            if entity.lower() in self._deliveries:
+                return
+            if error is not None:
+                self._untold.append(OutboxBegun(entity, _line(error)))
+            self._deliver_at(entity.lower(), now if error is None else now + self._ping_delay())
+
+    def stuck(self, entity: str) -> Exception | None:
+        """What the entity itself refuses the outbox's messages with, where that will not pass."""
+        return self._stuck.get(entity.lower())
+
+    def emptied(self, entity: str) -> None:
+        """A delivery ended with nothing left."""
+        with self._changing():
+            key = entity.lower()
+            self._stuck.pop(key, None)
+            self._held_for.pop(key, None)
+            if self._deliveries.pop(key, 0.0) is None:
+                self._untold.append(OutboxEmptied(self._paths[key]))
+
+    def held(self, entity: str, error: Exception | None, place: Place | None, now: float) -> None:
+        """A delivery ended with something left: by an error at this place, or where its turn was over without one."""
+        with self._changing():
+            key = entity.lower()
+            self._stuck.pop(key, None)
+            self._deliver_at(key, now if place is not None and error is None else now + self._ping_delay())
+            if error is None or is_passing(error):
+                return
+            if place is not None and place.side == "primary":
+                self._stuck[key] = error
+            if self._held_for.get(key) != _line(error):
+                self._held_for[key] = _line(error)
+                self._untold.append(OutboxStuck(self._paths[key], _line(error)))
+
+    def refused(self, entity: str, message_ids: tuple[str, ...], error: Exception) -> None:
+        with self._changing():
+            self._untold.append(OutboxRefused(entity, message_ids, _line(error)))
+
+    def expired(self, entity: str, message_ids: tuple[str, ...]) -> None:
+        with self._changing():
+            self._untold.append(OutboxExpired(entity, message_ids))
+
+    def outbox_closed(self, path: str, messages: int) -> None:
+        with self._changing():
+            self._untold.append(OutboxClosed(path, messages))
 
     # What an operator commands, and asks --------------------------------------------------------
 
@@ -176,6 +263,10 @@ class Availability:
                 if isinstance(errand, Probe):
                     del self._probes[errand.queue]
                     return errand
+                if isinstance(errand, Deliver):
+                    if self._may_deliver(errand.entity, now):
+                        return errand
+                    continue
                 was_pinging = self._standings[errand.entity.lower()].pinging
                 if self._happened(errand.entity, Event.TIME_UP, now).pinging and not was_pinging:
                     return errand
@@ -195,6 +286,8 @@ class Availability:
             elif self._rotation.succeed(queue):
                 self._probes.pop(queue, None)
                 self._untold.append(QueueReturned(queue))
+                for key in self._deliveries:
+                    self._deliver_now(key, now)
 
     # Inside -------------------------------------------------------------------------------------
 
@@ -203,12 +296,13 @@ class Availability:
             key = entity.lower()
             before = self._standings[key]
             standing = self._standings[key] = after(before, event, now, self._delays, error)
-            self._unwell.discard(key) if standing.state is State.HEALTHY else self._unwell.add(key)
+            self.unwell.discard(key) if standing.state is State.HEALTHY else self.unwell.add(key)
             if standing.timer is not None and standing.timer != before.timer:
                 self._put(standing.timer, Ping(self._paths[key]))
             if standing.state is not before.state:
                 reason = f"{event.value}: {_line(error)}" if error else event.value
                 self._untold.append(EntityChanged(self._paths[key], before.state, standing.state, reason))
+                self._deliver_now(key, now)
         return standing
 
     def _command(self, event: Event, entity: str | None, now: float) -> None:
@@ -224,6 +318,23 @@ class Availability:
         self._probes[queue] = now + self._ping_delay()
         self._put(self._probes[queue], Probe(queue))
 
+    def _may_deliver(self, entity: str, now: float) -> bool:
+        if self.place_for(entity, None, now) is None:
+            # Whatever brings a side back makes it due at once.
+            self._deliver_at(entity.lower(), now + self._ping_delay())
+            return False
+        self._deliveries[entity.lower()] = None
+        return True
+
+    def _deliver_now(self, key: str, now: float) -> None:
+        """Unless there is nothing to deliver, or a delivery is under way: that one looks where it may go itself."""
+        if self._deliveries.get(key) is not None:
+            self._deliver_at(key, now)
+
+    def _deliver_at(self, key: str, when: float) -> None:
+        self._deliveries[key] = when
+        self._put(when, Deliver(self._paths[key]))
+
     def _put(self, when: float, errand: Errand) -> None:
         first = self._agenda[0][0] if self._agenda else None
         self._counted += 1
@@ -234,6 +345,8 @@ class Availability:
     def _is_current(self, when: float, _number: int, errand: Errand) -> bool:
         if isinstance(errand, Probe):
             return self._probes.get(errand.queue) == when
+        if isinstance(errand, Deliver):
+            return self._deliveries.get(errand.entity.lower()) == when
         return self._standings[errand.entity.lower()].timer == when
 
     def _ping_delay(self) -> float:
@@ -272,6 +385,12 @@ _LEVELS = {
     QueueReturned: logging.INFO,
     InDoubt: logging.WARNING,
     SizeUnknown: logging.WARNING,
+    OutboxBegun: logging.WARNING,
+    OutboxStuck: logging.WARNING,
+    OutboxRefused: logging.WARNING,
+    OutboxExpired: logging.WARNING,
+    OutboxEmptied: logging.INFO,
+    OutboxClosed: logging.INFO,
 }
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.sender.availability import Availability
-from sbpair.sender.exchange import Exchange, OnFailure, Terms
+from sbpair.sender.exchange import Delivered, Exchange, OnFailure, Terms
 from sbpair.sender.failures import FailoverOn, counting
 from sbpair.sender.lane import Lane, Side, closed
+from sbpair.sender.outbox import BYTES_MOST, MESSAGES_MOST, Outbox
+from sbpair.sender.outbox_delivery import Deliveries
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
     from sbpair.sender.events import SenderEvent
+    from sbpair.sender.pinger import DeliverEntity
     from sbpair.sender.states import State
     from sbpair.sender.steps import Steps
 
@@ -40,8 +45,13 @@ class Sender:
         self._topic = topic
         self._clients: dict[Side, Any] = {}
         self._lane = Lane(self._sdk_sender)
-        self._exchange = Exchange(client.known, self._lane, entity, client.terms, client.now)
+        self._exchange = Exchange(client.known, self._lane, entity, client.terms, client.now, client.outbox)
         self._closed = False
+
+    @property
+    def delivered(self) -> Delivered:
+        """How many of its messages have been accepted so far, by the primary and by the backlog."""
+        return replace(self._exchange.delivered)
 
     def _seconds(self, timeout: float | None) -> float:
         if self._closed:
@@ -72,7 +82,13 @@ class Client(ABC, Generic[SenderT]):
     original did; "wait", trying the primary on until it is, or time is over; or "backlog-now", into the backlog with
     this one. `timeout` is in seconds, for each send that names none. `retries` follow a failed attempt, 0.8 s later,
     then 1.6 s and so on, while there is time. `on_event` is told what happens (`sbpair.sender.events`), in whichever
-    thread it happened. Raises UsageError for what is none of this.
+    thread it happened.
+
+    `outbox` is a file of this client alone, which takes messages while neither side does, up to `outbox_messages` and
+    `outbox_bytes`; they are delivered in their order, by this client or the next one that is given the file.
+
+    Raises UsageError for what is none of this, StateRefused for an outbox of another pair or version, LeaseHeld for one
+    that another client has, MachineLacks where it cannot be written.
     """
 
     def __init__(
@@ -84,6 +100,9 @@ class Client(ABC, Generic[SenderT]):
         timeout: float = 60.0,
         retries: int = 3,
         on_event: Callable[[SenderEvent], None] | None = None,
+        outbox: str | os.PathLike[str] | None = None,
+        outbox_messages: int = MESSAGES_MOST,
+        outbox_bytes: int = BYTES_MOST,
     ) -> None:
         if on_failure not in ("raise", "wait", "backlog-now"):
             raise UsageError(f"on_failure is {on_failure!r}", hint='say "raise", "wait" or "backlog-now"')
@@ -97,6 +116,13 @@ class Client(ABC, Generic[SenderT]):
         self.now: Callable[[], float] = time.monotonic
         self._senders: list[SenderT] = []
         self._closed = False
+        self.outbox: Outbox | None = None
+        self._deliver: DeliverEntity | None = None
+        if outbox is not None:
+            self.outbox = Outbox(outbox, pair, messages_most=outbox_messages, bytes_most=outbox_bytes)
+            self._deliver = Deliveries(pair, self.known, self.outbox, self.terms.counts, self.now).run
+            for entity in self.outbox.entities():
+                self.known.kept(entity, None, self.now())
 
     def get_queue_sender(self, queue_name: str) -> SenderT:
         """A sender for a queue of the primary. Raises NameInvalid; nothing is connected yet."""
@@ -131,6 +157,12 @@ class Client(ABC, Generic[SenderT]):
 
     def forget(self, sender: Sender) -> None:
         self._senders = [each for each in self._senders if each is not sender]
+
+    def _close_outbox(self) -> None:
+        if self.outbox is not None:
+            left, self.outbox = self.outbox, None
+            left.close()
+            self.known.outbox_closed(str(left.path), len(left))
 
     def _get(self, entity: str, *, topic: bool) -> SenderT:
         if self._closed:

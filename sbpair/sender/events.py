@@ -1,4 +1,7 @@
-"""What a paired client tells while it works: every change of where messages go, and every doubt. Facts, frozen."""
+"""What a paired client tells while it works: every change of where messages go, and every doubt. Facts, frozen.
+
+`str` of an event is what a log says, on one line; it never holds a body or a secret.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ class EntityChanged:
     after: State
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.entity} is {self.after.value}, and was {self.before.value}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLeft:
@@ -26,12 +32,18 @@ class QueueLeft:
     queue: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.queue} is out of the rotation: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class QueueReturned:
     """A backlog queue is in the rotation again."""
 
     queue: str
+
+    def __str__(self) -> str:
+        return f"{self.queue} is in the rotation again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,10 @@ class InDoubt:
     message_ids: tuple[str, ...]
     reason: str
 
+    def __str__(self) -> str:
+        named = f"{self.message_ids[0]}{f' and {len(self.message_ids) - 1} more' if self.message_ids[1:] else ''}"
+        return f"{self.entity}: {named} may arrive twice, sent again without an answer: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class SizeUnknown:
@@ -54,5 +70,69 @@ class SizeUnknown:
     size_with_aliases: int
     reason: str
 
+    def __str__(self) -> str:
+        size = f"{self.size_with_aliases} bytes with what the backlog adds"
+        return f"{self.entity}: a message of {size} may not fit the backlog: {self.reason}"
 
-SenderEvent: TypeAlias = EntityChanged | QueueLeft | QueueReturned | InDoubt | SizeUnknown
+
+@dataclass(frozen=True, slots=True)
+class OutboxBegun:
+    """Neither side takes an entity's messages: they go to the outbox, until it has none of them any more."""
+
+    entity: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStuck:
+    """An entity's messages cannot be taken out of the outbox yet. Told again where the reason is another one."""
+
+    entity: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRefused:
+    """The entity does not take one message of the outbox: it stays there, and is tried again by the next client."""
+
+    entity: str
+    message_ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxExpired:
+    """Messages outlived their time in the outbox: they are delivered with 1 ms to live, for the entity to judge."""
+
+    entity: str
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEmptied:
+    """All of an entity's messages have left the outbox: what is sent now goes to a side again."""
+
+    entity: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxClosed:
+    """The client is closed. So many messages stay in the file, for the next client that opens it to deliver."""
+
+    path: str
+    messages: int
+
+
+SenderEvent: TypeAlias = (
+    EntityChanged
+    | QueueLeft
+    | QueueReturned
+    | InDoubt
+    | SizeUnknown
+    | OutboxBegun
+    | OutboxStuck
+    | OutboxRefused
+    | OutboxExpired
+    | OutboxEmptied
+    | OutboxClosed
+)

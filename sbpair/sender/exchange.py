@@ -1,7 +1,7 @@
 """How one message, or several, get to the primary or into the backlog: the whole of it, as steps.
 
-The law: `send` returns only once one side has accepted every message; nothing is given up while there is time and
-somewhere left to turn to; and what is sent again without an answer is named.
+The law: `send` returns only once one side, or the outbox, has every message; nothing is given up while there is time
+and somewhere left to turn to; and what is sent again without an answer is named.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
-from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    OperationTimeoutError,
+    ServiceBusServerBusyError,
+)
 
 from sbpair.bus.data_errors import is_answer
-from sbpair.errors import UsageError
+from sbpair.errors import SbpairError, UsageError
 from sbpair.sender import outgoing
 from sbpair.sender.failures import is_passing
 from sbpair.sender.outgoing import LEAST_LIMIT_BYTES, Batch, Content, Message, Messages, OneMessage
-from sbpair.sender.steps import Pause, Steps
+from sbpair.sender.steps import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.sender.availability import Availability
     from sbpair.sender.lane import Lane, Side, Use
+    from sbpair.sender.outbox import Outbox
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
@@ -55,30 +60,75 @@ class Terms:
     retries: int
 
 
+@dataclass(slots=True)
+class Delivered:
+    """How many messages of one sender have been accepted, by where."""
+
+    primary: int = 0
+    backlog: int = 0
+    outbox: int = 0
+
+
 class Exchange:
     """One sender's way to one entity. `now` is a monotonic clock, in seconds."""
 
     def __init__(
-        self, known: Availability, lane: Lane[Side], entity: str, terms: Terms, now: Callable[[], float]
+        self,
+        known: Availability,
+        lane: Lane[Side],
+        entity: str,
+        terms: Terms,
+        now: Callable[[], float],
+        outbox: Outbox | None = None,
     ) -> None:
         self._known = known
+        self._outbox = outbox
         self._lane = lane
         self._entity = entity
         self._terms = terms
         self._now = now
-        self._share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
+        self.share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
         self._queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
+        self.delivered = Delivered()
 
-    def send(self, messages: Messages, seconds: float) -> Steps[None]:
-        """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
-        deadline = self._now() + seconds
+    def straight(self, message: Messages) -> Any:
+        """The SDK's sender for a message that can go to the primary without any steps; None where it takes some.
+
+        Most of the time nothing is wrong with anything, and then nothing is asked. In `share` of its time: what goes
+        wrong is for `send` to hear of, and what went well for `went`.
+        """
+        if self._known.unwell or type(message) is not ServiceBusMessage:
+            return None
+        if self._outbox is not None and self._outbox.holds(self._entity):
+            return None
+        raw = message.raw_amqp_message
+        if raw.application_properties or raw.body_type is not outgoing.DATA or raw.properties is None:
+            return None
+        if raw.properties.message_id is None or sum(map(len, raw.body)) > outgoing.SMALL_BODY_BYTES:
+            return None
+        return self._lane.opened("primary")
+
+    def went(self, messages: int) -> None:
+        """The primary has accepted so many messages."""
+        self.delivered.primary += messages
+        if self._known.unwell:
+            self._known.sent(self._entity, self._now())
+
+    def send(
+        self, messages: Messages, seconds: float, *, since: float | None = None, failed: BaseException | None = None
+    ) -> Steps[None]:
+        """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already.
+
+        `failed` is what the straight way, taken at `since`, has raised.
+        """
+        deadline = (self._now() if since is None else since) + seconds
         inside, whole = parcel(messages)
         if inside:
             if not all(map(outgoing.is_small, inside)):
                 yield from self._check_sizes(inside, deadline)
-            yield from self._delivered(inside, _sending(whole), deadline)
+            yield from self._delivered(inside, _sending(whole), deadline, failed)
 
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """The numbers to cancel them by; those that went to the backlog have negative ones."""
@@ -99,7 +149,7 @@ class Exchange:
         wanted = [numbers] if isinstance(numbers, int) else list(numbers)
         if any(number < 0 for number in wanted):
             raise UsageError(
-                "a scheduled message in the backlog cannot be cancelled: only the syphon takes messages from there",
+                "what is scheduled in the backlog, or the outbox, cannot be cancelled: it has no number there",
                 hint="let the syphon bring it back, and cancel it in the primary by the number that it has there",
             )
 
@@ -125,15 +175,20 @@ class Exchange:
 
     # One side or the other ----------------------------------------------------------------------
 
-    def _delivered(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
-        """What the primary answered; None where the backlog has taken them."""
+    def _delivered(
+        self, messages: list[Message], use: Use, deadline: float, failed: BaseException | None = None
+    ) -> Steps[Any]:
+        """What the primary answered; None where the backlog, or the outbox, has taken them."""
         known, entity, attempts = self._known, self._entity, 0
-        # Most of the time nothing is wrong with anything, and then nothing is asked.
-        while known.calm or not known.to_backlog(entity, self._now()):
-            left = _left(deadline - self._now()) * self._share
+        if failed is None and self._outbox is not None and self._outbox.holds(entity):
+            yield from self._behind(self._outbox, messages)
+            return None
+        while failed is not None or not known.unwell or not known.to_backlog(entity, self._now()):
+            left = 0.0 if failed else _left(deadline - self._now()) * self.share
             try:
-                answer = yield from self._lane.on("primary", entity, use, left)
+                answer = yield from self._lane.on("primary", entity, use, left, failed)
             except Exception as error:
+                failed = None
                 pause = self._pause(error, attempts, deadline)
                 if pause is None:
                     raise
@@ -143,10 +198,13 @@ class Exchange:
                     break
                 yield Pause(pause)
             else:
-                if not known.calm:
-                    known.sent(entity, self._now())
+                self.went(len(messages))
                 return answer
-        copies = [outgoing.for_backlog(each, entity) for each in messages]
+        yield from self._around([outgoing.for_backlog(each, entity) for each in messages], deadline)
+        return None
+
+    def _around(self, copies: list[Message], deadline: float) -> Steps[None]:
+        """Into the backlog; what it does not take into the outbox, where there is one."""
         done = 0
         for content, inside in outgoing.packed(copies, LEAST_LIMIT_BYTES):
             try:
@@ -154,9 +212,41 @@ class Exchange:
             except Exception as error:
                 if done:
                     error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
-                raise
+                if self._outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
+                    raise
+                yield from self._keep(self._outbox, copies[done:], error)
+                if not isinstance(error, NotSent):
+                    self._doubt(inside, error)
+                return
             done += len(inside)
-        return None
+            self.delivered.backlog += len(inside)
+
+    def _behind(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
+        """Into the outbox, behind those of the entity that are there: none may overtake another."""
+        known, entity = self._known, self._entity
+        # What a broken entity is broken for is raised, and so is what the outbox is stuck for.
+        known.to_backlog(entity, self._now())
+        if (stuck := known.stuck(entity)) is not None:
+            raise stuck.with_traceback(None)
+        copies = [outgoing.for_backlog(each, entity) for each in messages]
+        busy = ServiceBusServerBusyError(
+            message=f"messages for {entity!r} that were sent before are in the outbox still"
+        )
+        yield from self._keep(outbox, copies, busy)
+
+    def _keep(self, outbox: Outbox, copies: list[Message], error: Exception) -> Steps[None]:
+        """Raises `error` where the outbox does not take them either."""
+        payloads = [outgoing.encoded(each) for each in copies]
+        try:
+            yield Work(lambda: outbox.put(self._entity, payloads))
+        except SbpairError as why:
+            error.add_note(f"Nor has the outbox taken it: {why.message}.")
+            raise error from why
+        else:
+            self.delivered.outbox += len(copies)
+        finally:
+            if outbox.holds(self._entity):
+                self._known.kept(self._entity, error, self._now())
 
     def _pause(self, error: Exception, attempts: int, deadline: float) -> float | None:
         """After how long to try the primary again; NOW for the backlog at once, None for no more.
@@ -165,7 +255,7 @@ class Exchange:
         """
         now = self._now()
         pause = min(RETRY_SECONDS * 2.0**attempts, WAIT_MOST_SECONDS)
-        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self._share:
+        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self.share:
             return pause
         if not self._terms.counts(error):
             return None
@@ -177,6 +267,8 @@ class Exchange:
     def _in_the_backlog(self, content: Content, inside: tuple[Message, ...], deadline: float) -> Steps[None]:
         """One queue after the other, while there is another and time."""
         while True:
+            if self._outbox is not None and self._known.place_for(self._entity, self._queue, self._now()) is None:
+                raise NotSent(message="the primary is failed over, and no backlog queue has answered for a while")
             self._queue, spares = self._known.queue_for(self._queue)
             left = _left(deadline - self._now())
             seconds = max(left / 2, min(left, ATTEMPT_LEAST_SECONDS)) if spares else left
@@ -191,7 +283,7 @@ class Exchange:
                     raise
                 self._doubt(inside, error)
             else:
-                self._known.queue_took(self._queue)
+                self._known.queue_took(self._queue, self._now())
                 return
 
     def _doubt(self, messages: Iterable[Message], error: Exception) -> None:
@@ -247,9 +339,13 @@ def _limit_on(sender: Any, _seconds: float) -> int:
     return getattr(sender, "_max_message_size_on_link", 0)
 
 
+class NotSent(OperationTimeoutError):
+    """There was no use in trying: nothing has left, and nothing can be in doubt."""
+
+
 def _left(seconds: float) -> float:
     if seconds <= 0:
-        raise OperationTimeoutError(message="the time of the send was over")
+        raise NotSent(message="the time of the send was over")
     return seconds
 
 

@@ -11,10 +11,21 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from azure.core.exceptions import AzureError
-from azure.servicebus.exceptions import MessagingEntityDisabledError
+from azure.servicebus import exceptions as sdk
+from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusError
 
 from sbpair.bus.data_errors import error_of
-from sbpair.errors import AccessError, QuotaExceeded, TimedOut, Unavailable, UsageError
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    InDoubt,
+    QuotaExceeded,
+    SbpairError,
+    Throttled,
+    TimedOut,
+    Unavailable,
+    UsageError,
+)
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
 
@@ -40,6 +51,12 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error, OSError | TimeoutError)
 
 
+def as_sdk(error: SbpairError) -> ServiceBusError:
+    """The same in the SDK's words, which callers know, and functions of theirs judge."""
+    meant = next((theirs for ours, theirs in _IN_THEIR_WORDS if isinstance(error, ours)), ServiceBusError)
+    return meant(message=error.message, error=error)
+
+
 def _by_the_article(error: Exception) -> bool:
     if isinstance(error, AzureError):
         meant = error_of(error, "sending")
@@ -48,4 +65,13 @@ def _by_the_article(error: Exception) -> bool:
     return isinstance(error, TimeoutError)
 
 
+_IN_THEIR_WORDS: Final[tuple[tuple[type[SbpairError], type[ServiceBusError]], ...]] = (
+    (EntityMissing, sdk.MessagingEntityNotFoundError),
+    (AccessError, sdk.ServiceBusAuthorizationError),
+    (QuotaExceeded, sdk.ServiceBusQuotaExceededError),
+    (Throttled, sdk.ServiceBusServerBusyError),
+    (TimedOut, sdk.OperationTimeoutError),
+    (InDoubt, sdk.OperationTimeoutError),
+    (Unavailable, sdk.ServiceBusConnectionError),
+)
 _RULES: Final[dict[str, Callable[[Exception], bool]]] = {"default": is_passing, "article": _by_the_article}

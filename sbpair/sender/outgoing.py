@@ -33,8 +33,9 @@ LEAST_LIMIT_BYTES = 262_144
 
 SMALL_BODY_BYTES = LEAST_LIMIT_BYTES // 2
 _UNLIMITED = 2**62
-_DATA = AmqpMessageBodyType.DATA
+DATA = AmqpMessageBodyType.DATA
 _TTL_NONE_MS = 922_337_203_685_477
+_DATA_SECTIONS = 5
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
 
 
@@ -121,9 +122,18 @@ def size_of(message: Message) -> int:
     return batch.size_in_bytes - empty
 
 
+def encoded(message: Message) -> bytes:
+    """What the SDK would put on the wire."""
+    batch = ServiceBusMessageBatch(_UNLIMITED)
+    batch.add_message(message)
+    # Not among what the SDK makes public: a batch has each of its messages, encoded, as a data section.
+    [payload] = getattr(batch, "_message")[_DATA_SECTIONS]  # noqa: B009  mypy would have it public
+    return bytes(payload)
+
+
 def is_small(message: Message) -> bool:
     """Whether it surely fits a backlog queue of any tier: what is not body takes 64 KB at most, or no side takes it."""
-    if message.body_type is not _DATA:
+    if message.body_type is not DATA:
         return False
     room = SMALL_BODY_BYTES
     for part in message.body:
@@ -205,10 +215,10 @@ def _tagged(value: Value) -> Any:
 
 
 def _same_key(one: Message, other: Message) -> bool:
-    return bool(_partition_key(one) == _partition_key(other))
+    return bool(partition_key(one) == partition_key(other))
 
 
-def _partition_key(message: Message) -> Any:
+def partition_key(message: Message) -> Any:
     found = message.annotations or {}
     return _text(found.get(PARTITION_KEY.encode(), found.get(PARTITION_KEY)))
 

@@ -1,4 +1,4 @@
-"""Pings entities that are failed over, and probes backlog queues that are out: one task, however many there are.
+"""Pings entities that are failed over, probes backlog queues that are out, delivers the outbox: one task for them all.
 
 Async for sync senders too, in a thread of its own. The law: each errand has a connection of its own, and so many go at
 once at most; what goes wrong with one is told, and ends nothing.
@@ -10,18 +10,20 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from azure.core.exceptions import AzureError
 
 from sbpair.bus.data_plane import open_sender
 from sbpair.errors import SbpairError, TimedOut
 from sbpair.sender import outgoing
-from sbpair.sender.availability import Availability, Errand, Ping
+from sbpair.sender.availability import Availability, Deliver, Errand, Ping
 
 if TYPE_CHECKING:
-    from sbpair.model import Pair
+    from sbpair.model import Endpoint, Pair
+
+DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
 PING_SECONDS = 120.0
 ERRANDS_AT_ONCE = 32
@@ -30,13 +32,23 @@ STOP_SECONDS = 15.0
 log = logging.getLogger(__name__)
 
 
+async def ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) -> None:
+    """Send a ping, over a connection of its own. Raises what its entity, or the way there, lacks."""
+    async with open_sender(primary, entity) as sender:
+        # A fresh session, which no receiver holds: entities that require sessions accept it.
+        await sender.send(outgoing.ping(uuid.uuid4().hex), seconds)
+
+
 class Pinger:
     """Runs the agenda of an Availability for as long as `run` is not cancelled."""
 
-    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float]) -> None:
+    def __init__(
+        self, pair: Pair, known: Availability, now: Callable[[], float], deliver: DeliverEntity | None = None
+    ) -> None:
         self._pair = pair
         self._known = known
         self._now = now
+        self._deliver = deliver
         self._woken = asyncio.Event()
         self._room = asyncio.Semaphore(ERRANDS_AT_ONCE)
 
@@ -68,10 +80,16 @@ class Pinger:
                 return
 
     async def _run_errand(self, errand: Errand) -> None:
+        if isinstance(errand, Deliver):
+            await self._run_delivery(errand.entity)
+            return
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
-                await (self._ping(errand.entity) if isinstance(errand, Ping) else self._probe(errand.queue))
+                if isinstance(errand, Ping):
+                    await ping(self._pair.primary, errand.entity)
+                else:
+                    await self._probe(errand.queue)
         except TimeoutError:
             error = TimedOut(f"no answer came within {PING_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  whatever it is, the next one is due all the same
@@ -84,10 +102,15 @@ class Pinger:
         else:
             self._known.probed(errand.queue, error, self._now())
 
-    async def _ping(self, entity: str) -> None:
-        async with open_sender(self._pair.primary, entity) as sender:
-            # A fresh session, which no receiver holds: entities that require sessions accept it.
-            await sender.send(outgoing.ping(uuid.uuid4().hex), PING_SECONDS)
+    async def _run_delivery(self, entity: str) -> None:
+        try:
+            if self._deliver is not None:
+                await self._deliver(entity)
+        except Exception as error:
+            log.exception("a delivery out of the outbox failed")
+            self._known.held(entity, error, None, self._now())
+        finally:
+            self._room.release()
 
     async def _probe(self, queue: str) -> None:
         """A link that opens is enough: a message would stay, as a dead one at last."""
@@ -98,8 +121,10 @@ class Pinger:
 class PingerThread:
     """A Pinger for those who have no event loop. Its thread begins when there is something to wait for."""
 
-    def __init__(self, pair: Pair, known: Availability, now: Callable[[], float]) -> None:
-        self._parts = pair, known, now
+    def __init__(
+        self, pair: Pair, known: Availability, now: Callable[[], float], deliver: DeliverEntity | None = None
+    ) -> None:
+        self._parts = pair, known, now, deliver
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

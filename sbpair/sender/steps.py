@@ -30,13 +30,20 @@ class Pause(NamedTuple):
     seconds: float
 
 
+class Work(NamedTuple):
+    """Do something that waits for this machine alone; where others may not wait with it, in a thread."""
+
+    do: Callable[[], Any]
+
+
 class Together(NamedTuple):
     """Go through several procedures at the same time. The answer is what each of them came to, in their order."""
 
     procedures: tuple[Generator[Any, Any, Any], ...]
 
 
-Steps: TypeAlias = Generator[Call | Pause | Together, Any, T]
+Step: TypeAlias = Call | Pause | Work | Together
+Steps: TypeAlias = Generator[Step, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
@@ -49,6 +56,8 @@ def run(steps: Steps[T]) -> T:
                 answer = None
                 if isinstance(step, Call):
                     answer = step.use(step.on, step.seconds)
+                elif isinstance(step, Work):
+                    answer = step.do()
                 elif isinstance(step, Together):
                     answer = _in_threads(step)
                 else:
@@ -71,18 +80,9 @@ async def run_async(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                answer = None
-                if isinstance(step, Call):
-                    answer = step.use(step.on, step.seconds)
-                    if isinstance(answer, Coroutine):
-                        async with asyncio.timeout(step.seconds + GRACE_SECONDS):
-                            answer = await answer
-                    if not answer:
-                        _check_kept(task, cancelled)
-                elif isinstance(step, Together):
-                    answer = await _in_tasks(step)
-                else:
-                    await asyncio.sleep(step.seconds)
+                answer = await _awaited(step)
+                if not answer and isinstance(step, Call):
+                    _check_kept(task, cancelled)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -90,6 +90,29 @@ async def run_async(steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+async def _awaited(step: Step) -> Any:
+    if isinstance(step, Work):
+        return await _to_its_end(asyncio.create_task(asyncio.to_thread(step.do)))
+    if isinstance(step, Together):
+        return await _in_tasks(step)
+    if isinstance(step, Pause):
+        return await asyncio.sleep(step.seconds)
+    answer = step.use(step.on, step.seconds)
+    if not isinstance(answer, Coroutine):
+        return answer
+    async with asyncio.timeout(step.seconds + GRACE_SECONDS):
+        return await answer
+
+
+async def _to_its_end(working: asyncio.Task[T]) -> T:
+    """A thread cannot be called off: whoever gives up waits for it still, and knows then that it has ended."""
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait((working,))
+        raise
 
 
 def _check_kept(task: asyncio.Task[Any] | None, cancelled: int) -> None:

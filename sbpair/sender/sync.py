@@ -38,7 +38,19 @@ class PairedSender(client.Sender):
 
         Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
         """
-        self._run(timeout, self._exchange.send, message)
+        exchange, seconds = self._exchange, self._seconds(timeout)
+        with self._turn:
+            sender = exchange.straight(message)
+            if sender is None:
+                return run(exchange.send(message, seconds))
+            since = self._client.now()
+            try:
+                sender.send_messages(message, timeout=seconds * exchange.share)
+            except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
+                run(exchange.send(message, seconds, since=since, failed=error))
+            else:
+                exchange.went(1)
+            return None
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
         """An empty batch, as large as the entity takes."""
@@ -75,12 +87,13 @@ class PairedClient(client.Client[PairedSender]):
     _identity: DefaultAzureCredential | None = None
 
     def close(self) -> None:
-        """Close its senders, and ping no more."""
+        """Close its senders, and ping no more. What is in the outbox stays in its file."""
         self._closed = True
         if self._pinger is not None:
             self._pinger.stop()
         for sender in self._senders:
             sender.close()
+        self._close_outbox()
         if self._identity is not None:
             self._identity.close()
 
@@ -97,7 +110,7 @@ class PairedClient(client.Client[PairedSender]):
         if self._closed:
             return
         if self._pinger is None:
-            self._pinger = PingerThread(self.pair, self.known, self.now)
+            self._pinger = PingerThread(self.pair, self.known, self.now, self._deliver)
         self._pinger.wake()
 
     def _make(self, entity: str, topic: bool) -> PairedSender:

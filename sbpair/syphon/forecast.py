@@ -36,7 +36,8 @@ class Flow:
     """What lies in one queue for one destination; None for what has none.
 
     `oldest_ms` and `newest_ms` are when messages came into the backlog, in ms since 1970. `overdue` are past their time
-    to live if the time in the backlog counts, whatever was asked for; `later` are to be scheduled in the primary.
+    to live if the time in the backlog counts, whatever was asked for; `later` are to be scheduled in the primary;
+    `again` repeat another one's message id, where somebody has counted these.
     """
 
     queue: str
@@ -47,6 +48,7 @@ class Flow:
     newest_ms: int | None = None
     overdue: int = 0
     later: int = 0
+    again: int = 0
     fates: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: Facts, fate: str) -> None:
@@ -64,6 +66,7 @@ class Flow:
         self.bytes += other.bytes
         self.overdue += other.overdue
         self.later += other.later
+        self.again += other.again
         self.fates += other.fates
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
         self.newest_ms = max((at for at in (self.newest_ms, other.newest_ms) if at is not None), default=None)
@@ -96,6 +99,15 @@ class Sums:
     def stays(self, facts: Facts, destination: str | None, fate: str) -> None:
         """A message that a run would not be given: one that somebody has deferred, or that is not due yet."""
         self._flow(facts.queue, destination).add(facts, fate)
+
+    def again(self, facts: Facts, destination: str | None) -> None:
+        """A message that is counted otherwise as well, and repeats another one."""
+        self._flow(facts.queue, destination).again += 1
+
+    def keep(self, facts: Facts, destination: str | None, fate: str) -> None:
+        """A message that would be received and completed, and not sent."""
+        self._flow(facts.queue, destination).add(facts, fate)
+        self._turned_away_units += cost.units(facts.size)
 
     def send(self, facts: Facts, destination: str, filters: int = 0) -> None:
         """A message that would be sent."""
@@ -130,16 +142,19 @@ class Sums:
         spent = cost.of_units(self._moved_units, self._turned_away_units)
         return spent + cost.Operations(empty_receives=EMPTY_WAITS * queues)
 
-    def seconds(self, limits: Limits) -> float | None:
-        """How long a run takes at least by its limits; None where it has none."""
+    def seconds(self, limits: Limits, *, in_turn: bool = False) -> float | None:
+        """How long a run takes at least by its limits; None where it has none.
+
+        `in_turn` is for one that receives everything before it sends the first.
+        """
         fates: Counter[str] = sum((flow.fates for flow in self._flows.values()), Counter())
-        taken = fates["sent"] + fates["dead_lettered"] + fates["expired"]
-        spent = (
-            (fates["sent"], limits.rate),
-            (self._primary_credits, limits.primary_credits),
-            (taken, limits.secondary_credits),
-        )
-        return max((amount / each for amount, each in spent if each is not None), default=None)
+        taken = fates.total() - fates["deferred"] - fates["scheduled"]
+        sending = ((fates["sent"], limits.rate), (self._primary_credits, limits.primary_credits))
+        least = [amount / each for amount, each in sending if each is not None]
+        receiving = [] if limits.secondary_credits is None else [taken / limits.secondary_credits]
+        if in_turn and least and receiving:
+            return max(least) + receiving[0]
+        return max(least + receiving, default=None)
 
     def _is_overdue(self, facts: Facts) -> bool:
         late = route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from sbpair.model import Pair, Retrying
     from sbpair.move.events import QueuesFound
     from sbpair.move.look import Looked, Seen
+    from sbpair.move.route import Route
 
 log = logging.getLogger(__name__)
 
 QUEUES_AT_ONCE = 8
 
+Aside = Callable[["Facts", "Route"], tuple[str | None, bool]]
 OnEvent = Callable[["QueuesFound | Looked | Retrying"], object]
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -44,12 +46,20 @@ async def run(
     pair: Pair,
     terms: Terms | None = None,
     *,
+    only: Sequence[str] = (),
+    aside: Aside = lambda _facts, _decision: (None, False),
+    limits_of: Callable[[Terms, Tiers], Limits] = limits_of,
+    in_turn: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> Forecast:
     """Look at every backlog queue of `pair`, and say what a run by these terms would do now.
+
+    What another mover would do is told with `only`, the queues to look at; `aside`, which answers what becomes of a
+    message that it takes and does not send, and whether it repeats another one; its own limits; and `in_turn`, where it
+    receives everything before it sends.
 
     Looking costs credits as well: it is held to those that were asked for, and else as fast as the service lets it.
 
@@ -73,16 +83,16 @@ async def run(
         limits = limits_of(terms, tiers)
         pace = Pace(clock(), primary=limits.secondary_credits if terms.credits is not None else None)
         looker = Looker(pair.secondary, get_token, pace, clock, sleep, on_event)
-        look = _Look(Sums(terms.ttl, int(now() * 1000)), places, looker)
+        look = _Look(Sums(terms.ttl, int(now() * 1000)), places, looker, aside)
         found = await queues.find(pair, control)
         on_event(found)
-        await look.at_all(found.queues)
+        await look.at_all(tuple(only) or found.queues)
     if not look.there:
         raise queues.none_there(pair)
-    return _forecast(pair, look, terms, limits, tiers)
+    return _forecast(pair, look, terms, limits, tiers, look.sums.seconds(limits, in_turn=in_turn))
 
 
-def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tiers) -> Forecast:
+def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tiers, seconds: float | None) -> Forecast:
     sums = look.sums
     secondary, primary = (tier or DEFAULT_TIER for tier in (tiers.secondary, tiers.primary))
     spent = sums.operations(len(look.there))
@@ -92,7 +102,7 @@ def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tier
         doomed=tuple(sums.doomed()),
         entities=look.places.entities(),
         limits=limits,
-        seconds=sums.seconds(limits),
+        seconds=seconds,
         estimate=cost.estimate(spent, secondary=secondary, primary=primary, prices=terms.prices),
         tiers=tiers,
         ttl=terms.ttl,
@@ -118,6 +128,7 @@ class _Look:
     sums: Sums
     places: Places
     looker: Looker
+    aside: Aside
     there: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -151,6 +162,12 @@ class _Look:
         destination = None if isinstance(decision, DeadLetter) else self.places.name(facts.path or "")
         if stays is not None:
             self.sums.stays(facts, destination, stays)
+            return
+        fate, again = self.aside(facts, decision)
+        if again:
+            self.sums.again(facts, destination)
+        if fate is not None:
+            self.sums.keep(facts, destination, fate)
         elif isinstance(decision, Send):
             await self._judge_send(sections, facts, decision)
         elif isinstance(decision, (DeadLetter, Expire)):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count, repeat
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
@@ -36,7 +36,7 @@ ANSWER_SECONDS = 60.0
 
 STOP_SECONDS = 2.0
 
-_id_of, _context_of = attrgetter("id"), attrgetter("context")
+_id_of, _context_of, _settled_of = map(attrgetter, ("id", "context", "settled"))
 
 _RETRY = "it may work a little later"
 
@@ -56,12 +56,12 @@ class Waiting:
     __slots__ = ("_among", "_asked", "_doing", "_done", "_open", "failures")
 
     def __init__(
-        self, asked: Outcome, doing: str, among: dict[Waiting, None], deliveries: Iterable[events.Delivery] = ()
+        self, asked: Outcome, doing: str, among: dict[Waiting, None], deliveries: Sequence[events.Delivery] = ()
     ) -> None:
         self.failures: list[tuple[events.Delivery | None, errors.SbpairError]] = []
         self._asked = asked
         self._doing = doing
-        self._open: dict[int, events.Delivery | None] = {delivery.id: delivery for delivery in deliveries}
+        self._open: dict[int, events.Delivery | None] = dict(zip(map(_id_of, deliveries), deliveries, strict=True))
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._among = among
         among[self] = None
@@ -194,8 +194,8 @@ class Link:
             self._on_detached(event.error)
         self._changed.set()
 
-    def on_delivery(self, delivery: events.Delivery) -> None:
-        """A message has come, on a link that receives some."""
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+        """Messages have come, on a link that receives some."""
 
     def on_lost(self, error: errors.SbpairError) -> None:
         self.error = error = self.error or error
@@ -338,8 +338,8 @@ class Receiver(Link):
             self._told += 1
         super().on_event(event)
 
-    def on_delivery(self, delivery: events.Delivery) -> None:
-        self._arrived.append(delivery)
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+        self._arrived += deliveries
         self._changed.set()
 
     def grant(self, most: int) -> None:
@@ -413,12 +413,16 @@ class Receiver(Link):
         """As `settle`; answers which of them the peer did not confirm, with why. Raises nothing."""
         if self.error is not None:
             return [(delivery, self.error) for delivery in deliveries]
-        taken_back = [delivery for delivery in deliveries if delivery.settled]
-        open_ones = [delivery for delivery in deliveries if not delivery.settled] if taken_back else deliveries
+        # Much of this is done by calls for all of them: it is done for every message.
+        taken_back: list[Delivery] = []
+        open_ones = deliveries
+        if any(map(_settled_of, deliveries)):
+            taken_back = [delivery for delivery in deliveries if delivery.settled]
+            open_ones = [delivery for delivery in deliveries if not delivery.settled]
         waiting = Waiting(outcome, f"settling in {self.address!r}", self._waiting, open_ones)
         for delivery in open_ones:
             delivery.context = waiting
-        for first, last in ranges([delivery.id for delivery in open_ones]):
+        for first, last in ranges(list(map(_id_of, open_ones))):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self._stream.flush_soon()
         await waiting.ended(seconds)
@@ -435,15 +439,9 @@ class Receiver(Link):
 
 def ranges(ids: list[int]) -> list[tuple[int, int]]:
     """Runs of delivery ids that follow one another: nothing that was not asked for may fall into a range."""
-    if ids and list(range(ids[0], ids[-1] + 1)) == ids:
-        return [(ids[0], ids[-1])]
-    found: list[tuple[int, int]] = []
-    for number in ids:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found
+    breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]
+    starts, ends = [0, *breaks], [*breaks, len(ids)]
+    return [(ids[start], ids[end - 1]) for start, end in zip(starts, ends, strict=True)] if ids else []
 
 
 RELEASED = Released()

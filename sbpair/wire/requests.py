@@ -110,7 +110,11 @@ class _ReplyReceiver(Receiver):
                 answer.set_exception(error)
                 answer.exception()  # the request may still be on its way: then its sender tells
 
-    def on_delivery(self, delivery: events.Delivery) -> None:
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+        for delivery in deliveries:
+            self._on_reply(delivery)
+
+    def _on_reply(self, delivery: events.Delivery) -> None:
         if not delivery.settled:
             self._link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
         if self.credit <= CREDIT // 2:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -30,6 +32,7 @@ CONNECT_SECONDS = 30.0
 GOODBYE_SECONDS = 5.0
 
 _LINK_EVENTS = (events.LinkAttached, events.LinkDetached, events.CreditChanged)
+_link_of = attrgetter("link")
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 
@@ -38,7 +41,7 @@ class Owner(Protocol):
 
     def on_event(self, event: Any) -> None: ...
 
-    def on_delivery(self, delivery: events.Delivery) -> None: ...
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None: ...
 
     def on_lost(self, error: SbpairError) -> None: ...
 
@@ -70,13 +73,14 @@ class Stream(asyncio.Protocol):
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        for event in self.connection.receive(data, self._loop.time()):
-            if type(event) is Delivery:
-                owner = event.link.context
-                if owner is not None:
-                    owner.on_delivery(event)
+        for kind, alike in groupby(self.connection.receive(data, self._loop.time()), type):
+            if kind is Delivery:
+                for link, deliveries in groupby(alike, _link_of):
+                    if link.context is not None:
+                        link.context.on_deliveries(list(deliveries))
             else:
-                self._on_event(event)
+                for event in alike:
+                    self._on_event(event)
         self.flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:

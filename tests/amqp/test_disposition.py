@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.amqp import disposition
+from sbpair.amqp import disposition, frames
 from sbpair.amqp.performatives import (
     Accepted,
     Composite,
@@ -60,9 +63,10 @@ def heard(said: list[tuple[int, bytes]]) -> Heard:
         assert isinstance(body, Disposition)
         found.append((channel, normal(body)))
 
-    run = disposition.Run(hear)
-    for channel, frame in said:
-        run.add(channel, frame)
+    run, buffer = disposition.Run(hear), frames.FrameBuffer(65_536)
+    buffer.feed(b"".join(frames.frame(body, channel=channel) for channel, body in said))
+    for channel, data, start, end in buffer.frames(frames.AMQP_FRAME):
+        buffer.skip_to(run.add(channel, data, start, end))
     run.end()
     run.end()
     return found
@@ -121,15 +125,58 @@ def each(said: Heard) -> list[tuple[int, bool | None, int, bool | None, object]]
     ]
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), few)))
-def test_a_run_says_of_each_delivery_what_its_parts_said(said: Heard) -> None:
-    forward = [(channel, body) for channel, body in said if body.last is None or body.last >= body.first]
+@given(st.lists(st.tuples(st.integers(0, 1), few)), st.sampled_from([0, 70_000]))
+def test_a_run_says_of_each_delivery_what_its_parts_said(said: Heard, base: int) -> None:
+    forward = [(channel, moved(body, base)) for channel, body in said if body.last is None or body.last >= body.first]
     assert each(heard([(channel, body.encode()) for channel, body in forward])) == each(forward)
 
 
+def moved(body: Disposition, base: int) -> Disposition:
+    last = None if body.last is None else base + body.last
+    return replace(body, first=base + (body.first or 0), last=last)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), few), max_size=6), st.data())
+def test_runs_of_dispositions_alike_say_what_they_say_one_by_one(runs: list[Any], data: st.DataObject) -> None:
+    number, said = 70_000, []
+    for length, width, body in runs:
+        for _ in range(length):
+            said.append((0, replace(body, first=number, last=number + width - 1)))
+            number += width
+        number += data.draw(st.sampled_from([0, 0, 1, -1]))
+    assert each(heard([(channel, body.encode()) for channel, body in said])) == each(said)
+
+
+@pytest.mark.parametrize("extended", [0, 3, 6])
+def test_a_frame_with_a_longer_header_does_not_mislead(extended: int) -> None:
+    found: Heard = []
+    run = disposition.Run(lambda channel, body: found.append((channel, normal(body))))  # type: ignore[arg-type]
+    bodies = [Disposition(True, 70_000 + number, 70_000 + number, True, Accepted()) for number in range(8)]
+    stream = [frames.frame(body.encode()) for body in bodies]
+    whole = stream[extended]
+    stream[extended] = (len(whole) + 4).to_bytes(4) + b"\x03\x00\x00\x00" + b"\x02\x00\x00\x00" + whole[8:]
+    buffer = frames.FrameBuffer(65_536)
+    buffer.feed(b"".join(stream))
+    for channel, data, start, end in buffer.frames(frames.AMQP_FRAME):
+        buffer.skip_to(run.add(channel, data, start, end))
+    run.end()
+    assert each(found) == each([(0, body) for body in bodies])
+
+
 def test_what_follows_on_is_heard_as_one() -> None:
-    one_by_one = [(0, Disposition(True, number, number, False, Accepted()).encode()) for number in range(100)]
-    assert heard(one_by_one) == [(0, Disposition(True, 0, 99, False, Accepted(), False))]
+    for base in (0, 70_000):
+        alike = [Disposition(True, base + number, base + number, False, Accepted()) for number in range(100)]
+        together = [(0, Disposition(True, base, base + 99, False, Accepted(), False))]
+        assert heard([(0, body.encode()) for body in alike]) == together
+
+
+def test_what_is_written_alike_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    usual = disposition._read_usual
+    monkeypatch.setattr(disposition, "_read_usual", lambda frame: read.append(frame) or usual(frame))
+    alike = [Disposition(True, 70_000 + number, 70_000 + number, False, Accepted()) for number in range(100)]
+    heard([(0, body.encode()) for body in alike])
+    assert len(read) == 1
 
 
 @given(ids, ids, st.booleans(), st.booleans())

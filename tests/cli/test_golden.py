@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 GROUPS = {
     "partition": ["queue", "topic", "list", "key"],
-    "replay": ["run", "resume", "verify", "status", "stop"],
+    "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc"],
     "runs": ["list", "show"],
 }
 HELPS = {

@@ -1,18 +1,32 @@
-"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java."""
+"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java.
+
+Most of it is called in this process: to start another one takes longer than all that it says.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pty
+import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 
-from sbpair.replay.archive import Archive
+from sbpair.__main__ import run
+from sbpair.replay.archive import DEDUPLICATED, DRAINED, EXPIRED, LEDGER, PROVED, QUARANTINE, SWEPT, Archive
+from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import Options, Run, save
+from sbpair.replay.schema import SEGMENT
 
 NAMESPACES = {
     "SBPAIR_PRIMARY_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0;"
@@ -22,37 +36,66 @@ NAMESPACES = {
     "SBPAIR_PRIMARY_NAME": "contoso",
     "SBPAIR_SECONDARY_NAME": "contoso-dr",
 }
-RUN = Run(
-    "r1", {"primary": "contoso", "secondary": "contoso-dr"}, ("contoso/x-servicebus-transfer/0",), 4, 1, Options()
-)
+QUEUE = "contoso/x-servicebus-transfer/0"
+RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1, Options())
 
 
 @pytest.fixture
 def java(tmp_path: Path) -> Path:
+    return java_in(tmp_path)
+
+
+def java_in(directory: Path) -> Path:
     """A Java that says its version, and nothing else."""
-    program = tmp_path / "bin" / "java"
-    program.parent.mkdir()
+    program = directory / "bin" / "java"
+    program.parent.mkdir(exist_ok=True)
     program.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
     program.chmod(0o755)
-    return tmp_path
+    return directory
+
+
+def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_") and key != "JAVA_HOME"}
+    java_home = {"JAVA_HOME": str(home)} if home else {"PATH": "/nowhere"}
+    return {**kept, **NAMESPACES, **java_home, **changed}
 
 
 def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_") and key != "JAVA_HOME"}
-    java_home = {"JAVA_HOME": str(home)} if home else {"PATH": "/nowhere"}
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    with patch.dict(os.environ, environment(home, changed), clear=True), redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = run(("replay", *words))
+        finally:
+            signal.signal(signal.SIGTERM, on_terminate)
+    said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(words, code, *said)
+
+
+def sbpair_process(
+    *words: str, home: Path | None = None, room: int | None = None, **changed: str
+) -> subprocess.CompletedProcess[str]:
+    """`room` is how many bytes a file may have."""
+
+    def limit() -> None:
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "sbpair", "replay", *words],
-        env={**kept, **NAMESPACES, **java_home, **changed},
+        env=environment(home, changed),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
+        preexec_fn=limit,
     )
 
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1"]])
 def test_without_java_it_says_what_to_install_before_anything_else(words: list[str], tmp_path: Path) -> None:
-    done = sbpair(*words, "--archive", str(tmp_path / "archive"), SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
+    archive = str(tmp_path / "archive")
+    done = sbpair_process(*words, "--archive", archive, SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
 
     assert done.returncode == 7
     assert "there is no Java" in done.stderr
@@ -87,7 +130,17 @@ def test_speculation_is_refused(java: Path) -> None:
     assert "speculation" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--conf", "nonsense"], ["--conf", "=3"], ["--parallelism", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--conf", "nonsense"],
+        ["--conf", "=3"],
+        ["--parallelism", "0"],
+        ["--where", " "],
+        ["--all", "--where", "true"],
+        ["--all", "--destination", "orders"],
+    ],
+)
 def test_options_that_make_no_sense_are_refused(java: Path, words: list[str]) -> None:
     done = resume(java, *words)
     assert done.returncode == 2
@@ -101,7 +154,208 @@ def test_a_run_of_another_pair_is_refused(java: Path) -> None:
     assert "c2VjcmV0" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("words", [["verify"], ["status"], ["stop"]])
+def test_a_destination_that_no_entity_can_be_is_refused(java: Path) -> None:
+    done = resume(java, "--destination", "no such")
+    assert done.returncode == 2
+    assert "'no such' cannot be the path of a queue or a topic" in done.stderr
+
+
+def put(archive: Archive) -> str:
+    """One message, archived. Answers its file."""
+    archive.create()
+    path = f"segments/{QUEUE}/one.parquet"
+    row = ("one", 0, QUEUE, 7, 1_000, "m7", "orders", None, None, None, None, 4, None, None, None, b"body")
+    arrays = [pa.array([value], field.type) for value, field in zip(row, SEGMENT, strict=True)]
+    archive.write_table(path, pa.Table.from_arrays(arrays, schema=SEGMENT), RUN.shards)
+    archive.write_json(DRAINED, {"messages": 1})
+    return path
+
+
+def end(archive: Archive, kind: str = LEDGER, shards: int = RUN.shards) -> None:
+    entry = Entry((QUEUE, 7, 1_000, "m7"), "orders", None if kind == LEDGER else kind, b"body")
+    Ledger(archive, shards, "a").write(kind, 1, [entry])
+    archive.write_json(PROVED, {"balanced": True})
+
+
+def cut_a_segment_short(archive: Archive) -> None:
+    place = Path(archive.root, put(archive))
+    place.write_bytes(place.read_bytes()[:-9])
+
+
+def lose_a_segment(archive: Archive) -> None:
+    archive.remove(put(archive))
+
+
+def bring_in_a_ledger_of_another_shard_count(archive: Archive) -> None:
+    put(archive)
+    end(archive, shards=7)
+
+
+def bring_in_another_runs_segment(archive: Archive) -> None:
+    put(archive)
+    other = Archive(archive.url, "r2")
+    Path(other.root, put(other)).rename(Path(archive.root, f"segments/{QUEUE}/two.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (cut_a_segment_short, "one.parquet is broken"),
+        (lose_a_segment, "holds 0 messages, and 1 were drained"),
+        (bring_in_a_ledger_of_another_shard_count, "with 7 shards, and not of r1 with 4"),
+        (bring_in_another_runs_segment, "two.parquet is of run r2, and not of r1"),
+    ],
+)
+def test_an_archive_that_is_not_whole_is_neither_sent_nor_proved_nor_removed(
+    java: Path, spoil: Callable[[Archive], None], said: str
+) -> None:
+    """No namespace is there: whoever tried to send would say so."""
+    archive = Archive(str(java / "archive"), "r1")
+    spoil(archive)
+    resumed = resume(java)
+    verified = sbpair("verify", "r1", "--archive", archive.url)
+    removed = sbpair("gc", "r1", "--archive", archive.url, "--yes")
+    for done in (resumed, verified):
+        assert done.returncode == 4, done.stderr
+        assert said in done.stderr
+        assert "\n" in done.stderr.strip()  # what to do about it
+    assert removed.returncode == 4
+    assert archive.files("segments") or spoil is lose_a_segment
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda place: place.joinpath("report").write_text(""), "cannot be used"),
+        (lambda place: place.joinpath("run.json").write_bytes(b"\0"), "run.json is broken"),
+    ],
+)
+def test_an_archive_that_cannot_be_written_to_is_told_of(
+    java: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    save(Archive(str(java / "archive"), "r1"), RUN)
+    spoil(java / "archive" / "r1")
+    done = sbpair("resume", "r1", "--archive", str(java / "archive"), home=java)
+    assert done.returncode in (4, 7)
+    assert said in done.stderr
+
+
+def test_an_archive_without_room_is_told_of_before_anything_is_received(java: Path) -> None:
+    save(Archive(str(java / "archive"), "r1"), RUN)
+    done = sbpair_process("resume", "r1", "--archive", str(java / "archive"), home=java, room=0)
+    assert done.returncode == 7
+    assert "File too large" in done.stderr
+    assert "has room" in done.stderr
+
+
+# Removing.
+
+
+def gc(archive: Archive, *words: str) -> tuple[int, str, str]:
+    done = sbpair("gc", archive.run, "--archive", archive.url, *words)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def proved(tmp_path: Path) -> Archive:
+    """A run of one message, and that one sent."""
+    archive = Archive(str(tmp_path / "archive"), "r1")
+    save(archive, RUN)
+    put(archive)
+    end(archive)
+    return archive
+
+
+def test_off_a_terminal_and_without_consent_nothing_is_removed(proved: Archive) -> None:
+    code, out, err = gc(proved)
+    assert (code, err) == (0, "nothing was removed: sbpair replay gc r1 --yes does\n")
+    assert out.startswith("would remove 2 files of run r1, ")
+    assert len(proved.files("segments")) == 1
+
+
+def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> None:
+    there = sum(proved.sizes("segments").values()) + sum(proved.sizes("ledger").values())
+
+    code, out, _err = gc(proved, "--yes", "--output", "json")
+
+    expected = {"schema": "sbpair/replay-gc/1", "run": "r1", "removed": True, "files": 2, "bytes": there, "kept": 0}
+    assert (code, json.loads(out)) == (0, expected)
+    left = {path.name for path in Path(proved.root).rglob("*") if path.is_file()}
+    assert left == {"run.json", "drained.json", "receipt.json", "swept.json"}
+    assert gc(proved, "--yes")[:2] == (0, "would remove 0 files of run r1, 0 B\n")
+    for verb in ("verify", "resume"):
+        done = sbpair(verb, "r1", "--archive", proved.url, home=java_in(Path(proved.url).parent))
+        assert done.returncode == 4
+        assert "were taken away by sbpair replay gc" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "left"),
+    [(b"y\n", b"removed 2", 0), (b"N\n", b"nothing was removed", 1), (b"\n", b"nothing was removed", 1)],
+)
+def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left: int) -> None:
+    ours, theirs = pty.openpty()
+    words = ["gc", "r1", "--archive", proved.url]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sbpair", "replay", *words], stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        seen = b""
+        while b"[y/N] " not in seen:
+            seen += os.read(ours, 4_096)
+        assert b"Remove 2 files of run r1" in seen
+        os.write(ours, typed)
+        assert process.wait(60) == 0
+        assert said in os.read(ours, 65_536)
+    finally:
+        os.close(ours)
+    assert len(proved.files("segments")) == left
+
+
+def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
+    proved.remove(PROVED)
+    code, _out, err = gc(proved, "--yes")
+    assert code == 4
+    assert "has not come to its end: it may be running" in err
+    proved.write_json(PROVED, {"balanced": False})
+    assert "was not proved when it ended" in gc(proved, "--yes")[2]
+    proved.write_json(PROVED, {"balanced": True})
+    proved.delete("ledger")
+    assert "has 1 messages left to send" in gc(proved, "--yes")[2]
+    assert len(proved.files("segments")) == 1
+
+
+@pytest.mark.parametrize("kind", [EXPIRED, QUARANTINE])
+def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) -> None:
+    proved.delete("ledger")
+    end(proved, kind)
+    assert "; what was not sent stays: 1 of its messages" in gc(proved, "--yes")[1]
+    [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
+    assert (kept["message_id"], kept["message"]) == ("m7", b"body")
+    assert gc(proved, "--yes", "--unsent")[0] == 0
+    assert proved.files(kind) == []
+
+
+def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that_is_said(proved: Archive) -> None:
+    proved.delete("ledger")
+    end(proved, DEDUPLICATED)
+    code, _out, err = gc(proved, "--yes")
+    assert code == 4
+    assert "--unsent" in err
+    assert len(proved.files("segments")) == 1
+    assert gc(proved, "--yes", "--unsent")[0] == 0
+    assert proved.files("segments") == []
+
+
+def test_a_removal_that_was_cut_short_is_finished(proved: Archive) -> None:
+    proved.write_json(SWEPT, {"places": []})
+    proved.delete("segments")
+    assert gc(proved, "--yes")[0] == 0
+    assert proved.files("ledger") == []
+
+
+@pytest.mark.parametrize("words", [["verify"], ["status"], ["stop"], ["gc"]])
 def test_a_run_that_is_not_there_is_told_of(words: list[str], tmp_path: Path) -> None:
     done = sbpair(*words, "r9", "--archive", str(tmp_path))
     assert done.returncode == 2
@@ -131,3 +385,14 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 
     assert done.returncode == 4
     assert "cut.parquet is broken" in done.stderr
+
+
+def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    save(archive, RUN)
+    archive.write_json(DRAINED, {"messages": 0, "left_in_queues": {RUN.queues[0]: 3}})
+
+    done = sbpair("verify", "r1", "--archive", str(tmp_path))
+
+    assert done.returncode == 3
+    assert f"3 left in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout

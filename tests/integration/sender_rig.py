@@ -102,6 +102,9 @@ class Rig:
         own = {name: terms.pop(name) for name in ("failover_interval", "ping_interval") if name in terms}
         arguments = {"retries": 0, "on_event": told, **terms}
         pair = replace(self.pair, **own)
+        if "ping_interval" not in own:
+            # Shorter than anybody may ask for.
+            object.__setattr__(pair, "ping_interval", 0.2)
         if kind == "sync":
             with PairedClient(pair, **arguments) as client:
                 yield client, told
@@ -109,8 +112,15 @@ class Rig:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
-        client = Faced(sbpair_aio.PairedClient(pair, **arguments), loop)
         try:
+            client = Faced(sbpair_aio.PairedClient(pair, **arguments), loop)
+        except BaseException:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
+            raise
+        try:
+            client.__getattr__("__aenter__")()
             yield client, told
         finally:
             client.close()

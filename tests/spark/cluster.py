@@ -15,6 +15,8 @@ from pathlib import Path
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 START_SECONDS = 120.0
+HASTY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Nothing here runs long enough for Java to compile it twice, or has enough memory to be collected by many."""
 
 
 class Cluster:
@@ -22,7 +24,8 @@ class Cluster:
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._directory = directory
-        self._environment = {**environment, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": HASTY}
+        self._environment = {**environment, **own}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = ""
         self.workers: list[int] = []
@@ -30,14 +33,23 @@ class Cluster:
     def start(self, workers: int) -> None:
         self._launch("master", MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         self.url = self._said("master", r"Starting Spark master at (\S+)")
-        for number in range(workers):
-            self.add_worker(f"worker-{number}")
+        for _ in range(workers):
+            self.add_worker()
 
-    def add_worker(self, name: str) -> None:
+    def add_worker(self) -> None:
+        name = f"worker-{len(self._processes)}"
         place = ("--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._directory / name))
         process = self._launch(name, WORKER, *place, "--cores", "1", "--memory", "1g", self.url)
         self._said(name, r"Successfully registered with master (\S+)")
         self.workers.append(process.pid)
+
+    def replace_dead(self) -> None:
+        """Another worker instead of each that has been killed."""
+        alive = {process.pid for process in self._processes if process.poll() is None}
+        dead = [pid for pid in self.workers if pid not in alive]
+        self.workers = [pid for pid in self.workers if pid in alive]
+        for _ in dead:
+            self.add_worker()
 
     def executors(self) -> list[int]:
         """The pids of the executors' JVMs."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.replay import job
+from sbpair.replay import job, progress
 from sbpair.replay.run import Options
 from tests.spark.world import NAMESPACE, OTHER, VARIABLES
+
+BEGAN = time.monotonic()
 
 
 def main(said: dict[str, Any]) -> None:
@@ -30,8 +33,8 @@ def main(said: dict[str, Any]) -> None:
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 
-def tell(event: job.Phase | job.Progress) -> None:
-    print("event", event, flush=True)  # noqa: T201
+def tell(event: progress.Event) -> None:
+    print("event", f"{time.monotonic() - BEGAN:.1f}", event, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sbpair import errors
 from sbpair.model import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import run as runs
-from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, Archive
+from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, SENDING, Archive
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import Options, Reach, Run
 from sbpair.replay.schema import SEGMENT
+from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.verify import Proof, verify
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1_000, Options())
+OPTIONS: dict[str, Any] = RUN.document()["options"]
 
 
 @pytest.fixture
@@ -35,7 +39,10 @@ def key(number: int, message_id: str | None = None) -> Key:
 
 
 def put(archive: Archive, name: str, *keys: Key) -> None:
-    rows = [(name, at, *each, "orders", None, None, None, None, 4, None, b"body") for at, each in enumerate(keys)]
+    rows = [
+        (name, at, *each, "orders", None, None, None, None, 4, None, None, None, b"body")
+        for at, each in enumerate(keys)
+    ]
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENT, strict=True)]
     archive.write_table(f"{SEGMENTS}/{QUEUE}/{name}.parquet", pa.Table.from_arrays(arrays, schema=SEGMENT), RUN.shards)
@@ -163,13 +170,97 @@ def test_a_ledger_of_another_shard_count_is_refused(archive: Archive) -> None:
 
 
 def test_a_segment_of_another_run_is_refused(archive: Archive, tmp_path: Path) -> None:
-    put(Archive(str(tmp_path), "r2"), "stray", key(0))
+    other = Archive(str(tmp_path), "r2")
+    other.create()
+    put(other, "stray", key(0))
     stray = tmp_path / "r2" / SEGMENTS / QUEUE / "stray.parquet"
     (tmp_path / "r1" / SEGMENTS / QUEUE).mkdir(parents=True)
     stray.rename(tmp_path / "r1" / SEGMENTS / QUEUE / "stray.parquet")
 
     with pytest.raises(errors.StateRefused, match="is of run r2, and not of r1"):
         proof_of(archive)
+
+
+def rewrite(archive: Archive, kind: str, change: Any) -> str:
+    """Write the one file of a kind anew, with the metadata that it had, and answer its name."""
+    [path] = archive.files(kind)
+    table = archive.read_table(path)
+    pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), f"{archive.root}/{path}")
+    return path
+
+
+@pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.drop_columns(["destination"]),
+        lambda table: table.append_column("more", pa.nulls(table.num_rows)),
+        lambda table: table.rename_columns(["key", *table.column_names[1:]]),
+        lambda table: table.set_column(1, "sequence_number", table["sequence_number"].cast(pa.string())),
+    ],
+    ids=["less", "more", "other name", "other type"],
+)
+def test_a_file_with_foreign_columns_is_refused_by_name(archive: Archive, kind: str, change: Any) -> None:
+    put(archive, "one", key(0))
+    end(archive, LEDGER, key(0))
+    path = rewrite(archive, kind, change)
+
+    with pytest.raises(errors.StateRefused, match="has not the columns of version 1") as refused:
+        proof_of(archive)
+
+    assert path in refused.value.message
+
+
+@pytest.mark.parametrize("left", [0, 4, 100])
+def test_a_ledger_chunk_that_is_cut_short_is_refused_by_name(archive: Archive, left: int) -> None:
+    put(archive, "one", key(0))
+    end(archive, LEDGER, key(0))
+    [path] = archive.files(LEDGER)
+    Path(archive.root, path).write_bytes(Path(archive.root, path).read_bytes()[:left])
+
+    with pytest.raises(errors.StateRefused, match="is broken") as refused:
+        proof_of(archive)
+
+    assert path in refused.value.message
+
+
+@pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
+def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kind: str) -> None:
+    """One bit in the midst of it, which its footer knows nothing of."""
+    put(archive, "one", *map(key, range(50)))
+    end(archive, LEDGER, *map(key, range(50)))
+    [path] = archive.files(kind)
+    whole = bytearray(Path(archive.root, path).read_bytes())
+    at = whole.index(b"\x28\xb5\x2f\xfd") + 20  # where zstd's magic number is, there is a page
+    whole[at] ^= 1
+    Path(archive.root, path).write_bytes(whole)
+
+    with pytest.raises(errors.StateRefused, match="is broken") as refused:
+        archive.read_table(path)
+
+    assert path in refused.value.message
+
+
+def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(archive: Archive) -> None:
+    put(archive, "one", key(0))
+    Ledger(archive, RUN.shards, "dead").has_in_hand([Entry(key(0), "orders")])
+    end(archive, LEDGER, key(0), attempt="next")
+    [path] = archive.files(SENDING)
+    Path(archive.root, path).write_bytes(b"")
+
+    proof = proof_of(archive)
+
+    assert (proof.unreadable, proof.doubtful, proof.balanced) == ([path], [], True)
+
+
+@pytest.mark.parametrize("path", ["STOP", "segments/q/0/one.parquet", "report/x"])
+def test_nothing_is_written_where_the_runs_directory_has_gone(archive: Archive, path: str) -> None:
+    Path(archive.root).rename(f"{archive.root}-elsewhere")
+
+    with pytest.raises(errors.MachineLacks, match="the run's directory has gone"):
+        archive.write(path, b"")
+
+    assert not Path(archive.root).exists()
 
 
 def test_a_write_that_fails_leaves_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +286,18 @@ def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
         Archive(url, "r1")
 
 
-def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
-    assert runs.load(archive) == RUN
+@pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
+def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
+    run = replace(RUN, options=Options(selection=selection))
+    runs.save(archive, run)
+    assert runs.load(archive) == run
+
+
+def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive) -> None:
+    document = archive.read_json("run.json")
+    del document["options"]["selection"]
+    archive.write_json("run.json", document)
+    assert runs.load(archive).options.selection == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -206,6 +307,9 @@ def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
         ({"version": 2}, "version 2"),
         ({"options": {"dedup": "guess"}}, "cannot be read"),
         ({"options": None}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"destinations": ["x') OR ('' = '"], "where": None}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"destinations": 3, "where": None}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"where": "true"}}}, "cannot be read"),
         ({"shards": "many"}, "cannot be read"),
         ({"pair": 3}, "cannot be read"),
     ],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sbpair.move.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import plan
 from sbpair.replay.run import Dedup, Options, Run
+from sbpair.replay.selection import EVERYTHING, Selection
 
 pytestmark = [
     pytest.mark.java,
@@ -25,6 +26,8 @@ COLUMNS = (
     " message binary"
 )
 Row = tuple[Any, ...]
+WHERE = "message_id = 'a' OR sequence_number = 2 -- the former may be null"
+CHOICES = (EVERYTHING, Selection(("orders",)), Selection((), WHERE), Selection(("orders", "invoices"), WHERE))
 
 
 def rows() -> st.SearchStrategy[list[Row]]:
@@ -40,7 +43,7 @@ def rows() -> st.SearchStrategy[list[Row]]:
         st.sampled_from([None, 1, 10_000, 100_001, 1_000_000, 10**15]),
         st.one_of(st.none(), moments),
     )
-    return st.lists(st.tuples(message, st.booleans()), max_size=40).map(_placed)
+    return st.lists(st.tuples(message, st.booleans()), max_size=60).map(_placed)
 
 
 def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
@@ -74,14 +77,27 @@ def naive(rows: list[Row], options: Options) -> dict[tuple[str, int], tuple[str,
         found[segment, position] = verdict, False
         if verdict == plan.SEND:
             sendable.append(row)
-    ids: set[tuple[str, str]] = set()
+    first_is_chosen: dict[tuple[str, str], bool] = {}
     for row in sorted(sendable, key=lambda row: (row[4], row[2], row[3])):
         name = (row[6].lower(), row[5])
-        if row[5] and name in ids:
-            verdict = plan.DEDUPLICATED if options.dedup is Dedup.MESSAGE_ID else plan.SEND
-            found[row[0], row[1]] = verdict, True
-        ids.add(name)
+        if row[5] and name in first_is_chosen:
+            repeated = plan.DEDUPLICATED if first_is_chosen[name] else plan.WAITING
+            found[row[0], row[1]] = repeated if options.dedup is Dedup.MESSAGE_ID else plan.SEND, True
+        first_is_chosen.setdefault(name, is_chosen(row, options.selection))
+    for row in drawn_once(rows, found):
+        if not is_chosen(row, options.selection):
+            found[row[0], row[1]] = plan.LEFT, found[row[0], row[1]][1]
     return found
+
+
+def drawn_once(rows: list[Row], found: dict[tuple[str, int], tuple[str, bool]]) -> list[Row]:
+    return [row for row in rows if found[row[0], row[1]][0] != plan.COPY]
+
+
+def is_chosen(row: Row, selection: Selection) -> bool:
+    """What CHOICES say, in Python."""
+    named = not selection.destinations or (row[6] or "").lower() in selection.destinations
+    return named and (selection.where is None or row[5] == "a" or row[3] == 2)
 
 
 def is_expired(row: Row, options: Options) -> bool:
@@ -91,12 +107,17 @@ def is_expired(row: Row, options: Options) -> bool:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(drawn=rows(), dedup=st.sampled_from(Dedup), ttl=st.sampled_from(TimeToLive), shards=st.sampled_from([1, 4, 7]))
+@given(
+    drawn=rows(),
+    dedup=st.sampled_from(Dedup),
+    ttl=st.sampled_from(TimeToLive),
+    shards=st.sampled_from([1, 4, 7]),
+    selection=st.sampled_from(CHOICES),
+)
 def test_the_sql_says_what_the_naive_plan_says(
-    spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int
+    spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection
 ) -> None:
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
-    options = Options(dedup=dedup, ttl=ttl)
+    options = Options(dedup=dedup, ttl=ttl, selection=selection)
     run = Run("r", {}, ("q/0", "q/1"), shards, 0, options)
     spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan.MESSAGES)
     planned = spark.sql(plan.plan(run, NOW))
@@ -115,7 +136,9 @@ def test_the_sql_says_what_the_naive_plan_says(
 
     work = spark.sql(plan.work(run, joined=True)).collect()
     given_out = sorted((row.queue, row.sequence_number, row.enqueued_at_ms, str(row.message_id)) for row in work)
-    assert given_out == sorted({(row[2], row[3], row[4], str(row[5])) for row in drawn})
+    kept = (plan.LEFT, plan.WAITING)
+    chosen = [row for row in drawn if expected[row[0], row[1]][0] not in (*kept, plan.COPY)]
+    assert given_out == sorted((row[2], row[3], row[4], str(row[5])) for row in chosen)
     flagged = sum(row.verdict == plan.DEDUPLICATED for row in work)
     assert flagged == sum(verdict == plan.DEDUPLICATED for verdict, _ in expected.values())
     assert {bytes(row.message) for row in work} <= {b"body"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.message import DeadLetter, Message
+from sbpair.emulator.testing import Fault
+from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model import Pair, endpoint_from_connection_string
 from sbpair.replay.job import Request
 from tests.integration.conftest import NAMESPACE, OTHER, Running
@@ -28,24 +31,30 @@ HASTY = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.
 
 
 class World:
-    """`destinations` are queues of the primary, `queues` how many the backlog has."""
+    """`destinations` are queues of the primary, `queues` how many the backlog has, from index `first` on."""
 
-    def __init__(self, running: Running, destinations: Sequence[str], queues: int) -> None:
+    def __init__(
+        self, running: Running, destinations: Sequence[str], queues: int, first: int = 0, lock_seconds: int = 60
+    ) -> None:
         self.running = running
         self.destinations = destinations
-        self.queues = [queue_path(NAMESPACE, index) for index in range(queues)]
+        self.queues = [queue_path(NAMESPACE, index) for index in range(first, first + queues)]
         self.sent: dict[str, bytes] = {}
-        ready = running.emulator.ready.namespaces
-        self.environment = dict(zip(VARIABLES, (each.connection_string for each in ready), strict=True))
+        self.environment = environment(running)
         for name in destinations:
             running.do(lambda name=name: running.namespace.create_queue(name, QueueDescription()))  # type: ignore[misc]
+        backlog = QueueDescription(lock_duration=lock_seconds * TICKS_PER_SECOND)
         for path in self.queues:
-            running.do(lambda path=path: running.other.create_queue(path, QueueDescription()))  # type: ignore[misc]
+            running.do(lambda path=path: running.other.create_queue(path, backlog))  # type: ignore[misc]
 
     @property
     def pair(self) -> Pair:
         primary, secondary = (endpoint_from_connection_string(self.environment[each]) for each in VARIABLES)
         return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
+
+    def port(self, namespace: str) -> int:
+        """Where a namespace is reached."""
+        return endpoint_from_connection_string(self.environment[VARIABLES[namespace == OTHER]]).port
 
     def request(self, directory: Path, **changes: Any) -> Request:
         said = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
@@ -53,17 +62,26 @@ class World:
 
     def shell(self, directory: Path) -> dict[str, str]:
         """The environment of a process that is started to replay this."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-        names = {"SBPAIR_PRIMARY_NAME": NAMESPACE, "SBPAIR_SECONDARY_NAME": OTHER}
-        return {**kept, **self.environment, **names, "XDG_STATE_HOME": str(directory / "home")}
+        return shell(self.running, directory)
 
     def strand(self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"") -> None:
         """Put a message into a backlog queue; without aliases, it is one that can go nowhere."""
+        made = self._made(message_id, aliases, body)
+        self.running.do(lambda: self.backlog(index).messages.enqueue([made]))
+
+    def bury(self, index: int, message_id: str, aliases: Aliases | None, reason: str, description: str = "") -> None:
+        """Put a message into the dead-letter queue of a backlog queue, as a syphon does."""
+        dead = DeadLetter(reason, description, self.queues[index])
+        made = self._made(message_id, aliases, b"")
+        made.sequence_number, made.enqueued_at_ms = 1_000 + len(self.sent), int(time.time() * 1000)
+        self.running.do(lambda: self.backlog(index).dead_letters.adopt(made.for_dead_letters(dead)))
+
+    def _made(self, message_id: str, aliases: Aliases | None, body: bytes) -> Message:
         own = encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b""
         body = data_body(body or message_id.encode())
         message = Sections(properties=Properties(message_id=message_id).encode(), application_properties=own, body=body)
         self.sent[message_id] = body
-        self.running.do(lambda: self._backlog(index).messages.enqueue([Message(message, len(message))]))
+        return Message(message, len(message))
 
     def strand_many(self, count: int, sessions: int = 5, body: bytes = b"") -> None:
         """Messages `m0` to … for the destinations in turns; those of a session go over all queues in turns too."""
@@ -103,11 +121,34 @@ class World:
                     found[name, session].append(int(_id(message)[1:]))
         return found
 
-    def left(self) -> int:
-        return self.running.do(lambda: sum(self._backlog(index).counts().total for index in range(len(self.queues))))
+    @contextmanager
+    def during(self, kind: str, namespace: str, **wanted: Any) -> Iterator[None]:
+        """A fault of the emulator's, as long as the block."""
+        faults = self.running.emulator.faults
+        fault = self.running.do(lambda: faults.begin(Fault(kind, namespace, **wanted)))
+        try:
+            yield
+        finally:
+            self.running.do(lambda: faults.end(fault))
 
-    def _backlog(self, index: int) -> Queue:
+    def left(self) -> int:
+        return self.running.do(lambda: sum(self.backlog(index).counts().total for index in range(len(self.queues))))
+
+    def backlog(self, index: int) -> Queue:
         return self.running.other.queue(self.queues[index])
+
+
+def environment(running: Running) -> dict[str, str]:
+    """The keys of both namespaces."""
+    ready = running.emulator.ready.namespaces
+    return dict(zip(VARIABLES, (each.connection_string for each in ready), strict=True))
+
+
+def shell(running: Running, directory: Path) -> dict[str, str]:
+    """The environment of a process that is started to work with these namespaces."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+    names = {"SBPAIR_PRIMARY_NAME": NAMESPACE, "SBPAIR_SECONDARY_NAME": OTHER}
+    return {**kept, **environment(running), **names, "XDG_STATE_HOME": str(directory / "home")}
 
 
 def _id(message: Any) -> str:
@@ -115,6 +156,8 @@ def _id(message: Any) -> str:
 
 
 @contextmanager
-def world(destinations: Sequence[str] = ("orders", "invoices"), queues: int = 2) -> Iterator[World]:
+def world(
+    destinations: Sequence[str] = ("orders", "invoices"), queues: int = 2, lock_seconds: int = 60
+) -> Iterator[World]:
     with Running(((NAMESPACE, 0), (OTHER, 0))) as running:
-        yield World(running, destinations, queues)
+        yield World(running, destinations, queues, lock_seconds=lock_seconds)

@@ -17,7 +17,7 @@ ROOT = Path(sbpair.__file__).parent
 # Top first. A part may import what lies below its own level, and nothing of that level but itself.
 LEVELS: list[set[str]] = [
     {"cli"},
-    {"drill", "doctor", "export"},
+    {"drill", "doctor", "export", "status"},
     {"provision", "audit", "prune", "partition", "syphon", "sender", "replay", "emulator"},
     {"move"},
     {"wire", "bus", "topology", "cost"},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sbpair.amqp import codec
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
+    DATA,
     DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
     Header,
@@ -27,6 +28,7 @@ from sbpair.move.envelope import facts_of, locked_until, restored
 from sbpair.move.route import Send, route
 from sbpair.move.usual import Reader
 
+BODY = data_body(b"x" * 300)
 NOW = 1_767_225_600_000
 TEXT = st.text(max_size=12)
 
@@ -41,9 +43,15 @@ PROPERTIES = st.builds(
     Properties,
     message_id=TEXT | st.just("m" * 240) | st.none() | st.integers(0, 9).map(Int),
     subject=st.none() | TEXT,
+    correlation_id=st.none() | st.uuids().map(str),
     content_type=st.none() | st.just(Symbol("application/json")),
     absolute_expiry_time=st.none() | st.just(NOW),
     group_id=st.none() | TEXT,
+)
+BODIES = st.one_of(
+    st.sampled_from([0, 1, 247, 255, 256, 300]).map(lambda size: data_body(b"x" * size)),
+    st.sampled_from([0, 5, 300]).map(lambda size: section(DATA, b"\xb0" + size.to_bytes(4) + b"y" * size)),
+    st.sampled_from([value_body("text"), data_body(b"one") + data_body(b"two"), b""]),
 )
 OWN = st.lists(st.tuples(TEXT, st.none() | TEXT | st.integers(0, 9).map(Int) | st.binary(max_size=300)), max_size=3)
 
@@ -58,7 +66,9 @@ def numbers(sequence: int, enqueued: int, locked: int) -> list[tuple[Symbol, obj
     ]
 
 
-def backlog_copy(sequence: int, properties: Properties, aliases: Aliases, own: object, extra: str | None) -> Sections:
+def backlog_copy(
+    sequence: int, properties: Properties, aliases: Aliases, own: object, extra: str | None, body: bytes = BODY
+) -> Sections:
     annotations = numbers(1_000 + sequence, NOW + sequence, NOW + 60_000 + sequence)
     if extra is not None:
         annotations.append((Symbol("x-opt-partition-key"), extra))
@@ -71,7 +81,7 @@ def backlog_copy(sequence: int, properties: Properties, aliases: Aliases, own: o
         message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(Map(annotations))),
         properties=properties.encode(),
         application_properties=section(APPLICATION_PROPERTIES, fields),
-        body=data_body(b"x" * 300),
+        body=body,
     )
 
 
@@ -82,6 +92,7 @@ MESSAGES = st.builds(
     ALIASES,
     OWN,
     st.none() | st.sampled_from(["key", "another"]),
+    BODIES,
 )
 
 
@@ -100,12 +111,11 @@ def compare(reader: Reader, payload: bytes) -> bool:
     read = reader.read(payload)
     if read is None:
         return False
-    usual, facts, locked = read
+    facts, usual, partition_key, locked = read
     sections, told = facts_of("q", payload)
     assert facts == told
     assert locked == locked_until(sections)
-    key = sections.read_message_annotations().get("x-opt-partition-key")
-    assert usual.partition_key == key
+    assert partition_key == sections.read_message_annotations().get("x-opt-partition-key")
     decision = route(facts)
     if isinstance(decision, Send):
         assert usual.restored(decision, NOW) == restored(sections, decision, NOW)
@@ -113,15 +123,31 @@ def compare(reader: Reader, payload: bytes) -> bool:
 
 
 @given(MESSAGES, MESSAGES)
-@settings(max_examples=300)
+@settings(max_examples=150, deadline=None)
 def test_a_message_reads_and_is_restored_as_it_is_in_general(known: Sections, other: Sections) -> None:
     reader = taught(known)
     compare(reader, known.join())
     compare(reader, other.join())
 
 
+@given(st.integers(0, 2**40), PROPERTIES, ALIASES, OWN, BODIES, st.data())
+@settings(max_examples=150, deadline=None)
+def test_messages_that_differ_in_little_read_and_are_restored_as_they_are_in_general(
+    sequence: int, properties: Properties, aliases: Aliases, own: object, body: bytes, data: st.DataObject
+) -> None:
+    reader = taught(backlog_copy(sequence, properties, aliases, own, None, body))
+    for _ in range(3):
+        changed = data.draw(st.sampled_from(["message_id", "subject", "correlation_id", "group_id", "nothing"]))
+        if changed != "nothing":
+            properties = replace(properties, **{changed: data.draw(TEXT)})
+        if data.draw(st.booleans()):
+            aliases = data.draw(ALIASES)
+        sequence += data.draw(st.integers(0, 2))
+        compare(reader, backlog_copy(sequence, properties, aliases, own, None, data.draw(BODIES)).join())
+
+
 @given(MESSAGES, st.data())
-@settings(max_examples=300)
+@settings(max_examples=150, deadline=None)
 def test_a_damaged_message_reads_as_it_does_in_general(known: Sections, data: st.DataObject) -> None:
     reader = taught(known)
     payload = bytearray(known.join())
@@ -151,6 +177,29 @@ def test_a_reader_knows_more_than_one_way_to_write() -> None:
     keyed = backlog_copy(2, Properties(message_id="two"), Aliases("orders"), [], "key")
     reader = taught(PLAIN, keyed)
     assert compare(reader, PLAIN.join())
+    assert compare(reader, keyed.join())
+
+
+def test_ids_of_any_length_and_properties_of_any_kind_take_the_short_cut() -> None:
+    reader = taught(PLAIN)
+    for size in (0, 1, 36, 240, *range(2, 200), 36):
+        for subject in (None, "one", "two", "three"):
+            named = Properties(message_id="i" * size, subject=subject)
+            aliases = Aliases("orders", "session", 600_000_000, NOW + size)
+            taken = compare(reader, backlog_copy(size, named, aliases, [], None).join())
+            assert taken == (named.encode()[3] == 0xC0)
+
+
+def test_bodies_of_one_data_section_take_the_short_cut_however_they_are_written() -> None:
+    reader = taught(PLAIN)
+    for size in (0, 5, 255, 256, 70_000):
+        for body in (data_body(b"b" * size), section(DATA, b"\xb0" + size.to_bytes(4) + b"b" * size)):
+            assert compare(reader, replace_body(PLAIN, body).join())
+
+
+def test_a_reader_does_not_learn_what_it_knows() -> None:
+    keyed = backlog_copy(2, Properties(message_id="two"), Aliases("orders"), [], "key")
+    reader = taught(keyed, *[replace_body(PLAIN, value_body(f"text {number}")) for number in range(9)])
     assert compare(reader, keyed.join())
 
 

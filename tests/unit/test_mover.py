@@ -47,6 +47,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "REST_SECONDS", 0.001)
     monkeypatch.setattr(mover, "REST_MOST_SECONDS", 0.001)
     monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.001)
+    monkeypatch.setattr(mover, "GATHER_SECONDS", 0.001)
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ def order(turn: int, session_id: str | None = None, partition_key: str | None = 
 def road_with(*orders: Order, ordered: bool = True) -> Road:
     road = Road("orders", ordered=ordered)
     for each in orders:
-        road.add(each)
+        road.add([each])
     return road
 
 
@@ -61,7 +61,7 @@ def test_what_did_not_get_through_waits_in_front_again() -> None:
 
 def test_a_message_that_comes_again_has_its_old_place() -> None:
     road = road_with(*map(order, (2, 4, 5)))
-    road.add(order(3))
+    road.add([order(3)])
     assert [each.turn for each in road] == [2, 3, 4, 5]
     assert road.drop(next(each.arrival for each in road if each.turn == 4))
     assert not road.drop(order(9).arrival)
@@ -73,7 +73,7 @@ def test_a_batch_of_mixed_keys_that_none_is_to_blame_for_is_not_made_again() -> 
     [group] = road.next_round(ROUND_MOST, 10)
     refuse_in_turn(road, group)
     for each in (order(4, "a"), order(5, "b"), order(6, "a"), order(7), order(8, partition_key="b")):
-        road.add(each)
+        road.add([each])
     assert turns(road.next_round(ROUND_MOST, 10)) == [[4, 6], [5, 8], [7]]
 
 
@@ -81,8 +81,8 @@ def test_a_batch_of_one_key_that_none_is_to_blame_for_means_no_batches() -> None
     road = road_with(*map(order, (1, 2)))
     [group] = road.next_round(ROUND_MOST, 10)
     refuse_in_turn(road, group)
-    road.add(order(3))
-    road.add(order(4))
+    road.add([order(3)])
+    road.add([order(4)])
     assert turns(road.next_round(ROUND_MOST, 10)) == [[3]]
     assert turns(road.next_round(ROUND_MOST, 10)) == [[4]]
 
@@ -92,7 +92,7 @@ def test_a_batch_with_one_to_blame_teaches_nothing() -> None:
     [group] = road.next_round(ROUND_MOST, 10)
     refuse_in_turn(road, group, guilty={2})
     for each in (order(4, "a"), order(5, "b")):
-        road.add(each)
+        road.add([each])
     assert turns(road.next_round(ROUND_MOST, 10)) == [[4, 5]]
 
 
@@ -101,7 +101,7 @@ def test_there_are_no_more_groups_than_there_is_room_for() -> None:
     [group] = road.next_round(ROUND_MOST, 10)
     refuse_in_turn(road, group)
     for each in (order(3, "a"), order(4, "b"), order(5, "c"), order(6, "a")):
-        road.add(each)
+        road.add([each])
     assert turns(road.next_round(ROUND_MOST, 2)) == [[3, 6], [4]]
     assert [each.turn for each in road] == [5]
 

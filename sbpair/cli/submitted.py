@@ -1,0 +1,9 @@
+"""The file for spark-submit: `spark-submit … submitted.py replay run …`, in the words of the command line."""
+
+import runpy
+import sys
+
+if __name__ == "__main__":
+    # Python puts this file's directory first, and there are modules in it whose names others have too.
+    sys.path.pop(0)
+    runpy.run_module("sbpair", run_name="__main__")

@@ -1,0 +1,79 @@
+"""How far a run is: events for whoever watches, told by the files that its tasks have made, and by nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is being done now. `run` is the run's id."""
+
+    name: str
+    text: str
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """How many messages a phase will have to do with, by queue or destination, as far as that is known."""
+
+    phase: str
+    by: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How many messages a phase has in its files by now, by the queue they came from, or where they went."""
+
+    phase: str
+    messages: int
+    files: int
+    by: dict[str, int] = field(default_factory=dict)
+
+
+Event: TypeAlias = Phase | Expected | Progress
+Tell: TypeAlias = Callable[[Event], None]
+
+
+class Watch:
+    """Counts the rows of one phase's files, each file once."""
+
+    def __init__(self, archive: Archive, phase: str, under: str, count: Callable[[Archive, str], Counter[str]]) -> None:
+        self._archive, self._phase, self._under, self._count = archive, phase, under, count
+        self._seen: set[str] = set()
+        self._by: Counter[str] = Counter()
+
+    def look(self) -> Progress:
+        for path in self._archive.files(self._under):
+            if path not in self._seen:
+                self._by += self._count(self._archive, path)
+                self._seen.add(path)
+        return Progress(self._phase, self._by.total(), len(self._seen), dict(self._by))
+
+
+def drained(archive: Archive) -> Watch:
+    """What is in segments, by queue."""
+    return Watch(archive, "drain", SEGMENTS, _rows_of_queue)
+
+
+def sent(archive: Archive, phase: str = "send") -> Watch:
+    """What is in the ledger, by destination."""
+    return Watch(archive, phase, LEDGER, _rows_by_destination)
+
+
+def _rows_of_queue(archive: Archive, path: str) -> Counter[str]:
+    queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
+    return Counter({queue: archive.rows(path)})
+
+
+def _rows_by_destination(archive: Archive, path: str) -> Counter[str]:
+    import pyarrow.compute as pc
+
+    counts = pc.value_counts(archive.read_table(path, ["destination"]).column("destination").combine_chunks())
+    return Counter({str(each["values"]): each["counts"] for each in counts.to_pylist()})

@@ -1,0 +1,90 @@
+"""Taking away what a run no longer needs: its messages, once it has been proved that each has come to its end.
+
+The law: only what is proved goes; what was not sent is nowhere else, and goes only where that was said. That it goes is
+written down first, and from then on nobody sends from it. The segments go before the ledger: a run that has lost its
+ledger alone would send everything again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sbpair.errors import Unsafe
+from sbpair.replay.archive import (
+    DEDUPLICATED,
+    DOUBTFUL,
+    DRAINED,
+    EXPIRED,
+    LEDGER,
+    PROVED,
+    QUARANTINE,
+    SEGMENTS,
+    SENDING,
+    SWEPT,
+    Archive,
+)
+from sbpair.replay.run import load
+from sbpair.replay.verify import Proof, verify
+
+UNSENT = (EXPIRED, QUARANTINE)
+ALWAYS = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, SENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What would go, in files and bytes; `kept` is how many messages stay that were not sent."""
+
+    places: tuple[str, ...]
+    files: int
+    bytes: int
+    kept: int
+
+
+def plan(archive: Archive, *, unsent: bool) -> Sweep:
+    """What may be taken away; with `unsent`, what was not sent as well. Raises Unsafe where nothing may."""
+    run = load(archive)
+    if not archive.exists(SWEPT):
+        _check_finished(archive)
+        _check(archive, verify(archive, run), unsent=unsent)
+    places = (*ALWAYS, *(UNSENT if unsent else ()))
+    sizes = [size for place in places for size in archive.sizes(place).values()]
+    kept = 0 if unsent else sum(archive.rows(path) for place in UNSENT for path in archive.files(place))
+    return Sweep(places, len(sizes), sum(sizes), kept)
+
+
+def sweep(archive: Archive, planned: Sweep) -> int:
+    """Take it away. Answers the bytes; what is cut short is finished by the next one."""
+    archive.write_json(SWEPT, {"at_ms": int(time.time() * 1000), "places": planned.places})
+    return sum(archive.delete(place) for place in planned.places)
+
+
+def _check_finished(archive: Archive) -> None:
+    """By what a run writes at its very end: so it is no run that still goes on, wherever it does."""
+    if not archive.exists(DRAINED) or not archive.exists(PROVED):
+        raise _refused(archive, "has not come to its end: it may be running")
+    if archive.read_json(PROVED).get("balanced") is not True:
+        raise _refused(archive, "was not proved when it ended")
+
+
+def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
+    if proof.left:
+        raise _refused(archive, f"has {proof.left} messages left to send")
+    if not proof.balanced:
+        raise Unsafe(
+            f"the files of run {archive.run} contradict each other, and nothing of them is taken away",
+            hint="sbpair replay verify says where; please report this",
+        )
+    if proof.deduplicated and not unsent:
+        raise Unsafe(
+            f"run {archive.run} did not send {proof.deduplicated} messages that repeat another one's id,"
+            " and their bodies are in the segments alone",
+            hint="--unsent takes them away as well, with what was expired and quarantined",
+        )
+
+
+def _refused(archive: Archive, why: str) -> Unsafe:
+    return Unsafe(
+        f"run {archive.run} {why}; nothing was taken away",
+        hint=f"'sbpair replay resume {archive.run}' goes on with it, 'sbpair replay status' says how far it is",
+    )

@@ -1,0 +1,185 @@
+"""A pair at a glance: which side answers, what waits in the backlog, and which queues and topics take links.
+
+status = await sbpair.status.run(pair, ["orders"])
+
+The law: nothing is sent, locked or changed, and what one side does not say keeps nobody from telling of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbpair import audit
+from sbpair.audit.look import open_look
+from sbpair.backlog import queue_path
+from sbpair.bus.greeting import greet
+from sbpair.errors import AccessError, SbpairError
+from sbpair.model import Fill
+from sbpair.move.places import OTHERS
+from sbpair.report import Outcome
+from sbpair.sender import ping
+from sbpair.sender.ping import ACCESS, DOWN, Health, Pinged
+
+if TYPE_CHECKING:
+    from sbpair.audit.findings import Destination, QueueItem
+    from sbpair.model import Endpoint, Pair
+
+DESTINATIONS_ASKED = 100
+PEEK_MOST = 250
+"""One look into each queue: the first message is the oldest, but for what was scheduled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One namespace: whether its management side answered within `seconds`, whoever asks. `error` is why not."""
+
+    endpoint: Endpoint
+    seconds: float
+    error: SbpairError | None = None
+
+    @property
+    def answers(self) -> bool:
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A backlog queue. `messages` wait to be moved, at least so many where not `exact`; None is what nobody said."""
+
+    path: str
+    messages: int | None = None
+    dead_letters: int | None = None
+    exact: bool = True
+    oldest_seconds: float | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A queue or topic of the primary, and how many of the messages that were looked at wait for it."""
+
+    link: Pinged
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`unseen` are (name, why) of what could not be looked at; `denied` is whether that goes for the whole backlog."""
+
+    primary: Side
+    secondary: Side
+    queues: tuple[Queue, ...] = ()
+    entities: tuple[Entity, ...] = ()
+    unseen: tuple[tuple[str, str], ...] = ()
+    denied: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """6 where a side or an entity is down, 3 where an entity is broken, 5 for want of access alone, else 0."""
+        if not (self.primary.answers and self.secondary.answers):
+            return DOWN
+        return ping.exit_code_of([each.link for each in self.entities]) or (ACCESS if self.denied else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    queues: tuple[Queue, ...] = ()
+    waiting: tuple[tuple[str, int], ...] = ()
+    unseen: tuple[tuple[str, str], ...] = ()
+    denied: bool = False
+
+
+async def run(
+    pair: Pair, entities: Sequence[str] = (), *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+) -> Status:
+    """Look at both sides, in no more than so many seconds an answer.
+
+    `entities` of the primary, and those that messages of the backlog want to go to, are asked for a link, over which
+    nothing is sent. Counts need the Manage claim on the secondary; without it, messages are looked at with Listen.
+    Raises NameInvalid alone: what does not answer is told.
+    """
+    primary, secondary = await asyncio.gather(
+        *(_greeted(side, seconds, clock) for side in (pair.primary, pair.secondary))
+    )
+    backlog = await _backlog(pair) if secondary.answers else _Backlog()
+    waiting = dict(backlog.waiting)
+    names = {name.lower(): name for name in (*entities, *waiting)}
+    asked = list(names.values())[: len(set(entities)) + DESTINATIONS_ASKED]
+    links = await _links(primary, asked, seconds)
+    counts = {name.lower(): count for name, count in waiting.items()}
+    found = tuple(Entity(link, counts.get(link.entity.lower(), 0)) for link in links)
+    return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied)
+
+
+async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> Side:
+    started = clock()
+    try:
+        await greet(endpoint, seconds=seconds)
+    except SbpairError as error:
+        return Side(endpoint, clock() - started, error)
+    return Side(endpoint, clock() - started)
+
+
+async def _links(primary: Side, names: Sequence[str], seconds: float) -> tuple[Pinged, ...]:
+    if primary.error is not None:
+        return tuple(Pinged(name, Health.DOWN, primary.seconds, primary.error) for name in names)
+    return await ping.run(primary.endpoint, names, seconds=seconds, ask=ping.link)
+
+
+async def _backlog(pair: Pair) -> _Backlog:
+    try:
+        found = await audit.run(pair, peek_most=PEEK_MOST, sample_seconds=0)
+    except AccessError as error:
+        return await _looked_at(pair, f"how many messages wait: {error.message}")
+    except SbpairError as error:
+        return _Backlog(unseen=((pair.secondary.name, error.message),))
+    return _Backlog(
+        tuple(_queue(item) for item in found if item.outcome is not Outcome.FOREIGN),
+        _waiting(found.destinations),
+        tuple((each.name, each.reason) for each in found.unseen if each.name != pair.primary.name),
+    )
+
+
+async def _looked_at(pair: Pair, why: str) -> _Backlog:
+    """What Listen alone shows."""
+    paths = [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
+
+    def ignored(_event: object) -> None:
+        return
+
+    async with open_look(pair, PEEK_MOST, sleep=asyncio.sleep, on_event=ignored) as look:
+        seen = await look.at_all({path: Fill(max_bytes=0) for path in paths}, time.time())
+        unseen = {each.name: each.reason for each in look.unseen() if each.name != pair.primary.name}
+        waiting = _waiting(look.destinations())
+    denied = pair.secondary.name in unseen
+    queues = tuple(
+        Queue(
+            path,
+            None if path in unseen or denied else fill.looked_at,
+            exact=fill.saw_all,
+            oldest_seconds=fill.oldest_seconds,
+            remark=unseen.pop(path, ""),
+        )
+        for path, fill in seen.items()
+    )
+    return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied)
+
+
+def _waiting(destinations: Sequence[Destination]) -> tuple[tuple[str, int], ...]:
+    return tuple((each.name, each.messages) for each in destinations if each.name not in ("", OTHERS))
+
+
+def _queue(item: QueueItem) -> Queue:
+    detail = item.detail
+    counts, fill = (detail.counts, detail.fill) if detail else (None, None)
+    return Queue(
+        item.name,
+        counts.active if counts else None,
+        counts.dead_letter if counts else None,
+        oldest_seconds=fill.oldest_seconds if fill else None,
+        remark="" if item.outcome is Outcome.OK else f"{item.outcome}: {item.reason}",
+    )

@@ -1,0 +1,126 @@
+"""`sbpair replay plan` as its users see it: figures that add up, a look that leaves no trace, and no Java."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.testing import Emulator
+
+FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "left", "deferred", "scheduled")
+
+
+def stranded(message_id: str, aliases: Aliases | None) -> bytes:
+    return Sections(
+        properties=Properties(message_id=message_id).encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b"",
+        body=data_body(b"body"),
+    ).join()
+
+
+MESSAGES = (
+    [(0, f"m{number}", Aliases("orders")) for number in range(3)]
+    + [(1, f"m{number}", Aliases("invoices")) for number in range(2)]
+    + [(1, "m0", Aliases("ORDERS")), (1, "late", Aliases("orders", None, 1)), (1, "nowhere", None)]
+)
+
+
+def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tuple[int, str, str]:
+    """Of a backlog of two queues, in a process without Java; looking must leave it as it was."""
+
+    async def main() -> tuple[int, str, str]:
+        async with Emulator() as emulator:
+            for name in primary:
+                emulator.namespaces["contoso"].create_queue(name)
+            backlog = [emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in (0, 1)]
+            for index, name, aliases in MESSAGES:
+                backlog[index].send(envelope.take_in(stranded(name, aliases), 0))
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+                environ[f"SBPAIR_{side}_NAME"] = namespace.name
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-W", "error", "-m", "sbpair", "replay", "plan", *words),
+                env={**environ, "NO_COLOR": "1", "PATH": "/nowhere", "JAVA_HOME": "/nowhere"},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await process.communicate()
+            seen = [each for queue in backlog for each in queue.messages.peek(0, 100)]
+            assert [each.delivery_count for each in seen] == [0] * len(MESSAGES)
+            assert sum(queue.counts().active for queue in backlog) == len(MESSAGES)
+            return process.returncode or 0, out.decode(), err.decode()
+
+    return asyncio.run(main())
+
+
+def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
+    code, out, err = plan("--output", "json", *words, **said)
+    document = json.loads(out)
+    for part in ("queues", "destinations", "flows"):
+        for each in document[part]:
+            assert each["messages"] == sum(each[fate] for fate in FATES)
+    assert document["messages"] == sum(document[fate] for fate in FATES)
+    return code, document, err
+
+
+@pytest.mark.parametrize(
+    ("words", "fates"),
+    [
+        ((), {"sent": 7, "quarantined": 1}),
+        (("--dedup", "message-id", "--ttl", "remaining"), {"sent": 5, "deduplicated": 1, "expired": 1}),
+        (("--destination", "Orders", "--queue", "1"), {"sent": 2, "left": 3}),
+    ],
+)
+def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates: dict[str, int]) -> None:
+    code, document, _err = told(*words)
+    assert (code, document["schema"]) == (3, "sbpair/replay-plan/1")
+    assert {fate: document[fate] for fate in fates} == fates
+    assert document["again"] == (0 if "--queue" in words else 1)
+    by_queue = {each["queue"]: each["messages"] for each in document["queues"]}
+    both = {queue_path("contoso", 0): 3, queue_path("contoso", 1): 5}
+    assert by_queue == ({queue_path("contoso", 1): 5} if "--queue" in words else both)
+    assert document["limits"] == {"rate": None, "primary_credits": 1000.0, "secondary_credits": 1000.0}
+    assert document["seconds"] == pytest.approx((document["messages"] + document["sent"]) / 1000)
+
+
+def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
+    code, out, err = plan("--deadletters", primary=("orders",))
+    assert code == 3
+    assert "quarantined" in out
+    assert "deferred" in out
+    assert "(--dedup message-id): 1" in out
+    assert "a run would archive everything and send nothing: what 2 messages are for is not in the primary" in err
+    assert "0/$deadletterqueue" not in out  # there is nothing in it
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--queue", "7"), "--queue 7: contoso-dr has no such backlog queue"),
+        (("--destination", "no such"), "cannot be the path of a queue or a topic"),
+        (("--rate", "0"), "nothing would ever move"),
+        (("--where", "true"), "No such option: --where"),
+        (("--dedup", "guess"), "--dedup"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str) -> None:
+    code, out, err = plan(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_state_that_is_broken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state.db").write_text("nonsense")
+    code, _out, err = plan("--state", str(tmp_path))
+    assert code == 4
+    assert "state.db" in err

@@ -1,0 +1,94 @@
+"""How a replay is handed to somebody else's Spark: a zip that can be imported from, and a command without a secret."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_replay import java_in, sbpair
+
+IMPORTS = "import sbpair.replay, sbpair.wire.client, sbpair.bus.credentials, sbpair.move.mover"
+"""What a task of a replay needs, but for pyarrow, which no zip can have."""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("package") / "sbpair.zip"
+    done = sbpair("package", str(path), "--output", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["file"]) == ("sbpair/replay-package/1", str(path))
+    assert told["bytes"] == path.stat().st_size
+    assert {"sbpair", "azure-core"} <= told["packed"].keys()
+    assert {"aiohttp", "cryptography"} <= told["native"].keys()
+    assert not told["packed"].keys() & told["native"].keys()
+    return path
+
+
+def test_python_imports_from_it_what_a_task_needs_where_nothing_is_installed(package: Path, tmp_path: Path) -> None:
+    said = f"import sys; sys.path.insert(0, {str(package)!r}); {IMPORTS}; print(sbpair.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", said], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, f"{package}/sbpair/__init__.py"), done.stderr
+
+
+def test_nothing_native_and_no_secret_is_in_it_and_it_is_the_same_each_time(package: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    assert sbpair("package", str(again)).returncode == 0
+    assert again.read_bytes() == package.read_bytes()
+    names = zipfile.ZipFile(package).namelist()
+    assert [name for name in names if name.endswith((".so", ".pyd", ".pyc")) or ".." in name] == []
+
+
+def test_a_package_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+    done = sbpair("package", str(tmp_path / "orders.csv"))
+    assert (done.returncode, "is no .zip" in done.stderr) == (2, True)
+    done = sbpair("package", str(tmp_path / "nowhere" / "sbpair.zip"))
+    assert (done.returncode, "cannot be written" in done.stderr) == (7, True)
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+    java = java_in(tmp_path)
+    (tmp_path / "text.zip").write_text("nonsense")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as other:
+        other.writestr("other/__init__.py", "")
+    for name in ("missing.zip", "text.zip", "other.zip"):
+        done = sbpair("run", "--archive", str(tmp_path), "--package", str(tmp_path / name), home=java)
+        assert done.returncode == 2
+        assert "is no zip with sbpair in it" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["run"], ["resume", "r1", "--all"]])
+def test_the_command_has_the_settings_and_no_secret_and_nothing_is_done(
+    words: list[str], package: Path, tmp_path: Path
+) -> None:
+    """No namespace is there: whoever asked one would say so."""
+    said = [*words, "--archive", "s3://bucket/a b", "--master", "spark://m:7077", "--package", str(package)]
+    said += ["--conf", "spark.executor.memory=4g"]
+    java = java_in(tmp_path)
+
+    done = sbpair(*said, "--print-submit", home=java)
+    document = json.loads(sbpair(*said, "--print-submit", "--output", "json", home=java).stdout)
+
+    assert done.returncode == 0, done.stderr
+    command = shlex.split(done.stdout)
+    at = command.index("replay")
+    assert command[at:] == ["replay", *said]
+    program, job = Path(command[0]), Path(command[at - 1])
+    assert (program.name, program.exists(), job.name, job.exists()) == ("spark-submit", True, "submitted.py", True)
+    settings = dict(word.split("=", 1) for before, word in pairwise(command[:at]) if before == "--conf")
+    assert settings["spark.speculation"] == "false"
+    assert settings["spark.executor.memory"] == "4g"
+    assert command[1:5] == ["--master", "spark://m:7077", "--py-files", str(package)]
+    assert document["environment"] == ["SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING"]
+    assert document["command"][:at] == command[:at]
+    assert "c2VjcmV0" not in done.stdout + done.stderr + json.dumps(document)
+    assert "SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING" in done.stderr

@@ -1,0 +1,200 @@
+"""`sbpair send`, `ping` and `status` as their users call them, in processes of their own against an emulator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.emulator.testing import Emulator
+from tests.cli.test_bad_input import emulated
+
+TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"
+
+
+class Terminal:
+    """Commands on a pair whose primary has a queue `orders`, and whose secondary has two backlog queues."""
+
+    def __init__(self, emulator: Emulator, home: Path) -> None:
+        self.emulator = emulator
+        self.orders = emulator.namespaces["contoso"].create_queue("orders")
+        self.backlog = [emulator.namespaces["contoso-dr"].create_queue(path) for path in TWO]
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SBPAIR_", "XDG_"))}
+        self.environ = {**inherited, "HOME": str(home), "NO_COLOR": "1"}
+        for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+            self.environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+            self.environ[f"SBPAIR_{side}_NAME"] = namespace.name
+        config = home / ".config" / "sbpair"
+        config.mkdir(parents=True)
+        (config / "config.toml").write_text("[pairs.default]\nbacklog_queues = 2\n")
+
+    async def start(self, *words: str, **changed: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "ignore::ResourceWarning", "-m", "sbpair", *words),
+            env=self.environ | changed,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def run(self, *words: str, text: str = "", **changed: str) -> tuple[int | None, str, str]:
+        process = await self.start(*words, **changed)
+        out, err = await process.communicate(text.encode())
+        return process.returncode, out.decode(), err.decode()
+
+    async def document(self, *words: str, **options: Any) -> tuple[int | None, dict[str, Any]]:
+        code, out, _ = await self.run(*words, "--output", "json", **options)
+        return code, json.loads(out)
+
+
+def at_a_terminal(home: Path, test: Callable[[Terminal], Any]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(90), Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+            await test(Terminal(emulator, home))
+
+    asyncio.run(main())
+
+
+def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        code, told = await terminal.document("send", "orders", text="a\n\nb\n")
+        assert code == 0
+        assert told.pop("seconds") > 0
+        counts = {"messages": 2, "primary": 2, "backlog": 0, "outbox": 0, "in_doubt": 0, "failed": 0, "next_line": 4}
+        ends = {"doubtful": [], "failure": None, "stopped": False}
+        assert told == {"schema": "sbpair/send/1", "entity": "orders"} | counts | ends
+        assert terminal.orders.counts().active == 2
+        code, out, err = await terminal.run("send", "orders", "--to-backlog", "--failover-interval", "0", text="c")
+        assert (code, out.split("\n")[:4]) == (
+            0,
+            ["MESSAGES  COUNT", "all           1", "primary       0", "backlog       1"],
+        )
+        assert "orders is forced, and was healthy" in err
+        assert sum(queue.counts().active for queue in terminal.backlog) == 1
+
+    at_a_terminal(tmp_path, check)
+
+
+def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        path = tmp_path / "m.jsonl"
+        path.write_text('{"body": "a"}\n{"body": "b", "sesion_id": "s"}\n')
+        code, out, err = await terminal.run("send", "orders", str(path))
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: {path}, line 2: 'sesion_id' is no field of a message; did you mean session_id?")
+        # From stdin nobody knows what comes.
+        code, out, err = await terminal.run("send", "orders", "--format", "jsonl", text=path.read_text())
+        assert code == 3
+        assert err.splitlines()[-1] == "go on with: sbpair send orders --skip 1"
+        assert terminal.orders.counts().active == 1
+
+    at_a_terminal(tmp_path, check)
+
+
+def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        process = await terminal.start("send", "orders")
+        assert process.stdin
+        process.stdin.write(b"a\nb\n")
+        await process.stdin.drain()
+        while terminal.orders.counts().active < 2:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        assert process.returncode == 130
+        assert b"primary       2" in out
+        assert err.decode().splitlines()[-1] == "go on with: sbpair send orders --skip 2"
+
+    at_a_terminal(tmp_path, check)
+
+
+def test_a_ping_says_who_is_up(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        code, told = await terminal.document("ping", "orders", "nowhere", "orders")
+        assert (code, told["schema"], told["namespace"]) == (3, "sbpair/ping/1", "contoso")
+        assert [(each["name"], each["health"]) for each in told["entities"]] == [
+            ("orders", "up"),
+            ("nowhere", "broken"),
+        ]
+        terminal.emulator.faults.namespace_down("contoso")
+        code, out, _ = await terminal.run("ping", "orders")
+        assert (code, out.splitlines()[1].split()[:2]) == (6, ["orders", "down"])
+
+    at_a_terminal(tmp_path, check)
+
+
+def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        assert (await terminal.run("send", "orders", "--to-backlog", text="a\nb\n"))[0] == 0
+        code, told = await terminal.document("status", "nowhere")
+        assert (code, told["schema"], told["outbox"]) == (3, "sbpair/status/1", None)
+        assert [told[side]["health"] for side in ("primary", "secondary")] == ["up", "up"]
+        assert told["backlog"].pop("oldest_seconds") >= 0
+        assert told["backlog"] == {"messages": 2, "exact": True, "dead_letters": 0}
+        entities = {each["name"]: (each["health"], each["waiting"]) for each in told["entities"]}
+        assert entities == {"nowhere": ("broken", 0), "orders": ("up", 2)}
+        assert terminal.orders.counts().active == 0
+        outage = terminal.emulator.faults.namespace_down("contoso")
+        code, told = await terminal.document("status")
+        assert (code, told["primary"]["health"], told["backlog"]["messages"]) == (6, "down", 2)
+        assert [(each["name"], each["health"]) for each in told["entities"]] == [("orders", "down")]
+        terminal.emulator.faults.end(outage)
+        terminal.emulator.faults.namespace_down("contoso-dr")
+        code, out, _ = await terminal.run("status", "orders")
+        states = [line.split()[:3] for line in out.splitlines()[1:]]
+        assert states == [["primary", "contoso", "up"], ["secondary", "contoso-dr", "down"], ["entity", "orders", "up"]]
+        assert code == 6
+
+    at_a_terminal(tmp_path, check)
+
+
+def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        assert (await terminal.run("send", "orders", "--to-backlog", text="a\n"))[0] == 0
+        terminal.emulator.faults.refuse_requests("contoso-dr", 401)
+        code, told = await terminal.document("status")
+        assert (code, told["backlog"]["messages"], told["backlog"]["exact"]) == (0, 1, True)
+        assert [each["dead_letters"] for each in told["queues"]] == [None, None]
+        assert [each["name"] for each in told["not_looked_at"]] == ["contoso-dr"]
+
+    at_a_terminal(tmp_path, check)
+
+
+WRONG = [
+    (["send"], 2, "Missing argument 'QUEUE|TOPIC'"),
+    (["send", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
+    (["send", "orders", "no-such-file"], 2, "there is no file no-such-file"),
+    (["send", "orders", "/"], 2, "/ cannot be read: it is a directory"),
+    (["send", "orders", "--rate", "0"], 2, "--rate is 0, and nothing would ever move"),
+    (["send", "orders", "--skip", "-1"], 2, "Invalid value for '--skip'"),
+    (["send", "orders", "--timeout", "soon"], 2, "--timeout: 'soon' is not a duration"),
+    (["send", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 3600 s"),
+    (["send", "orders", "--failover-interval", "2h"], 2, "--failover-interval is 2h, and must be from 0 s to 3600 s"),
+    (["send", "orders", "--on-failure", "hope"], 2, "Invalid value for '--on-failure'"),
+    (["ping"], 2, "Missing argument 'QUEUE|TOPIC…'"),
+    (["ping", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
+    (["ping", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 600 s"),
+    (["status", "--timeout", "x"], 2, "--timeout: 'x' is not a duration"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "what"), WRONG, ids=[" ".join(words) for words, *_ in WRONG])
+def test_wrong_options_are_told_before_anything_is_connected(
+    words: list[str], code: int, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sbpair.__main__ import run
+
+    for side, port in (("PRIMARY", 1), ("SECONDARY", 2)):
+        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", emulated(port))
+        monkeypatch.setenv(f"SBPAIR_{side}_NAME", side.lower())
+    assert run(words) == code
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {what}")
+    assert hint.startswith("hint: ")

@@ -1,0 +1,67 @@
+"""Tasks of a replay in this very process: what Spark would have them do, and no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sbpair.move.state import identity
+from sbpair.replay.archive import DRAINED, SEGMENTS, Archive
+from sbpair.replay.drain import Drain, left_in_queues
+from sbpair.replay.plan import ORDER
+from sbpair.replay.run import Job, Options, Reach, Run, save
+from sbpair.replay.schema import KEY
+from sbpair.replay.send import send_all
+from sbpair.replay.verify import Proof, verify
+from tests.spark.world import VARIABLES, World
+
+QUICK = Options(segment_messages=20, empty_seconds=0.05)
+
+
+def job_of(place: World, directory: Path, **options: Any) -> Job:
+    """A run of one shard that has just begun."""
+    pair = place.pair
+    run = Run("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
+    archive = Archive(str(directory), run.id)
+    save(archive, run)
+    reaches = (Reach.of(side, name) for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True))
+    return Job(run, archive.url, *reaches, tasks=1)
+
+
+def drain(job: Job) -> None:
+    for queue in job.run.queues:
+        asyncio.run(Drain(job, queue).run())
+    job.open().write_json(DRAINED, {"left_in_queues": left(job)})
+
+
+def left(job: Job) -> dict[str, int]:
+    return asyncio.run(left_in_queues(job))
+
+
+def send(job: Job) -> None:
+    asyncio.run(send_all(job, iter(planned(job))))
+
+
+def planned(job: Job) -> list[pa.RecordBatch]:
+    """Every row of the segments once, in order, as the plan would have it."""
+    archive = job.open()
+    tables = [archive.read_table(path) for path in archive.files(SEGMENTS)]
+    whole = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER])
+    seen: set[tuple[Any, ...]] = set()
+    firsts = []
+    for row in whole.select(list(KEY)).to_pylist():
+        key = tuple(row.values())
+        firsts.append(key not in seen)
+        seen.add(key)
+    rows = whole.filter(pa.array(firsts))
+    rows = rows.append_column("verdict", pa.nulls(len(rows), pa.string()))
+    return list(rows.append_column("shard", pa.array([0] * len(rows), pa.int32())).to_batches())
+
+
+def proof_of(job: Job) -> Proof:
+    return verify(job.open(), job.run)

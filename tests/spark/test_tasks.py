@@ -1,0 +1,316 @@
+"""A drain and a send whose archive fills up, goes away or is broken, whose connections break, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.move.journal import Journal
+from sbpair.move.lease import Lease
+from sbpair.move.mover import MOVING_MOST
+from sbpair.move.state import State
+from sbpair.replay import job as replays
+from sbpair.replay.archive import LEDGER, SENDING, Archive
+from sbpair.replay.ledger import Ledger
+from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
+from tests.spark.world import NAMESPACE, OTHER, World, world
+
+if TYPE_CHECKING:
+    from sbpair.replay.run import Job
+
+MESSAGES = 100
+MANY = 3 * MOVING_MOST
+BODY = os.urandom(4_000)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Its locks are short, for what a broken connection had in hand to come again soon; `long_locks` says otherwise."""
+    with world(queues=1, lock_seconds=getattr(request, "param", 2)) as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+long_locks = pytest.mark.parametrize("place", [300], indirect=True)
+
+
+def test_what_is_drained_and_sent_is_all_there(place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path)
+
+    drain(job)
+    assert place.left() == 0
+    send(job)
+
+    everything_is_there(place, job)
+    assert len(place.ids()) == MESSAGES
+
+
+def everything_is_there(place: World, job: Job) -> None:
+    proof = proof_of(job)
+    assert proof.exit_code == 0, proof
+    assert proof.acknowledged == len(place.sent)
+    assert place.left() == 0
+    arrived = Counter(place.ids())
+    assert set(arrived) == set(place.sent)
+    assert place.altered() == []
+    twice = {name for name, count in arrived.items() if count > 1}
+    assert len(twice) <= MOVING_MOST
+    assert twice <= {str(each["message_id"]) for each in proof.doubtful}
+
+
+# The archive. What can be wrong with it, in the middle of a drain or a send, and how that is put right.
+
+
+@contextmanager
+def vanished(root: Path) -> Iterator[None]:
+    """As where a disk is mounted no more: what it was mounted at is still there."""
+    root.rename(root.with_name("elsewhere"))
+    try:
+        yield
+    finally:
+        assert not root.exists(), "somebody has made another one in its place"
+        root.with_name("elsewhere").rename(root)
+
+
+@contextmanager
+def limited(_root: Path) -> Iterator[None]:
+    """No file may be larger than this one: what a quota, or a full disk, does to a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def full(root: Path) -> Iterator[None]:
+    """To the last byte; wants a disk of its own."""
+    filler = root / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"\0" * 4_096)
+            file.flush()
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
+def read_only(root: Path) -> Iterator[None]:
+    """For the superuser too; wants a disk of its own."""
+    mount("-o", "remount,ro", str(root.parent))
+    try:
+        yield
+    finally:
+        mount("-o", "remount,rw", str(root.parent))
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=2m", "sbpair-test", str(disk))
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nothing can be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+BROKEN = [vanished, limited, full, read_only]
+
+
+@contextmanager
+def after_the_first(owner: Any, method: str, trouble: Any) -> Iterator[None]:
+    """Let it happen right after the first call of a method: to whom it happens does not see it coming."""
+    real = getattr(owner, method)
+    with contextlib.ExitStack() as happened:
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            answer = real(*arguments, **keywords)
+            if not calls:
+                happened.enter_context(trouble)
+            calls.append(method)
+            return answer
+
+        calls: list[str] = []
+        setattr(owner, method, call)
+        try:
+            yield
+        finally:
+            setattr(owner, method, real)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World, own_disk: Path) -> None:
+    place.strand_many(MESSAGES, body=BODY)
+    job = job_of(place, own_disk)
+    root = Path(job.open().root)
+
+    with after_the_first(Archive, "write_table", broken(root)), pytest.raises(errors.MachineLacks, match="archive"):
+        drain(job)
+
+    archived = proof_of(job).archived
+    assert 0 < archived < MESSAGES
+    assert archived == MESSAGES - place.left()
+    assert not [path for path in root.rglob(".*") if path.is_file()], "nothing that is half written is left"
+    place.running.advance(60)
+    drain(job)
+    send(job)
+    everything_is_there(place, job)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
+    broken: Any, place: World, own_disk: Path
+) -> None:
+    place.strand_many(MANY)
+    job = job_of(place, own_disk, segment_messages=MANY)
+    drain(job)
+
+    with after_the_first(Ledger, "write", broken(Path(job.open().root))), pytest.raises(errors.MachineLacks):
+        send(job)
+
+    proof = proof_of(job)
+    in_hand = sum(job.open().rows(path) for path in job.open().files(SENDING))
+    assert 0 < proof.acknowledged < MANY
+    assert len(place.ids()) <= proof.acknowledged + in_hand < MANY
+    send(job)
+    everything_is_there(place, job)
+
+
+def test_a_broken_chunk_of_the_ledger_stops_the_send_by_name(place: World, tmp_path: Path) -> None:
+    place.strand_many(4)
+    job = job_of(place, tmp_path)
+    drain(job)
+    job.open().write(f"{LEDGER}/0/cut.parquet", b"PAR1")
+
+    with pytest.raises(errors.StateRefused, match=r"ledger/0/cut\.parquet is broken"):
+        send(job)
+
+    assert place.ids() == []
+
+
+# The line.
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [("reset", {"count": 1}), ("drop", {"count": 1}), ("detach", {})],
+)
+def test_a_drain_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path)
+    trouble = place.during(kind, OTHER, **wanted)
+
+    with after_the_first(Archive, "write_table", trouble):
+        drain(job)
+
+    assert place.left() == 0
+    send(job)
+    everything_is_there(place, job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [("reset", {"count": 2}), ("drop", {"count": 2}), ("detach", {}), ("throttle", {"count": 2})],
+)
+def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=500.0)
+    drain(job)
+
+    with after_the_first(Ledger, "write", place.during(kind, NAMESPACE, **wanted)):
+        send(job)
+
+    everything_is_there(place, job)
+
+
+@pytest.mark.parametrize("kind", ["reset", "drop"])
+def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place: World, tmp_path: Path) -> None:
+    job = job_of(place, tmp_path)
+
+    with place.during(kind, NAMESPACE, count=1):
+        asyncio.run(replays._check_destinations(job, list(place.destinations), "", ""))
+
+    with pytest.raises(errors.EntityMissing, match="nowhere"):
+        asyncio.run(replays._check_destinations(job, ["nowhere"], "", ""))
+
+
+# Others.
+
+
+def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+
+    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
+        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+
+    assert not (tmp_path / "archive").exists()
+
+
+@long_locks
+def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
+    place.strand_many(10)
+    place.running.do(lambda: place.backlog(0).messages.receive(3))
+    job = job_of(place, tmp_path, strangers_seconds=0.2)
+
+    drain(job)
+
+    proof = proof_of(job)
+    assert (proof.archived, proof.left_in_queues) == (7, {place.queues[0]: 3})
+    send(job)
+    assert (proof_of(job).balanced, proof_of(job).exit_code) == (True, 3)
+    place.running.advance(300)
+    drain(job)
+    send(job)
+    assert proof_of(job).left_in_queues == {}
+    everything_is_there(place, job)
+
+
+@long_locks
+def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
+    place.strand_many(2)
+    job = job_of(place, tmp_path)
+    place.running.advance(120)
+    place.strand(0, "later", None)
+
+    assert left(job) == {place.queues[0]: 2}
+
+
+def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place: World, tmp_path: Path) -> None:
+    place.strand_many(6)
+    job, request = job_of(place, tmp_path), place.request(tmp_path)
+    message = place.running.do(lambda: place.backlog(0).messages.peek(0, 1))[0]
+    key = ("contoso-dr", place.queues[0], message.sequence_number, message.enqueued_at_ms, "m0")
+    with State(request.state, request.pair) as state:
+        journal = Journal(state, run="before")
+        journal.note_accepted(journal.note_sending([[key]], "orders"))
+        journal.close()
+    replays._keep_journal(request, job.open())
+
+    drain(job)
+    send(job)
+
+    assert proof_of(job).archived == proof_of(job).acknowledged == 5
+    assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
+    assert place.left() == 0

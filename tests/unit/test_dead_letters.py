@@ -1,0 +1,58 @@
+"""What is taken off a dead letter of the backlog when it is sent again, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import Long, Value
+from sbpair.move import dead_letters
+from sbpair.move.dead_letters import Why
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+OURS = {"DeadLetterReason": "DestinationNotFound", "DeadLetterErrorDescription": "there is no orders"}
+
+
+def payload(said: dict[Value, Value]) -> bytes:
+    own = encode_map(APPLICATION_PROPERTIES, said) if said else b""
+    return Sections(
+        properties=Properties(message_id="m").encode(), application_properties=own, body=data_body(b"body")
+    ).join()
+
+
+@given(
+    st.dictionaries(st.text(max_size=20).filter(lambda key: key not in OURS), st.text(max_size=20) | st.booleans()),
+    st.sampled_from([OURS, {"DeadLetterReason": "x"}, {"DeadLetterErrorDescription": "y"}, {}]),
+)
+def test_only_the_reason_goes_and_every_other_byte_stays(theirs: dict[Value, Value], ours: dict[Value, Value]) -> None:
+    assert dead_letters.revived(payload({**theirs, **ours})) == payload(theirs)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (OURS, Why("DestinationNotFound", "there is no orders")),
+        ({"DeadLetterReason": "only"}, Why("only", None)),
+        ({}, Why()),
+        ({"DeadLetterReason": Long(3)}, Why()),
+    ],
+)
+def test_the_reason_is_read(said: dict[Value, Value], why: Why) -> None:
+    assert dead_letters.why(payload(said)) == why
+
+
+@pytest.mark.parametrize("broken", [b"", b"\0", b"nonsense", payload(OURS)[:-20], b"\x00\x53\x74\xc1\x05\x02\xa1\xff"])
+def test_what_cannot_be_read_says_nothing_and_stays(broken: bytes) -> None:
+    assert dead_letters.why(broken) == Why()
+    assert dead_letters.revived(broken) == broken
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"), [(QUEUE, False), (f"{QUEUE}/$deadletterqueue", True), (f"{QUEUE}/$DeadLetterQueue", True)]
+)
+def test_a_queue_of_dead_letters_is_known_by_its_path(path: str, is_one: bool) -> None:
+    assert dead_letters.is_one(path) is is_one
+    assert dead_letters.parent_of(path) == QUEUE
+    assert dead_letters.is_one(dead_letters.queue_of(QUEUE))

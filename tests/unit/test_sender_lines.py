@@ -1,0 +1,227 @@
+"""A line of a file as a message: what is understood, and what is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.errors import MachineLacks, UsageError
+from sbpair.sender import feed, reader
+from sbpair.sender.lines import of_bytes, of_json
+from sbpair.sender.outgoing import Batch
+from sbpair.sender.reader import Line, Reader
+
+
+def body_of(message: Any) -> bytes:
+    return b"".join(message.body)
+
+
+def test_a_line_is_a_body_byte_for_byte() -> None:
+    assert body_of(of_bytes(b"\xff {} \x00")) == b"\xff {} \x00"
+    assert of_bytes(b"a").properties.message_id != of_bytes(b"a").properties.message_id
+
+
+def test_every_field_of_an_object_is_in_the_message() -> None:
+    said = {
+        "body": "grüße",
+        "messageId": "1",
+        "session-id": "s",
+        "PartitionKey": "s",
+        "correlation_id": "c",
+        "label": "l",
+        "to": "t",
+        "reply_to": "r",
+        "reply_to_session_id": "rs",
+        "content_type": "text/plain",
+        "ttl": "1m",
+        "scheduled": "2031-01-01T01:00:00+01:00",
+        "properties": {"text": "x", "int": 1, "long": 2**40, "double": 1.5, "yes": True, "nothing": None},
+    }
+    message = of_json(json.dumps(said).encode())
+    plain = ServiceBusMessage(
+        "grüße",
+        message_id="1",
+        session_id="s",
+        partition_key="s",
+        correlation_id="c",
+        subject="l",
+        to="t",
+        reply_to="r",
+        reply_to_session_id="rs",
+        content_type="text/plain",
+        scheduled_enqueue_time_utc=datetime(2031, 1, 1, tzinfo=UTC),
+    ).raw_amqp_message
+    assert body_of(message) == "grüße".encode()
+    assert message.header.time_to_live == 60_000
+    assert message.application_properties == {**said["properties"], "long": {"TYPE": "LONG", "VALUE": 2**40}}  # type: ignore[dict-item]
+    for name in ("message_id", "group_id", "correlation_id", "subject", "to", "reply_to", "reply_to_group_id"):
+        assert getattr(message.properties, name) == getattr(plain.properties, name) is not None
+    moments = message.annotations[b"x-opt-scheduled-enqueue-time"], plain.annotations[b"x-opt-scheduled-enqueue-time"]
+    assert moments[0] == moments[1]
+    ServiceBusMessageBatch(10_000).add_message(message)
+
+
+def test_bytes_come_as_base64() -> None:
+    assert body_of(of_json(b'{"body_base64": "AP8="}')) == b"\x00\xff"
+
+
+WRONG: list[tuple[bytes, str]] = [
+    (b"{", "it is not JSON"),
+    (b"\xff", "it is not UTF-8"),
+    (b"[]", "a message is an object, and this is a list"),
+    (b'"text"', "this is text"),
+    (b"null", "this is null"),
+    (b"{}", "a message has one body"),
+    (b'{"body": "a", "body_base64": "YQ=="}', "a message has one body"),
+    (b'{"body": "a", "body": "b"}', "its body is there twice"),
+    (b'{"body": "a", "sesionid": "s"}', "did you mean session_id"),
+    (b'{"body": "a", "region": "eu"}', "'region' is no field of a message; there are body"),
+    (b'{"body": {"a": 1}}', "its body must be text, and is an object"),
+    (b'{"body": null}', "its body must be text, and is null"),
+    (b'{"body": "\\ud800"}', "half a character"),
+    (b'{"body_base64": "*"}', "is not base64"),
+    (b'{"body": "a", "message_id": 7}', "its message_id must be text, and is a number"),
+    (b'{"body": "a", "message_id": ""}', "its message_id is empty"),
+    (b'{"body": "a", "message_id": "%s"}' % (b"x" * 129), "cannot be longer than 128"),
+    (b'{"body": "a", "session_id": "s", "partition_key": "k"}', "cannot be set to a different value"),
+    (b'{"body": "a", "ttl": 0}', "its ttl is no time at all"),
+    (b'{"body": "a", "ttl": -1}', "its ttl: '-1' is not a duration"),
+    (b'{"body": "a", "ttl": true}', "its ttl must be text"),
+    (b'{"body": "a", "ttl": 1e999}', "is not a duration"),
+    (b'{"body": "a", "ttl": NaN}', "NaN is not JSON"),
+    (b'{"body": "a", "ttl": "999999999w"}', "longer than any time"),
+    (b'{"body": "a", "ttl": %s}' % (b"9" * 5000), "more digits"),
+    (b'{"body": "a", "scheduled": "tomorrow"}', "and no time"),
+    (b'{"body": "a", "scheduled": "2031-01-01T00:00:00"}', "has no time zone"),
+    (b'{"body": "a", "properties": []}', "its properties must be an object"),
+    (b'{"body": "a", "properties": {"n": [1]}}', "its property 'n' is a list"),
+    (b'{"body": "a", "properties": {"n": 9223372036854775808}}', "a number that no property can hold"),
+    (b'{"body": "a", "properties": {"n": 1, "n": 2}}', "its property 'n' is there twice"),
+    (b'{"body": "a", "properties": {"x-ms-path": "q"}}', "has a property x-ms-path already"),
+    (b'{"a":' * 100_000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("line", "what"), WRONG, ids=[what for _, what in WRONG])
+def test_a_line_that_is_wrong_says_what_is(line: bytes, what: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        of_json(line)
+    assert what in raised.value.message
+    assert raised.value.hint
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_whatever_a_line_holds_it_is_a_message_or_refused(line: bytes) -> None:
+    with suppress(UsageError):
+        assert of_json(line).properties.message_id
+
+
+@given(
+    st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line and not line.endswith(b"\r")), max_size=30)
+)
+def test_lines_are_read_as_they_were_written_however_they_come(written: list[bytes]) -> None:
+    whole = b"\r\n".join(written)
+    found = [line for start in (1, 3, 64) for line in _split_by(whole, start)]
+    kept = [line for line in written if line]
+    assert [line for line in found if line] == kept * 3
+
+
+def _split_by(whole: bytes, size: int) -> list[bytes]:
+    chunks = [whole[start : start + size] for start in range(0, len(whole), size)]
+    return [line for lines in reader._split(chunks, "f") for line in lines]
+
+
+def taken(text: bytes, skip: int = 0, parse: Any = of_json) -> tuple[list[Line], Exception | None, Reader]:
+    """All that a reader of a pipe hands out, and what ended it."""
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+
+    async def main() -> tuple[list[Line], Exception | None, Reader]:
+        of_pipe, lines = Reader(reading, "stdin", parse, skip), []
+        try:
+            while lot := await of_pipe.take():
+                lines += lot
+        except UsageError as error:
+            return lines, error, of_pipe
+        return lines, None, of_pipe
+
+    try:
+        return asyncio.run(main())
+    finally:
+        os.close(reading)
+
+
+def test_lines_before_a_wrong_one_are_handed_out_and_it_is_named_by_its_number() -> None:
+    lines, error, _ = taken(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
+    assert [line.number for line in lines] == [1, 3]
+    assert isinstance(error, UsageError)
+    assert error.message.startswith("stdin, line 4: 'bdy' is no field of a message; did you mean body?")
+
+
+def test_lines_that_are_skipped_are_not_even_looked_at() -> None:
+    lines, error, of_pipe = taken(b'not JSON\n{"body": "b"}', skip=1)
+    assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
+
+
+def test_more_lines_than_are_read_ahead_all_come_in_their_order() -> None:
+    lines, error, _ = taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=of_bytes)
+    assert error is None
+    assert [body_of(line.message) for line in lines] == [b"%d" % number for number in range(3_000)]
+
+
+def test_what_cannot_be_read_says_so() -> None:
+    async def main() -> None:
+        await Reader(os.open("/", os.O_RDONLY), "/", of_bytes).take()
+
+    with pytest.raises(MachineLacks, match="/ cannot be read"):
+        asyncio.run(main())
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([0, 10, 90_000, 150_000, 262_000, 300_000])),
+        max_size=12,
+    )
+)
+def test_parcels_hold_every_line_in_its_order_and_one_key_each(described: list[tuple[str | None, int]]) -> None:
+    lines = [
+        Line(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
+        for number, (session, size) in enumerate(described, 1)
+    ]
+    parcels = list(feed.parcels(lines))
+    assert [line for parcel in parcels for line in parcel.lines] == lines
+    for parcel in parcels:
+        assert len({line.message.properties.group_id for line in parcel.lines}) == 1
+        inside = parcel.content.outgoing if isinstance(parcel.content, Batch) else [parcel.content]
+        assert inside == [line.message for line in parcel.lines]
+        assert not isinstance(parcel.content, Batch) or parcel.content.size_in_bytes <= 262_144
+
+
+def test_a_file_is_checked_to_its_end_and_left_at_its_beginning(tmp_path: Any) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"body": "a"}\n{"body": "b"}\n{')
+    descriptor = os.open(path, os.O_RDONLY)
+    with pytest.raises(UsageError, match="line 3: it is not JSON"):
+        reader.check(descriptor, "m.jsonl", of_json, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    path.write_text('{"body": "a"}\n')
+    reader.check(descriptor, "m.jsonl", of_json, 0)
+    assert os.read(descriptor, 100) == b'{"body": "a"}\n'
+    os.close(descriptor)
+
+
+def test_base64_is_what_python_writes() -> None:
+    assert body_of(
+        of_json(json.dumps({"body_base64": base64.b64encode(bytes(range(256))).decode()}).encode())
+    ) == bytes(range(256))

@@ -1,0 +1,393 @@
+"""The outbox as a file: what it holds, whose it is, its bounds, and what is left of it when its process is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, StateRefused, UsageError
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.sender.outbox import Outbox, Waiting, summary
+
+KEY = "SharedAccessKeyName=k;SharedAccessKey=a2V5"
+ROOT = Path(__file__).parents[2]
+
+
+def strings(primary: str = "contoso") -> list[str]:
+    return [f"Endpoint=sb://{name}.example/;{KEY}" for name in (primary, "dr")]
+
+
+def a_pair(primary: str = "contoso") -> Pair:
+    return Pair("p", *map(endpoint_from_connection_string, strings(primary)))
+
+
+def messages(box: Outbox, entity: str) -> list[bytes]:
+    return [each.message for each in box.first(entity, 1000, 2**40)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out box?.db"
+
+
+def test_what_was_put_is_there_in_order_after_the_file_was_closed(path: Path) -> None:
+    box = Outbox(path, a_pair(), clock_ms=lambda: 7)
+    box.put("orders", [b"a", b"b"])
+    box.put("Billing/Invoices", [b"x"])
+    box.put("ORDERS", [b"c"])
+    box.close()
+    box = Outbox(path, a_pair())
+    assert (len(box), sorted(box.entities())) == (4, ["Billing/Invoices", "orders"])
+    assert messages(box, "Orders") == [b"a", b"b", b"c"]
+    assert [(each.at_ms, each.tried) for each in box.first("orders", 2, 2**40)] == [(7, False)] * 2
+    box.remove("orders", box.first("orders", 3, 2**40))
+    assert (len(box), box.holds("orders"), box.holds("billing/invoices")) == (1, False, True)
+    box.close()
+
+
+def test_as_many_are_read_as_have_room_but_one_at_least(path: Path) -> None:
+    box = Outbox(path, a_pair())
+    box.put("orders", [b"xxx", b"yyy", b"z"])
+    assert [len(box.first("orders", 10, size)) for size in (1, 5, 6, 7)] == [1, 1, 2, 3]
+    assert len(box.first("orders", 2, 100)) == 2
+    box.close()
+
+
+def test_what_was_tried_is_known_to_have_been_after_a_crash_too(path: Path) -> None:
+    box = Outbox(path, a_pair())
+    box.put("orders", [b"a", b"b"])
+    box.mark(box.first("orders", 2, 100), tried=True)
+    box.mark(box.first("orders", 2, 100)[1:], tried=False)
+    box.close()
+    box = Outbox(path, a_pair())
+    assert [each.tried for each in box.first("orders", 2, 100)] == [True, False]
+    box.close()
+
+
+def test_one_that_is_refused_stays_lets_others_pass_and_comes_again(path: Path) -> None:
+    box = Outbox(path, a_pair())
+    box.put("orders", [b"bad", b"good"])
+    box.refuse("orders", box.first("orders", 1, 100)[0])
+    assert (messages(box, "orders"), box.holds("orders"), len(box)) == ([b"good"], True, 2)
+    box.remove("orders", box.first("orders", 1, 100))
+    assert (messages(box, "orders"), box.holds("orders"), len(box)) == ([], False, 1)
+    box.close()
+    box = Outbox(path, a_pair())
+    assert (messages(box, "orders"), box.holds("orders")) == ([b"bad"], True)
+    box.close()
+
+
+@pytest.mark.parametrize("bounds", [{"messages_most": 3}, {"bytes_most": 7}])
+def test_a_full_outbox_takes_none_of_what_has_no_room_and_says_so(path: Path, bounds: Any) -> None:
+    box = Outbox(path, a_pair(), **bounds)
+    box.put("orders", [b"aa", b"bb"])
+    with pytest.raises(QuotaExceeded, match=r"out box\?\.db is full: it holds 2 messages of 4 bytes"):
+        box.put("orders", [b"cc", b"dd"])
+    assert messages(box, "orders") == [b"aa", b"bb"]
+    box.put("orders", [b"cc"])
+    box.remove("orders", box.first("orders", 2, 100))
+    box.put("orders", [b"ee"])
+    box.close()
+    # What was there before counts too.
+    box = Outbox(path, a_pair(), messages_most=2)
+    with pytest.raises(QuotaExceeded):
+        box.put("news", [b"x"])
+    box.close()
+
+
+def test_a_second_owner_is_refused_and_the_next_one_is_not(path: Path) -> None:
+    box = Outbox(path, a_pair())
+    with pytest.raises(LeaseHeld, match="another client"):
+        Outbox(path, a_pair())
+    box.put("orders", [b"a"])
+    box.close()
+    Outbox(path, a_pair()).close()
+
+
+def test_another_process_is_refused_until_this_one_is_killed(path: Path) -> None:
+    with a_child("hold", path) as child:
+        with pytest.raises(LeaseHeld):
+            Outbox(path, a_pair())
+        child.kill()
+        child.wait()
+        box = Outbox(path, a_pair())
+        assert messages(box, "orders") == [b"0"]
+        box.close()
+
+
+def test_what_is_not_this_pairs_outbox_is_refused_and_not_touched(path: Path) -> None:
+    Outbox(path, a_pair()).close()
+    before = path.read_bytes()
+    with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, and not of other\.example"):
+        Outbox(path, a_pair("other"))
+    for pragma, reason in (("user_version = 2", "newer version"), ("application_id = 1", "not an outbox")):
+        path.write_bytes(before)
+        with sqlite3.connect(path) as db:
+            db.execute(f"PRAGMA {pragma}")
+        db.close()
+        for refuses in (lambda: Outbox(path, a_pair()), lambda: summary(path)):
+            with pytest.raises(StateRefused, match=reason):
+                refuses()
+    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    for refuses in (lambda: Outbox(path, a_pair()), lambda: summary(path)):
+        with pytest.raises(StateRefused, match="broken"):
+            refuses()
+    # Whoever was refused has not kept the lock.
+    path.write_bytes(before)
+    Outbox(path, a_pair()).close()
+
+
+def test_a_pair_may_be_called_otherwise(path: Path) -> None:
+    Outbox(path, a_pair()).close()
+    Outbox(path, replace(a_pair(), name="another")).close()
+
+
+@pytest.mark.parametrize("wrong", ["", "missing/outbox.db", "."])
+def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(UsageError, match="cannot be an outbox"):
+        Outbox(tmp_path / wrong if wrong else wrong, a_pair())
+
+
+@pytest.mark.parametrize("bounds", [{"messages_most": 0}, {"bytes_most": -1}, {"messages_most": True}])
+def test_bounds_that_are_none_are_refused(path: Path, bounds: Any) -> None:
+    with pytest.raises(UsageError, match="outbox_"):
+        Outbox(path, a_pair(), **bounds)
+    assert not path.exists()
+
+
+def test_nobody_else_can_read_it(path: Path) -> None:
+    box = Outbox(path, a_pair())
+    box.put("orders", [b"a"])
+    modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+    assert len(modes) == 4
+    assert set(modes.values()) == {0o600}
+    box.close()
+
+
+def test_a_disk_that_is_full_takes_nothing_and_the_next_put_works(path: Path) -> None:
+    box = Outbox(path, a_pair())
+    box.put("orders", [b"a"])
+    [[pages]] = box._db.execute("PRAGMA page_count")
+    box._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(MachineLacks, match="full"):
+        box.put("orders", [b"x" * 100_000, b"b"])
+    assert (messages(box, "orders"), len(box)) == ([b"a"], 1)
+    box.put("orders", [b"b"])
+    assert messages(box, "orders") == [b"a", b"b"]
+    box.close()
+
+
+def test_whoever_looks_on_sees_what_is_there_beside_its_owner_and_after(path: Path) -> None:
+    assert summary(path) == {}
+    times = iter((5, 6, 7))
+    box = Outbox(path, a_pair(), clock_ms=lambda: next(times))
+    box.put("orders", [b"a", b"b"])
+    box.put("orders", [b"c"])
+    box.put("news", [b"d"])
+    expected = {"news": Waiting(1, 7), "orders": Waiting(3, 5)}
+    assert summary(path) == expected
+    box.close()
+    assert summary(str(path)) == expected
+    with a_child("hold", path) as child:
+        child.kill()
+        child.wait()
+        assert summary(path)["orders"].messages == 4
+
+
+class OutboxAgainstTheModel(RuleBasedStateMachine):
+    """Whatever is put, removed and refused, however often the file is opened again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(os.environ.get("TMPDIR", "/tmp")) / f"outbox-{os.getpid()}-{id(self)}"  # noqa: S108
+        self.directory.mkdir()
+        self.box = Outbox(self.directory / "x.db", a_pair(), messages_most=8)
+        self.model: dict[str, list[bytes]] = {"orders": [], "news": []}
+        self.refused: list[tuple[str, bytes]] = []
+        self.number = 0
+
+    entity = st.sampled_from(["orders", "news"])
+
+    @rule(entity=entity, count=st.integers(1, 3))
+    def put(self, entity: str, count: int) -> None:
+        new = [f"{entity}{self.number + each}".encode() for each in range(count)]
+        self.number += count
+        if sum(map(len, self.model.values())) + count > 8:
+            with pytest.raises(QuotaExceeded):
+                self.box.put(entity, new)
+        else:
+            self.box.put(entity, new)
+            self.model[entity] += new
+
+    def _passing(self, entity: str) -> list[bytes]:
+        return [each for each in self.model[entity] if (entity, each) not in self.refused]
+
+    @rule(entity=entity, count=st.integers(1, 3))
+    def remove(self, entity: str, count: int) -> None:
+        gone = self.box.first(entity, count, 2**30)
+        assert [each.message for each in gone] == self._passing(entity)[:count]
+        self.box.remove(entity, gone)
+        for each in gone:
+            self.model[entity].remove(each.message)
+
+    @rule(entity=entity)
+    def refuse(self, entity: str) -> None:
+        for each in self.box.first(entity, 1, 0):
+            self.box.refuse(entity, each)
+            self.refused.append((entity, each.message))
+
+    @rule()
+    def open_again(self) -> None:
+        self.box.close()
+        self.box = Outbox(self.directory / "x.db", a_pair(), messages_most=8)
+        self.refused.clear()
+
+    @invariant()
+    def both_agree(self) -> None:
+        assert len(self.box) == sum(map(len, self.model.values()))
+        for entity in self.model:
+            assert messages(self.box, entity) == self._passing(entity)
+            assert self.box.holds(entity) is bool(self._passing(entity))
+        counts = {entity: each.messages for entity, each in summary(self.directory / "x.db").items()}
+        assert counts == {entity: len(each) for entity, each in self.model.items() if each}
+
+    def teardown(self) -> None:
+        self.box.close()
+        shutil.rmtree(self.directory)
+
+
+TestOutboxAgainstTheModel = OutboxAgainstTheModel.TestCase
+TestOutboxAgainstTheModel.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+
+
+# Killed -----------------------------------------------------------------------------------------
+
+CHILD = """
+import os, signal, sys
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.sender.outbox import Outbox
+
+what, path, kill_at, *ends = sys.argv[1:]
+kill_at = int(kill_at)
+box = Outbox(path, Pair("p", *map(endpoint_from_connection_string, ends)))
+print("ready", flush=True)
+if what == "hold":
+    box.put("orders", [b"0"])
+    print("holding", flush=True)
+    signal.pause()
+steps = 0
+
+def count():
+    global steps
+    steps += 1
+    if steps == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+box._db.set_progress_handler(count, 1)
+for number in range(3):
+    box.put("orders", [b"%da" % number, b"%db" % number])
+    print("put", number, flush=True)
+first = box.first("orders", 2, 100)
+box.mark(first, tried=True)
+box.remove("orders", first)
+print("removed", flush=True)
+"""
+
+
+class a_child:  # noqa: N801  it reads as what it gives
+    """A process that owns an outbox; with "hold" until it is killed."""
+
+    def __init__(self, what: str, path: Path, kill_at: int = 0, *tracer: str) -> None:
+        command = [*tracer, sys.executable, "-c", CHILD, what, str(path), str(kill_at), *strings()]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        assert self.process.stdout is not None
+        while self.process.stdout.readline() not in ("holding\n", ""):
+            pass
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def said(self) -> list[str]:
+        said, wrong = self.process.communicate(timeout=60)
+        assert self.process.returncode in (0, -signal.SIGKILL, 128 + signal.SIGKILL), wrong
+        return said.splitlines()
+
+
+def holds_what_was_promised(path: Path, said: list[str]) -> None:
+    put = [line for line in said if line.startswith("put")]
+    if not path.exists():
+        assert not put
+        return
+    box = Outbox(path, a_pair())
+    found = [each.message for each in box.first("orders", 100, 2**30)]
+    box.close()
+    everything = [b"%d%c" % (number, letter) for number in range(3) for letter in b"ab"]
+    if "removed" in said:
+        assert found == everything[2:]
+    elif len(put) == 3:
+        assert found in (everything, everything[2:])
+    else:
+        # What `put` returned for; and it takes all of its messages or none, whether it lived to say so or not.
+        least = 2 * len(put)
+        assert found in (everything[:least], everything[: least + 2])
+
+
+@pytest.mark.parametrize("kill_at", [1, 40, 90, 130, 170])
+def test_what_put_returned_for_survives_a_kill_at_any_step_of_the_database(path: Path, kill_at: int) -> None:
+    said = a_child("work", path, kill_at).said()
+    assert said[0] == "ready"
+    holds_what_was_promised(path, said)
+
+
+STRACE = shutil.which("strace")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(STRACE is None, reason="there is no strace")
+@pytest.mark.parametrize("call", ["pwrite64", "fdatasync", "fsync", "ftruncate", "unlink"])
+def test_what_put_returned_for_survives_a_kill_at_every_write(tmp_path: Path, call: str) -> None:
+    for number in range(1, 60):
+        path = tmp_path / f"{call}-{number}.db"
+        inject = f"inject={call}:signal=SIGKILL:when={number}"
+        child = a_child(
+            "work", path, 0, str(STRACE), "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject
+        )
+        said = child.said()
+        holds_what_was_promised(path, said)
+        if "removed" in said and child.process.returncode == 0:
+            return
+    raise AssertionError("it was always killed")
+
+
+@pytest.mark.skipif(STRACE is None, reason="there is no strace")
+def test_put_returns_after_the_disk_has_it(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    child = a_child(
+        "work", tmp_path / "x.db", 0, str(STRACE), "-f", "-qq", "-o", str(trace), "-e", "trace=write,pwrite64,fdatasync"
+    )
+    assert "removed" in child.said()
+    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "(" in line]
+    ready = next(at for at, call in enumerate(calls) if call.startswith('write(1, "ready'))
+    puts = [at for at, call in enumerate(calls) if call.startswith('write(1, "put')]
+    assert len(puts) == 3
+    for before, said in zip([ready, *puts], puts, strict=False):
+        written = [call.split("(")[0] for call in calls[before + 1 : said]]
+        assert written[-1] == "fdatasync", "nothing is written after the disk was waited for"
+        assert "pwrite64" in written
