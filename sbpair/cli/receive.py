@@ -14,8 +14,6 @@ from sbpair.errors import UsageError
 from sbpair.model import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
-    from azure.servicebus import ServiceBusReceivedMessage
-
     from sbpair.sender.receive import Counted, Dedup
     from sbpair.sender.replication.events import ReplicationEvent
     from sbpair.sender.replication.roles import Side
@@ -151,10 +149,8 @@ class Paper:
         for text in summary(self._counted, removed=not self._peek):
             self._screen.say(text)
 
-    def show(self, side: "Side", message: "ServiceBusReceivedMessage") -> None:
-        from sbpair.sender.described import described
-
-        told: Document = {"from": side, **described(message)}
+    def show(self, side: "Side", message: Document) -> None:
+        told: Document = {"from": side, **message}
         if self._screen.output is Output.JSONL:
             lines = [json.dumps({"schema": SCHEMA, **told})]
         elif self._screen.output is Output.JSON:

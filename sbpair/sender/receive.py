@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from sbpair.bus.data_errors import translated
 from sbpair.bus.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
+from sbpair.sender.described import described
 from sbpair.sender.replication.aio import DedupReceiver
 from sbpair.sender.replication.client import MEMORY, checked_source
 from sbpair.sender.replication.events import DuplicateCompleted
@@ -56,7 +57,8 @@ class Counted:
     duplicates: int = 0
 
 
-Show = Callable[["Side", "ServiceBusReceivedMessage"], None]
+Show = Callable[["Side", dict[str, object]], None]
+"""Is told where a message is from, and what it says of itself as `described` has it."""
 
 
 class Source(Protocol):
@@ -120,7 +122,7 @@ async def peek(
                     counted.duplicates += 1
                     continue
                 seen.update((key,) if key is not None else ())
-                show(side, message)
+                show(side, described(message))
                 counted.received += 1
 
 
@@ -136,7 +138,7 @@ async def _dealt_with(source: Source, found: Sequence[ServiceBusReceivedMessage]
     in_hand = list(found)
     try:
         while in_hand:
-            show(source.side_of(in_hand[0]), in_hand[0])
+            show(source.side_of(in_hand[0]), described(in_hand[0]))
             await _to_its_end(_completed(source, in_hand.pop(0), counted))
     finally:
         for message in in_hand:
