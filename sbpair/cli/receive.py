@@ -96,7 +96,9 @@ def command(
     from sbpair.sender import receive
 
     counted = receive.Counted()
-    paper = Paper(screen, entity if subscription is None else f"{entity}/Subscriptions/{subscription}", counted, peek)
+    path = entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
+    forgets = terms is not None and terms.store == MEMORY and not peek
+    paper = Paper(screen, path, counted, peek=peek, forgets=forgets)
 
     def told(event: "ReplicationEvent") -> None:
         for text in warnings(event):
@@ -128,11 +130,12 @@ def command(
 class Paper:
     """Messages as they come: nothing is kept, so that each can be completed once it is shown."""
 
-    def __init__(self, screen: Screen, entity: str, counted: "Counted", peek: bool) -> None:
+    def __init__(self, screen: Screen, entity: str, counted: "Counted", *, peek: bool, forgets: bool) -> None:
         self._screen = screen
         self._entity = entity
         self._counted = counted
         self._peek = peek
+        self._forgets = forgets
         self._shown = 0
 
     def __enter__(self) -> None: ...
@@ -148,6 +151,12 @@ class Paper:
             self._screen.write(f"], {rest[1:]}")
         for text in summary(self._counted, removed=not self._peek):
             self._screen.say(text)
+        missing = self._counted.received - self._counted.duplicates
+        if self._forgets and missing > 0:
+            self._screen.say(
+                f"further copies of {_messages(missing)} have not come so far, if there are any: the next run shows"
+                " them, unless both name a file (--store)"
+            )
 
     def show(self, side: "Side", message: Document) -> None:
         told: Document = {"from": side, **message}
@@ -227,7 +236,11 @@ def _dedup(*, dedup: bool, peek: bool, key: str | None, store: str | None, windo
     from sbpair.sender.replication.key import KeyRule
 
     seconds = _seconds("--window", window or DAY)
-    return Dedup(KeyRule("id" if key is None else key).name, MEMORY if store is None else store, seconds)
+    try:
+        name = KeyRule("id" if key is None else key).name
+    except UsageError as error:
+        raise UsageError(f"--key: {error.message}", hint="say id, subject or property:NAME") from None
+    return Dedup(name, MEMORY if store is None else store, seconds)
 
 
 def _seconds(option: str, text: str) -> float:

@@ -156,6 +156,7 @@ def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> None:
         code, out, err = await world.receive("--dedup", "--key", "property:order")
         assert (code, len(out.splitlines()), world.left) == (0, 3, (0, 0))
         assert err.count("cannot be told from others") == 2
+        assert "the next run shows them, unless both name a file (--store)" in err
 
     on_an_emulator(story)
 

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import MessageLockLostError
 from sbpair.bus.data_errors import WIRE_HINT, is_answer, is_unused
 from sbpair.errors import BothFailed, EngineLacks
 from sbpair.sender.failures import is_passing
-from sbpair.sender.lane import Use, closed
+from sbpair.sender.lane import SPENT_MOST, Use, closed
 from sbpair.sender.replication.copies import Copies, Verdict
 from sbpair.sender.replication.events import DuplicateCompleted, GivenAgain, NoKey, SideBack, SideLost, line
 from sbpair.sender.steps import Call, Pause, Steps, Together
@@ -97,7 +97,7 @@ class Well:
             self._spent.append(self._receiver)
             self._receiver = None
 
-    def rest(self, error: Exception, now: float, took_seconds: float = 0.0) -> bool:
+    def rest(self, error: Exception, now: float, took_seconds: float) -> bool:
         """Leave it alone for a while; whether it was well until now."""
         self.error = error
         usual = min(REST_SECONDS * 2.0**self.failures, REST_MOST_SECONDS)
@@ -111,11 +111,13 @@ class Well:
         return had_failed
 
     def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
-        """Close spent receivers that no message needs any more; all of them where `needed` is None."""
+        """Close spent receivers that no message needs, where there are many; all that there are without `needed`."""
         if needed is None and self._receiver is not None:
             self._spent.append(self._receiver)
             self._receiver = None
         idle = [each for each in self._spent if needed is None or id(each) not in needed]
+        if needed is not None and len(idle) <= SPENT_MOST:
+            return
         self._spent = [each for each in self._spent if each not in idle]
         for receiver in idle:
             yield from closed(receiver)
@@ -190,9 +192,7 @@ class Intake:
                 return
             if not isinstance(error, Exception) or not is_passing(error):
                 raise
-            now = self._clock()
-            if well.rest(error, now, now - started):
-                self._tell(SideLost(self._entity, well.side, line(error)))
+            self._rest(well, error, self._clock() - started)
             return
         if well.recovered():
             self._tell(SideBack(self._entity, well.side))
@@ -324,9 +324,13 @@ class Intake:
         except Exception as error:  # noqa: BLE001  it concerns nobody
             well.failed(error, taken.receiver)
             if is_passing(error):
-                well.rest(error, self._clock())
+                self._rest(well, error, 0.0)
             return False
         return True
+
+    def _rest(self, well: Well, error: Exception, took_seconds: float) -> None:
+        if well.rest(error, self._clock(), took_seconds):
+            self._tell(SideLost(self._entity, well.side, line(error)))
 
     def _needed(self) -> frozenset[int]:
         """The receivers of messages that are to be settled yet."""
