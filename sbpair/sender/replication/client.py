@@ -227,6 +227,10 @@ class DedupReceiver:
         self._turn = self._kind.lock()
         self._closed = False
 
+    def side_of(self, message: ServiceBusReceivedMessage) -> Side:
+        """Where a message came from, "primary" or "secondary", until it is settled. Raises MessageLockLostError."""
+        return self._intake.taken(message).side
+
     def _receiver(self, side: Side) -> Any:
         return self._ends.receiver(side, self.entity_name, SETTLE_SECONDS / 2)
 
