@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sbpair.bus.data_client import aio_client, signed
 from sbpair.sender import client
 from sbpair.sender.pinger import Pinger
-from sbpair.sender.steps import Steps, run_async
+from sbpair.sender.steps import GRACE_SECONDS, Steps, run_async
+from sbpair.sender.watch import Watch
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
@@ -34,13 +35,27 @@ class PairedSender(client.Sender):
     def __init__(self, paired: PairedClient, entity: str, topic: bool) -> None:
         super().__init__(paired, entity, topic)
         self._turn = asyncio.Lock()
+        self._watch = Watch()
 
     async def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
         """Send one message, several in one batch, or a batch; returns once all of it is in the primary or the backlog.
 
         Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
         """
-        await self._run(timeout, self._exchange.send, message)
+        exchange, seconds = self._exchange, self._seconds(timeout)
+        async with self._turn:
+            sender = exchange.straight(message)
+            if sender is None:
+                return await run_async(exchange.send(message, seconds))
+            since, left = self._client.now(), seconds * exchange.share
+            try:
+                with self._watch.over(left + GRACE_SECONDS):
+                    await sender.send_messages(message, timeout=left)
+            except BaseException as error:  # noqa: BLE001  the steps decide, a cancellation included
+                await run_async(exchange.send(message, seconds, since=since, failed=error))
+            else:
+                exchange.went(1)
+            return None
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
         """An empty batch, as large as the entity takes."""
@@ -60,6 +75,7 @@ class PairedSender(client.Sender):
 
     async def close(self) -> None:
         async with self._turn:
+            self._watch.end()
             await run_async(self._closing())
 
     async def __aenter__(self) -> PairedSender:

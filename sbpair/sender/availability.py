@@ -92,7 +92,8 @@ class Availability:
         self._rotation = Rotation([queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)])
         self._paths: dict[str, str] = {}
         self._standings: dict[str, Standing] = {}
-        self._unwell: set[str] = set()
+        self.unwell: set[str] = set()
+        """The entities that are not healthy."""
         self._agenda: list[tuple[float, int, Errand]] = []
         self._probes: dict[str, float] = {}
         self._deliveries: dict[str, float | None] = {}
@@ -119,12 +120,7 @@ class Availability:
                 self._paths[key] = entity
                 self._standings[key] = Standing(State.FORCED if self._all_forced else State.HEALTHY)
                 if self._all_forced:
-                    self._unwell.add(key)
-
-    @property
-    def calm(self) -> bool:
-        """Whether every entity is healthy."""
-        return not self._unwell
+                    self.unwell.add(key)
 
     def to_backlog(self, entity: str, now: float) -> bool:
         """Whether messages for it go to the backlog. Raises what a broken entity is broken for."""
@@ -161,9 +157,9 @@ class Availability:
                 self._untold.append(QueueLeft(queue, _line(error)))
                 self._probe_later(queue, now)
 
-    def queue_took(self, queue: str) -> None:
+    def queue_took(self, queue: str, now: float) -> None:
         if queue in self._rotation.out:
-            self.probed(queue, None, 0.0)
+            self.probed(queue, None, now)
 
     def in_doubt(self, entity: str, message_ids: tuple[str, ...], error: Exception) -> None:
         with self._changing():
@@ -306,7 +302,7 @@ class Availability:
             key = entity.lower()
             before = self._standings[key]
             standing = self._standings[key] = after(before, event, now, self._delays, error)
-            self._unwell.discard(key) if standing.state is State.HEALTHY else self._unwell.add(key)
+            self.unwell.discard(key) if standing.state is State.HEALTHY else self.unwell.add(key)
             if standing.timer is not None and standing.timer != before.timer:
                 self._put(standing.timer, Ping(self._paths[key]))
             if standing.state is not before.state:

@@ -87,20 +87,48 @@ class Exchange:
         self._entity = entity
         self._terms = terms
         self._now = now
-        self._share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
+        self.share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
         self.queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
         self.delivered = Delivered()
 
-    def send(self, messages: Messages, seconds: float) -> Steps[None]:
-        """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already."""
-        deadline = self._now() + seconds
+    def straight(self, message: Messages) -> Any:
+        """The SDK's sender for a message that can go to the primary without any steps; None where it takes some.
+
+        Most of the time nothing is wrong with anything, and then nothing is asked. In `share` of its time: what goes
+        wrong is for `send` to hear of, and what went well for `went`.
+        """
+        if self._known.unwell or type(message) is not ServiceBusMessage:
+            return None
+        if self._outbox is not None and self._outbox.holds(self._entity):
+            return None
+        raw = message.raw_amqp_message
+        if raw.application_properties or raw.body_type is not outgoing.DATA or raw.properties is None:
+            return None
+        if raw.properties.message_id is None or sum(map(len, raw.body)) > outgoing.SMALL_BODY_BYTES:
+            return None
+        return self._lane.opened("primary")
+
+    def went(self, messages: int) -> None:
+        """The primary has accepted so many messages."""
+        self.delivered.primary += messages
+        if self._known.unwell:
+            self._known.sent(self._entity, self._now())
+
+    def send(
+        self, messages: Messages, seconds: float, *, since: float | None = None, failed: BaseException | None = None
+    ) -> Steps[None]:
+        """Messages, or one, or a batch. Raises the SDK's errors, and UsageError for what has an alias already.
+
+        `failed` is what the straight way, taken at `since`, has raised.
+        """
+        deadline = (self._now() if since is None else since) + seconds
         inside, whole = parcel(messages)
         if inside:
             if not all(map(outgoing.is_small, inside)):
                 yield from self._check_sizes(inside, deadline)
-            yield from self._delivered(inside, _sending(whole), deadline)
+            yield from self._delivered(inside, _sending(whole), deadline, failed)
 
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """The numbers to cancel them by; those that went to the backlog have negative ones."""
@@ -147,18 +175,20 @@ class Exchange:
 
     # One side or the other ----------------------------------------------------------------------
 
-    def _delivered(self, messages: list[Message], use: Use, deadline: float) -> Steps[Any]:
+    def _delivered(
+        self, messages: list[Message], use: Use, deadline: float, failed: BaseException | None = None
+    ) -> Steps[Any]:
         """What the primary answered; None where the backlog, or the outbox, has taken them."""
         known, entity, attempts = self._known, self._entity, 0
-        if self._outbox is not None and self._outbox.holds(entity):
+        if failed is None and self._outbox is not None and self._outbox.holds(entity):
             yield from self._behind(self._outbox, messages)
             return None
-        # Most of the time nothing is wrong with anything, and then nothing is asked.
-        while known.calm or not known.to_backlog(entity, self._now()):
-            left = _left(deadline - self._now()) * self._share
+        while failed is not None or not known.unwell or not known.to_backlog(entity, self._now()):
+            left = 0.0 if failed else _left(deadline - self._now()) * self.share
             try:
-                answer = yield from self._lane.on("primary", entity, use, left)
+                answer = yield from self._lane.on("primary", entity, use, left, failed)
             except Exception as error:
+                failed = None
                 pause = self._pause(error, attempts, deadline)
                 if pause is None:
                     raise
@@ -168,9 +198,7 @@ class Exchange:
                     break
                 yield Pause(pause)
             else:
-                if not known.calm:
-                    known.sent(entity, self._now())
-                self.delivered.primary += len(messages)
+                self.went(len(messages))
                 return answer
         yield from self._around([outgoing.for_backlog(each, entity) for each in messages], deadline)
         return None
@@ -227,7 +255,7 @@ class Exchange:
         """
         now = self._now()
         pause = min(RETRY_SECONDS * 2.0**attempts, WAIT_MOST_SECONDS)
-        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self._share:
+        if attempts < self._terms.retries and is_passing(error) and pause < (deadline - now) * self.share:
             return pause
         if not self._terms.counts(error):
             return None
@@ -255,7 +283,7 @@ class Exchange:
                     raise
                 self._doubt(inside, error)
             else:
-                self._known.queue_took(self.queue)
+                self._known.queue_took(self.queue, self._now())
                 return
 
     def _doubt(self, messages: Iterable[Message], error: Exception) -> None:

@@ -38,12 +38,17 @@ class Lane(Generic[SideT]):
         self._senders: dict[SideT, tuple[str, Any]] = {}
         self._spent: list[Any] = []
 
-    def on(self, side: SideT, path: str, use: Use, seconds: float) -> Steps[Any]:
-        """What `use` answers. Raises what it raises."""
+    def opened(self, side: SideT) -> Any:
+        """The SDK's sender of a side; None where it has yet to be made."""
+        known = self._senders.get(side)
+        return known[1] if known else None
+
+    def on(self, side: SideT, path: str, use: Use, seconds: float, failed: BaseException | None = None) -> Steps[Any]:
+        """What `use` answers. Raises what it raises. `failed` is what it has raised already, without these steps."""
         known = self._senders.get(side)
         sender = known[1] if known and known[0] == path else (yield from self._new(side, path))
         try:
-            return (yield Call(use, sender, seconds))
+            return (yield Call(use if failed is None else _raising(failed), sender, seconds))
         except BaseException as error:
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
@@ -65,6 +70,13 @@ class Lane(Generic[SideT]):
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender
+
+
+def _raising(error: BaseException) -> Use:
+    def use(_sender: Any, _seconds: float) -> None:
+        raise error
+
+    return use
 
 
 def closed(sender: Any) -> Steps[None]:

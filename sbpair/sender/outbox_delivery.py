@@ -156,7 +156,7 @@ class Deliveries:
         if place.side == "primary":
             self._known.sent(entity, self._now())
         else:
-            self._known.queue_took(place.path)
+            self._known.queue_took(place.path, self._now())
 
     def _refused(self, entity: str, one: Outgoing, error: SbpairError) -> None:
         self._outbox.refuse(entity, one.kept)

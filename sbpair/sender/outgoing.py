@@ -33,7 +33,7 @@ LEAST_LIMIT_BYTES = 262_144
 
 SMALL_BODY_BYTES = LEAST_LIMIT_BYTES // 2
 _UNLIMITED = 2**62
-_DATA = AmqpMessageBodyType.DATA
+DATA = AmqpMessageBodyType.DATA
 _TTL_NONE_MS = 922_337_203_685_477
 _DATA_SECTIONS = 5
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
@@ -133,7 +133,7 @@ def encoded(message: Message) -> bytes:
 
 def is_small(message: Message) -> bool:
     """Whether it surely fits a backlog queue of any tier: what is not body takes 64 KB at most, or no side takes it."""
-    if message.body_type is not _DATA:
+    if message.body_type is not DATA:
         return False
     room = SMALL_BODY_BYTES
     for part in message.body:

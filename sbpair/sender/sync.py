@@ -38,7 +38,19 @@ class PairedSender(client.Sender):
 
         Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
         """
-        self._run(timeout, self._exchange.send, message)
+        exchange, seconds = self._exchange, self._seconds(timeout)
+        with self._turn:
+            sender = exchange.straight(message)
+            if sender is None:
+                return run(exchange.send(message, seconds))
+            since = self._client.now()
+            try:
+                sender.send_messages(message, timeout=seconds * exchange.share)
+            except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
+                run(exchange.send(message, seconds, since=since, failed=error))
+            else:
+                exchange.went(1)
+            return None
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> Batch:
         """An empty batch, as large as the entity takes."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.sender.availability import JITTER, Availability, Ping, Probe
-from sbpair.sender.events import EntityChanged, QueueLeft, QueueReturned
+from sbpair.sender.availability import JITTER, Availability, Deliver, Ping, Probe
+from sbpair.sender.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
 from sbpair.sender.states import TRANSITIONS, Delays, Event, Standing, State, after
 
 ENTITIES = ("orders", "Billing/Invoices", "news")
@@ -52,6 +52,10 @@ class Believed:
     pinging: bool = False
 
 
+UNDER_WAY = -1
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
+
+
 class SendersAgainstTheModel(RuleBasedStateMachine):
     FAILOVER, PING = 7, 5
 
@@ -64,24 +68,43 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         )
         self.model = {entity: Believed() for entity in ENTITIES}
         self.out: dict[str, int | None] = {}
+        # When what the outbox has of an entity is delivered.
+        self.kept: dict[str, int] = {}
+        self.emptied = 0
 
     entity = st.sampled_from(ENTITIES)
-    queue = st.sampled_from([f"contoso/x-servicebus-transfer/{index}" for index in range(3)])
+    queue = st.sampled_from(QUEUES)
 
     @rule(seconds=st.integers(1, 20))
     def time_passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1
             errands = []
+            places = {entity: {self._has_place(entity)} for entity in ENTITIES}
+            due = {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
             while (errand := self.real.due(self.now)) is not None:
                 errands.append(errand)
-            assert sorted(map(repr, errands)) == sorted(map(repr, self._expected()))
+            deliveries = {each.entity for each in errands if isinstance(each, Deliver)}
+            rest = [each for each in errands if not isinstance(each, Deliver)]
+            assert len(rest) + len(deliveries) == len(errands)
+            assert sorted(map(repr, rest)) == sorted(map(repr, self._expected()))
+            due |= {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
+            assert deliveries <= due
+            for entity in due:
+                # What fails over in this second may do so before or after somebody looks where to deliver.
+                assert (entity in deliveries) in places[entity] | {self._has_place(entity)}
+                self.kept[entity] = UNDER_WAY if entity in deliveries else self.now + self.PING
+
+    def _has_place(self, entity: str) -> bool:
+        state = self.model[entity].state
+        return state in ("healthy", "failing") or (state != "broken" and len(self.out) < 3)
 
     def _expected(self) -> list[Ping | Probe]:
         errands: list[Ping | Probe] = []
         for entity, each in self.model.items():
             if each.state == "failing" and each.fails_at == self.now:
-                each.state, each.pings_at = "failed over", self.now + self.PING
+                self._to(entity, "failed over")
+                each.pings_at = self.now + self.PING
             elif each.state in ("failed over", "broken") and each.pings_at == self.now:
                 each.pings_at = None
                 if not each.pinging:
@@ -104,7 +127,8 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         self.real.failed(entity, ValueError("gone"), self.now)
         each = self.model[entity]
         if each.state == "healthy":
-            each.state, each.fails_at = "failing", self.now + self.FAILOVER
+            self._to(entity, "failing")
+            each.fails_at = self.now + self.FAILOVER
 
     @rule(entity=entity)
     def a_ping_is_accepted(self, entity: str) -> None:
@@ -120,7 +144,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         each = self.model[entity]
         each.pinging = False
         if each.state == "failed over" and for_good:
-            each.state = "broken"
+            self._to(entity, "broken")
         if each.state in ("failed over", "broken"):
             each.pings_at = self.now + self.PING
 
@@ -129,7 +153,8 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         self.real.force(entity, self.now)
         for name, each in self.model.items():
             if entity in (None, name):
-                each.state, each.fails_at, each.pings_at = "forced", None, None
+                self._to(name, "forced")
+                each.fails_at = each.pings_at = None
 
     @rule(entity=st.none() | entity)
     def failback_is_commanded(self, entity: str | None) -> None:
@@ -145,30 +170,79 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
 
     @rule(queue=queue)
     def a_queue_takes_a_message(self, queue: str) -> None:
-        self.real.queue_took(queue)
-        self.out.pop(queue, None)
+        self.real.queue_took(queue, self.now)
+        self._returned(queue)
 
     @rule(queue=queue, works=st.booleans())
     def a_probe_ends(self, queue: str, works: bool) -> None:
         self.real.probed(queue, None if works else ValueError("still"), self.now)
         if works:
-            self.out.pop(queue, None)
+            self._returned(queue)
         elif queue in self.out:
             self.out[queue] = self.now + self.PING
 
     def _healthy(self, entity: str) -> None:
         each = self.model[entity]
-        each.state, each.fails_at, each.pings_at = "healthy", None, None
+        self._to(entity, "healthy")
+        each.fails_at = each.pings_at = None
+
+    def _to(self, entity: str, state: str) -> None:
+        if self.model[entity].state != state and self.kept.get(entity, UNDER_WAY) != UNDER_WAY:
+            self.kept[entity] = self.now
+        self.model[entity].state = state
+
+    def _returned(self, queue: str) -> None:
+        if queue in self.out:
+            del self.out[queue]
+            self.kept = {entity: at if at == UNDER_WAY else self.now for entity, at in self.kept.items()}
+
+    @rule(entity=entity, before=st.booleans())
+    def the_outbox_takes_a_message(self, entity: str, before: bool) -> None:
+        self.real.kept(entity.lower(), None if before else ValueError("both away"), self.now)
+        self.kept.setdefault(entity, self.now if before else self.now + self.PING)
+
+    @rule(entity=entity)
+    def both_sides_are_away(self, entity: str) -> None:
+        self.failover_is_forced(entity)
+        for queue in QUEUES:
+            self.a_queue_fails(queue)
+        self.the_outbox_takes_a_message(entity, before=True)
+
+    @rule(entity=entity, passing=st.booleans())
+    def a_delivery_ends_with_some_left(self, entity: str, passing: bool) -> None:
+        if self.kept.get(entity) == UNDER_WAY:
+            error = TimeoutError("slow") if passing else ValueError("no such entity")
+            place = self.real.place_for(entity, None, self.now)
+            self.real.held(entity, error, place, self.now)
+            self.kept[entity] = self.now + self.PING
+            primary = place is not None and place.side == "primary"
+            assert self.real.stuck(entity) is (error if primary and not passing else None)
+
+    @rule(entity=entity)
+    def a_deliverys_turn_is_over(self, entity: str) -> None:
+        if self.kept.get(entity) == UNDER_WAY:
+            place = self.real.place_for(entity, None, self.now)
+            self.real.held(entity, None, place, self.now)
+            self.kept[entity] = self.now if place is not None else self.now + self.PING
+
+    @rule(entity=entity)
+    def a_delivery_ends_with_nothing_left(self, entity: str) -> None:
+        if self.kept.get(entity) == UNDER_WAY:
+            self.real.emptied(entity)
+            del self.kept[entity]
+            self.emptied += 1
+            assert self.real.stuck(entity) is None
 
     @invariant()
     def both_agree(self) -> None:
         assert {entity: state.value for entity, state in self.real.states().items()} == {
             entity: each.state for entity, each in self.model.items()
         }
-        assert self.real.calm is all(each.state == "healthy" for each in self.model.values())
+        assert (not self.real.unwell) is all(each.state == "healthy" for each in self.model.values())
         assert self.real.queues_out == self.out.keys()
         timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
-        due = [at for at in (*timers, *self.out.values()) if at is not None]
+        kept = [at for at in self.kept.values() if at != UNDER_WAY]
+        due = [at for at in (*timers, *self.out.values(), *kept) if at is not None]
         assert self.real.next_due() == min(due, default=None)
 
     @invariant()
@@ -184,6 +258,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
     def what_was_told_is_what_is(self) -> None:
         states = dict.fromkeys(ENTITIES, State.HEALTHY)
         out: set[str] = set()
+        assert sum(isinstance(event, OutboxEmptied) for event in self.told) == self.emptied
         for event in self.told:
             if isinstance(event, EntityChanged):
                 assert states[event.entity] is event.before is not event.after
@@ -267,7 +342,7 @@ def test_with_every_queue_out_one_of_them_is_tried_all_the_same() -> None:
     assert (second != first, spare) == (True, False)
     known.queue_failed(second, ValueError("full"), 0)
     assert known.queue_for(second) == (first, False)
-    known.queue_took(first)
+    known.queue_took(first, 0)
     assert known.queue_for(second) == (first, False)
 
 
@@ -306,3 +381,36 @@ def test_secrets_in_an_error_are_not_told() -> None:
     known.failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
     assert "c2VjcmV0" not in told[0].reason
     assert "\n" not in told[0].reason
+
+
+def test_what_is_in_the_outbox_waits_for_a_side_and_is_delivered_as_soon_as_there_is_one() -> None:
+    known = an_availability(backlog_queues=1, ping_interval=5)
+    queue, _ = known.queue_for(None)
+    known.force("orders", 0)
+    known.queue_failed(queue, ValueError("gone"), 0)
+    known.kept("orders", ValueError("gone"), 0)
+    assert known.place_for("orders", None, 0) is None
+    assert known.due(5) == Probe(queue)
+    assert known.due(5) is None, "there is nowhere to deliver to"
+    known.probed(queue, None, 6)
+    assert known.due(6) == Deliver("orders")
+    assert known.due(60) is None, "it is under way"
+    known.held("orders", None, known.place_for("orders", None, 60), 60)
+    assert known.due(60) == Deliver("orders")
+    known.emptied("orders")
+    assert known.next_due() is None
+
+
+def test_what_an_entity_refuses_its_messages_with_is_told_once_and_raised_until_it_takes_them() -> None:
+    told: list[Any] = []
+    known = an_availability(told, ping_interval=5)
+    known.kept("orders", None, 0)
+    for now in (0, 5, 10):
+        assert known.due(now) == Deliver("orders")
+        error = ValueError("no such entity")
+        known.held("orders", error, known.place_for("orders", None, now), now)
+        assert known.stuck("ORDERS") is error
+    assert told == [OutboxStuck("orders", "ValueError: no such entity")]
+    assert known.due(15) == Deliver("orders")
+    known.held("orders", TimeoutError(), known.place_for("orders", None, 15), 15)
+    assert known.stuck("orders") is None

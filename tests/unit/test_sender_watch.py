@@ -1,0 +1,97 @@
+"""The sender's one timer does what asyncio.timeout does, in the time of a loop that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from sbpair.sender.watch import Watch
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """Its clock jumps to the next timer when there is nothing else to do."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready:  # type: ignore[attr-defined]
+            due = [each.when() for each in self._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
+            # A little later: as with any clock, a timer is never too early by what floats round off.
+            self.now = max(self.now, min(due, default=self.now) + 1e-6)
+        super()._run_once()  # type: ignore[misc]
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        runner.run(coroutine)
+
+
+def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
+    async def story() -> None:
+        loop, watch = asyncio.get_running_loop(), Watch()
+        for seconds in (5, 2, 60):
+            before = loop.time()
+            with pytest.raises(TimeoutError), watch.over(seconds):
+                await asyncio.Event().wait()
+            assert loop.time() == pytest.approx(before + seconds, abs=1e-3)
+            with watch.over(seconds):
+                await asyncio.sleep(seconds / 2)
+
+    run(story())
+
+
+def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
+    async def story() -> None:
+        loop, watch = asyncio.get_running_loop(), Watch()
+        for _ in range(100):
+            with watch.over(10):
+                pass
+            assert len(loop._scheduled) == 1  # type: ignore[attr-defined]
+        # It comes when the first would have been over, and is put off for the one that goes on.
+        await asyncio.sleep(9)
+        with watch.over(10):
+            await asyncio.sleep(9.5)
+        await asyncio.sleep(60)
+        assert not loop._scheduled  # type: ignore[attr-defined]
+
+    run(story())
+
+
+def test_a_cancellation_by_somebody_else_stays_one() -> None:
+    async def watched(watch: Watch) -> None:
+        with watch.over(5):
+            await asyncio.Event().wait()
+
+    async def story() -> None:
+        watch = Watch()
+        task = asyncio.create_task(watched(watch))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # Both at the same moment: whoever cancels is not denied.
+        task = asyncio.create_task(watched(watch))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(5, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        watch.end()
+
+    run(story())
+
+
+def test_it_watches_over_tasks_alone() -> None:
+    loop = asyncio.new_event_loop()
+    caught: list[Any] = []
+    loop.set_exception_handler(lambda _, context: caught.append(context["exception"]))
+    loop.call_soon(Watch().over, 5)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert [type(each) for each in caught] == [RuntimeError]
