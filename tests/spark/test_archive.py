@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.parquet as pq
 import pytest
 
 from sbpair import errors
