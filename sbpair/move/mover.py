@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
 
-MOVING_MOST = 500
+MOVING_MOST = 600
 """How many messages a lane has in hand beyond those of resting destinations: more costs memory and gains nothing."""
 
 LARGEST_BYTES = 1024 * 1024
@@ -54,7 +54,7 @@ LARGEST_BYTES = 1024 * 1024
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
 
-GATHER_SECONDS = 0.01
+GATHER_SECONDS = 0.02
 """How long the few that wait for a destination wait for others to leave with."""
 
 UNORDERED_ROUNDS = 4
