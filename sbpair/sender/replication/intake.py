@@ -111,7 +111,7 @@ class Well:
         return had_failed
 
     def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
-        """Close spent receivers that no message needs, for an open link may be given one; all where `needed` is None."""
+        """Close spent receivers that no message needs: an open link may be given one. All, where `needed` is None."""
         if needed is None and self._receiver is not None:
             self._spent.append(self._receiver)
             self._receiver = None
