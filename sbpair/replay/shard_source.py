@@ -71,13 +71,12 @@ class ShardSource:
         self._shard, self._done = -1, set[RowKey]()
         self._waiting: list[tuple[str, int, Entry]] = []
         self._written: asyncio.Future[None] | None = None
-        self._looked = 0.0
+        self._looked, self._stopped = float("-inf"), False
 
     async def take(self, most: int, *, seconds: float = 0.0) -> list[Archived]:
-        """The next rows that have not ended yet; [] at the end, or where the run is to stop."""
+        """The next rows that have not ended yet; [] at the end."""
         del seconds
-        if self.ended or self._is_stopped():
-            self.ended = True
+        if self.ended:
             return []
         try:
             # In a thread: Spark may take its time, and heartbeats are to be answered.
@@ -113,6 +112,13 @@ class ShardSource:
             loop.call_soon(self._write_waiting, self._written)
         await asyncio.shield(self._written)
         self._let_go([mine])
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has asked the run to stop."""
+        now = time.monotonic()
+        if not self._stopped and now - self._looked >= LOOK_SECONDS:
+            self._looked, self._stopped = now, self._archive.stopped()
+        return self._stopped
 
     def close(self) -> None:
         """Nothing is on its way any more."""
@@ -172,13 +178,6 @@ class ShardSource:
     def _let_go(self, arrivals: Sequence[Archived]) -> None:
         for arrival in arrivals:
             self._in_hand.pop(arrival.turn, None)
-
-    def _is_stopped(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return False
-        self._looked = now
-        return self._archive.stopped()
 
     def _pull(self, most: int) -> list[Archived]:
         found: list[Archived] = []
