@@ -19,6 +19,9 @@ from sbpair.replay.selection import EVERYTHING, Selection
 
 SCHEMA = "sbpair/replay-run/1"
 
+HASTY_SECONDS = 0.25
+"""How long nothing may come from a queue that is looked at afterwards."""
+
 
 class Dedup(StrEnum):
     """What counts as the same message, besides a copy, which is what has the same key."""
@@ -26,6 +29,13 @@ class Dedup(StrEnum):
     KEY = "key"
     MESSAGE_ID = "message-id"
     REPORT = "report"
+
+
+class Mode(StrEnum):
+    """Whether messages go by way of an archive, or from the backlog to the primary within a task."""
+
+    ARCHIVE = "archive"
+    DIRECT = "direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Options:
     empty_seconds: float = 2.0
     strangers_seconds: float = 150.0
     selection: Selection = EVERYTHING
+    mode: Mode = Mode.ARCHIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,10 @@ class Run:
     shards: int
     started_ms: int
     options: Options
+
+    @property
+    def direct(self) -> bool:
+        return self.options.mode is Mode.DIRECT
 
     def document(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
@@ -97,10 +112,14 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
         chosen = said.get("selection", {"destinations": (), "where": None})
-        selection = Selection(named(chosen["destinations"]), None if chosen["where"] is None else str(chosen["where"]))
-        options = Options(
-            **{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"]), "selection": selection}
-        )
+        where = None if chosen["where"] is None else str(chosen["where"])
+        kinds = {
+            "dedup": Dedup(said["dedup"]),
+            "ttl": TimeToLive(said["ttl"]),
+            "selection": Selection(named(chosen["destinations"]), where),
+            "mode": Mode(said.get("mode", Mode.ARCHIVE)),
+        }
+        options = Options(**{**said, **kinds})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)
@@ -155,6 +174,12 @@ class Job:
     secondary: Reach
     tasks: int
     beacon: str | None = None
+
+    def in_haste(self) -> Job:
+        """The same for tasks that wait for nothing: whether the queues are empty is looked at afterwards."""
+        options = self.run.options
+        hasty = replace(options, empty_seconds=min(options.empty_seconds, HASTY_SECONDS), strangers_seconds=0.0)
+        return replace(self, run=replace(self.run, options=hasty))
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)
