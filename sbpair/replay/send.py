@@ -80,7 +80,7 @@ def setting_of(job: Job, permit: Permit) -> Setting:
 async def _move(source: ShardSource, primary: WirePrimary, setting: Setting) -> None:
     async with asyncio.TaskGroup() as tasks:
         mover = Mover(source, primary, tasks, setting)
-        while mover.fatal is None and source.error is None:
+        while mover.fatal is None and source.error is None and not source.is_stopped():
             if mover.room == 0 or source.ended:
                 if mover.stuck(TRIES) or (source.ended and not mover.in_hand):
                     break

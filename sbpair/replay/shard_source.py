@@ -83,7 +83,7 @@ class ShardSource:
         self._turn = 0
         self._shard, self._done = -1, set[RowKey]()
         self._others = Together(ledger)
-        self._looked = 0.0
+        self._looked, self._stopped = float("-inf"), False
 
     @property
     def ended(self) -> bool:
@@ -91,10 +91,8 @@ class ShardSource:
         return self._over and not self._ahead
 
     async def take(self, most: int, *, seconds: float = 0.0) -> list[Archived]:
-        """The next rows that have not ended yet; [] at the end, or where the run is to stop."""
+        """The next rows that have not ended yet; [] at the end."""
         del seconds
-        if self._is_stopped():
-            self.interrupt()
         if not self._ahead and not self._over:
             try:
                 # In a thread: Spark may take its time, and heartbeats are to be answered.
@@ -137,6 +135,13 @@ class ShardSource:
             self.error = error
             raise
         self._let_go([mine])
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has asked the run to stop."""
+        now = time.monotonic()
+        if not self._stopped and now - self._looked >= LOOK_SECONDS:
+            self._looked, self._stopped = now, self._archive.stopped()
+        return self._stopped
 
     def close(self) -> None:
         """Nothing is on its way any more."""
@@ -181,13 +186,6 @@ class ShardSource:
     def _let_go(self, arrivals: Sequence[Archived]) -> None:
         for arrival in arrivals:
             self._in_hand.pop(arrival.turn, None)
-
-    def _is_stopped(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return False
-        self._looked = now
-        return self._archive.stopped()
 
     def _pull(self) -> list[Archived]:
         found: list[Archived] = []

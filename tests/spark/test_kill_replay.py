@@ -26,7 +26,7 @@ from tests.spark.world import NAMESPACE, OTHER, World
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
-MESSAGES = 2_000
+MESSAGES = 4_000
 PHASES = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
 """Which namespace is worked with in each."""
 

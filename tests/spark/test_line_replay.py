@@ -13,7 +13,7 @@ from tests.spark.world import NAMESPACE, OTHER
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
-MESSAGES = 2_000
+MESSAGES = 4_000
 WITH = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
 """Who is talked with in each phase."""
 
@@ -30,9 +30,9 @@ WANTED = {
 BREAKS = [
     *(("drain", 2, "reset"), ("drain", 6, "drop"), ("drain", 10, "detach")),
     ("plan", 0, "reset"),
-    *(("send", 2, "reset"), ("send", 6, "drop"), ("send", 10, "detach"), ("send", 14, "throttle")),
+    *(("send", 1, "reset"), ("send", 3, "drop"), ("send", 5, "detach"), ("send", 7, "throttle")),
 ]
-SILENCE = [("drain", 4, "stall"), ("send", 4, "stall"), ("send", 8, "swallow-acks")]
+SILENCE = [("drain", 4, "stall"), ("send", 2, "stall"), ("send", 4, "swallow-acks")]
 """What strikes in which phase, once so many files are there."""
 
 

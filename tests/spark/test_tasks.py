@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +26,7 @@ from sbpair.move.lease import Lease
 from sbpair.move.mover import MOVING_MOST
 from sbpair.move.state import State
 from sbpair.replay import job as replays
-from sbpair.replay.archive import LEDGER, SENDING, Archive
+from sbpair.replay.archive import LEDGER, SENDING, STOP_FILE, Archive
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.shard_source import CHUNK_MOST
 from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
@@ -37,14 +42,14 @@ BODY = os.urandom(4_000)
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Its locks are short, for what a broken connection had in hand to come again soon; `long_locks` says otherwise."""
-    with world(queues=1, lock_seconds=getattr(request, "param", 2)) as made:
+    """`short_locks` are for what a broken connection had in hand to come again soon."""
+    with world(queues=1, lock_seconds=getattr(request, "param", 300)) as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
         yield made
 
 
-long_locks = pytest.mark.parametrize("place", [300], indirect=True)
+short_locks = pytest.mark.parametrize("place", [2], indirect=True, ids=["short locks"])
 
 
 def test_what_is_drained_and_sent_is_all_there(place: World, tmp_path: Path) -> None:
@@ -174,7 +179,7 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
     assert 0 < archived < MESSAGES
     assert archived == MESSAGES - place.left()
     assert not [path for path in root.rglob(".*") if path.is_file()], "nothing that is half written is left"
-    place.running.advance(60)
+    place.running.advance(300)
     drain(job)
     send(job)
     everything_is_there(place, job)
@@ -215,6 +220,7 @@ def test_a_broken_chunk_of_the_ledger_stops_the_send_by_name(place: World, tmp_p
 # The line.
 
 
+@short_locks
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [("reset", {"count": 1}), ("drop", {"count": 1}), ("detach", {})],
@@ -270,7 +276,37 @@ def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tm
     assert not (tmp_path / "archive").exists()
 
 
-@long_locks
+def test_a_send_stops_when_another_process_says_so_and_doubles_nothing(place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=2.0)
+    archive = job.open()
+    drain(job)
+    sending = threading.Thread(target=send, args=(job,))
+    sending.start()
+    while not archive.files(LEDGER):
+        assert sending.is_alive()
+        time.sleep(0.01)
+
+    said = json.loads(sbpair("status", archive, "--output", "json"))
+    sbpair("stop", archive)
+    sending.join()
+
+    assert (said["phase"], said["stopped"], said["archived_rows"]) == ("send", False, MESSAGES)
+    proof = proof_of(job)
+    assert 0 < said["acknowledged_rows"] <= proof.acknowledged < MESSAGES
+    assert len(place.ids()) == proof.acknowledged
+    assert (archive.files(SENDING), proof.doubtful) == ([], [])
+    archive.remove(STOP_FILE)
+    send(replace(job, run=replace(job.run, options=replace(job.run.options, rate=None))))
+    everything_is_there(place, job)
+    assert len(place.ids()) == MESSAGES
+
+
+def sbpair(verb: str, archive: Archive, *words: str) -> str:
+    command = [sys.executable, "-m", "sbpair", "replay", verb, archive.run, "--archive", archive.url, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
     place.strand_many(10)
     place.running.do(lambda: place.backlog(0).messages.receive(3))
@@ -289,7 +325,6 @@ def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_pat
     everything_is_there(place, job)
 
 
-@long_locks
 def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
     place.strand_many(2)
     job = job_of(place, tmp_path)
