@@ -382,20 +382,25 @@ async def _check_destinations(job: Job, destinations: list[str], so_far: str, th
 def _watched(watch: Watch, archive: Archive, action: Callable[[], Any], held: Held, tell: Tell) -> None:
     """Run one of Spark's actions to its end, and tell how far the archive is. Raises what its tasks raised."""
     failure: list[BaseException] = []
+    over = threading.Event()
 
     def act() -> None:
         try:
             action()
         except BaseException as error:  # noqa: BLE001  it is raised below, in the thread that waits
             failure.append(error)
+        finally:
+            over.set()
 
-    thread = threading.Thread(target=act, name="spark action", daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=act, name="spark action", daemon=True).start()
+    while True:
         try:
-            thread.join(LOOK_SECONDS)
+            # Not by joining it: a signal in the midst of that has Python take the thread for one that has ended.
+            ended = over.wait(LOOK_SECONDS)
             _stop_without(held, archive)
             tell(watch.look())
+            if ended:
+                break
         except KeyboardInterrupt:
             if archive.stopped():
                 raise

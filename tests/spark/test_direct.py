@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +25,9 @@ from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.direct import Booked, Direct
 from sbpair.replay.drain import tasks_of
+from sbpair.replay.lease import Held
 from sbpair.replay.ledger import Entry, Ledger, keys_of
+from sbpair.replay.progress import Phase, moved
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import Proof, verify
@@ -252,6 +257,32 @@ def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path
     told = job.status(made.open())
     assert (told["mode"], told["acknowledged_rows"], told["archived_rows"]) == ("direct", 6, 0)
     assert told["queues"] == dict.fromkeys(place.queues, 3)
+
+
+def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.job.LOOK_SECONDS", 0.01)
+    archive = job_of(place, tmp_path).open()
+    told, finished = list[Any](), list[bool]()
+    stopped, looked = threading.Event(), threading.Event()
+
+    def act() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        finished.append(stopped.wait(10) and looked.wait(10))
+
+    def tell(event: Any) -> None:
+        told.append(event)
+        if isinstance(event, Phase):
+            stopped.set()
+        elif stopped.is_set():
+            looked.set()
+
+    job._watched(moved(archive), archive, act, Held(), tell)
+
+    assert archive.stopped()
+    assert finished == [True], "it was not waited for"
+    assert [event.name for event in told if isinstance(event, Phase)] == ["stop"]
 
 
 @pytest.mark.java
