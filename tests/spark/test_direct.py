@@ -265,14 +265,16 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
     monkeypatch.setattr("sbpair.replay.job.LOOK_SECONDS", 0.01)
     archive = job_of(place, tmp_path).open()
     told, finished = list[Any](), list[bool]()
-    stopped, looked = threading.Event(), threading.Event()
+    begun, stopped, looked = threading.Event(), threading.Event(), threading.Event()
 
     def act() -> None:
+        assert begun.wait(10)
         os.kill(os.getpid(), signal.SIGINT)
         finished.append(stopped.wait(10) and looked.wait(10))
 
     def tell(event: Any) -> None:
         told.append(event)
+        begun.set()
         if isinstance(event, Phase):
             stopped.set()
         elif stopped.is_set():
