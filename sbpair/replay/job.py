@@ -100,13 +100,17 @@ def document(proof: Proof, run: Run) -> dict[str, Any]:
     """The proof as the JSON contract has it. What a direct run has taken was never archived."""
     numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
     told: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(proof, name) for name in numbers}}
+    queues = proof.queues
     if run.direct:
         told |= {"archived": None, "left": None, "taken": proof.archived, "in_doubt": proof.left}
+        names = {"archived": "taken", "left": "in_doubt"}
+        queues = {queue: {names.get(name, name): n for name, n in each.items()} for queue, each in queues.items()}
     return {
         **told,
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
-        **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+        "queues": queues,
+        **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful")},
         **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 

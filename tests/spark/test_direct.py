@@ -75,6 +75,27 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
+def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> None:
+    place.strand_many(2)
+    made = job_of(place, tmp_path)
+    told = job.document(move(made), made.run)
+    assert (told["mode"], told["archived"], told["left"], told["taken"], told["in_doubt"]) == (
+        "direct",
+        None,
+        None,
+        2,
+        0,
+    )
+    assert told["queues"][place.queues[0]] == {
+        "taken": 1,
+        "acknowledged": 1,
+        "expired": 0,
+        "quarantined": 0,
+        "deduplicated": 0,
+        "in_doubt": 0,
+    }
+
+
 def test_what_can_go_nowhere_is_dead_lettered_where_it_was(place: World, tmp_path: Path) -> None:
     place.strand(0, "nowhere", None)
     place.strand(0, "late", Aliases("orders", None, 1))
