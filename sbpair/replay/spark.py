@@ -34,8 +34,8 @@ logger.gateway.level = error
 """
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""For a local master's Java: the second compiler takes more of the cores from those who move messages than it gives back,
-for what Java does with a message is little beside what they do."""
+"""For a local master's Java: the second compiler takes more of the cores from those who move messages than it gives
+back, for what Java does with a message is little beside what they do."""
 
 FEW_CORES = 4
 """Up to here a collector with one thread does: those with several would take the cores as well."""
