@@ -104,7 +104,13 @@ class Archive:
 
     def sizes(self, under: str) -> dict[str, int]:
         """Bytes of all files below a directory, by path."""
-        return {path: int(self._fs.get_file_info(f"{self.root}/{path}").size or 0) for path in self.files(under, "")}
+        selector = fs.FileSelector(f"{self.root}/{under}", recursive=True, allow_not_found=True)
+        try:
+            found = self._fs.get_file_info(selector)
+        except OSError as error:
+            raise self._unusable(error) from error
+        start = len(self.root.lstrip("/")) + 1
+        return {info.path.lstrip("/")[start:]: int(info.size or 0) for info in found if info.type == fs.FileType.File}
 
     def delete(self, under: str) -> int:
         """Take away all files below a directory, and it too; "" for all that the run has. Answers their bytes."""
@@ -121,14 +127,7 @@ class Archive:
 
     def files(self, under: str, suffix: str = ".parquet") -> list[str]:
         """Paths of whole files below a directory, sorted."""
-        selector = fs.FileSelector(f"{self.root}/{under}", recursive=True, allow_not_found=True)
-        try:
-            found = self._fs.get_file_info(selector)
-        except OSError as error:
-            raise self._unusable(error) from error
-        start = len(self.root.lstrip("/")) + 1
-        paths = [info.path.lstrip("/")[start:] for info in found if info.type == fs.FileType.File]
-        return sorted(path for path in paths if path.endswith(suffix))
+        return sorted(path for path in self.sizes(under) if path.endswith(suffix))
 
     # JSON and Parquet.
 

@@ -323,6 +323,9 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
     proved.write_json(PROVED, {"balanced": True})
     proved.delete("ledger")
     assert "has 1 messages left to send" in gc(proved, "--yes")[2]
+    end(proved)
+    end(proved, EXPIRED)
+    assert "contradict each other" in gc(proved, "--yes")[2]
     assert len(proved.files("segments")) == 1
 
 

@@ -21,7 +21,7 @@ WANTED = {
     # The connections that there are, and the first ones that are made in their place.
     "reset": {"count": 3},
     "drop": {"count": 3},
-    "throttle": {"count": 10},
+    "throttle": {"count": 3},
     # Nothing passes any more on these, until they are given up.
     "stall": {"count": 2},
     # Taken in, and nobody is told.

@@ -14,7 +14,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from sbpair.sender import aio, sync
+from sbpair.sender import aio, pinger, sync
 from sbpair.sender.availability import JITTER, Availability
 from sbpair.sender.exchange import Exchange, Terms
 from sbpair.sender.failures import is_passing
@@ -103,7 +103,8 @@ def test_so_does_one_that_is_awaited() -> None:
     async def story() -> None:
         sender = aio.PairedClient(a_pair()).get_queue_sender("orders")
         sender._lane._make = lambda *_: PlainAio()
-        await sender.send_messages(message)
+        for _ in range(2):
+            await sender.send_messages(message)
 
         def drive() -> None:
             assert next(sender.send_messages(message, timeout=60).__await__(), "ended") == "ended"
@@ -114,21 +115,23 @@ def test_so_does_one_that_is_awaited() -> None:
     asyncio.run(story())
 
 
-class Waiting(Pinger):
-    """Its pings are never answered."""
-
-    async def _ping(self, entity: str) -> None:  # noqa: ARG002
-        await asyncio.Event().wait()
+async def unanswered(*_: object) -> None:
+    await asyncio.Event().wait()
 
 
-def test_ten_thousand_entities_that_are_failed_over_cost_one_task_and_one_timer() -> None:
+def test_ten_thousand_entities_that_are_failed_over_cost_one_task_and_one_timer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("ERROR", "sbpair")
+    monkeypatch.setattr(pinger, "ping", unanswered)
+
     async def story() -> None:
         loop = asyncio.get_running_loop()
         pair = a_pair(failover_interval=60, ping_interval=60)
         known = Availability(pair, chance=random.Random(7))
-        pinger = Waiting(pair, known, loop.time)
-        known.on_sooner = pinger.wake
-        running = asyncio.create_task(pinger.run())
+        pings = Pinger(pair, known, loop.time)
+        known.on_sooner = pings.wake
+        running = asyncio.create_task(pings.run())
         before = threading.active_count()
         for number in range(10_000):
             known.register(f"queue-{number}")

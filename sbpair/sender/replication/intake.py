@@ -97,7 +97,7 @@ class Well:
             self._spent.append(self._receiver)
             self._receiver = None
 
-    def rest(self, error: Exception, now: float, took_seconds: float = 0.0) -> bool:
+    def rest(self, error: Exception, now: float, took_seconds: float) -> bool:
         """Leave it alone for a while; whether it was well until now."""
         self.error = error
         usual = min(REST_SECONDS * 2.0**self.failures, REST_MOST_SECONDS)
@@ -111,7 +111,7 @@ class Well:
         return had_failed
 
     def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
-        """Close spent receivers that no message needs any more; all of them where `needed` is None."""
+        """Close spent receivers that no message needs: an open link may be given one. All, where `needed` is None."""
         if needed is None and self._receiver is not None:
             self._spent.append(self._receiver)
             self._receiver = None
@@ -180,8 +180,8 @@ class Intake:
 
     def _take(self, well: Well, most: int, deadline: float) -> Steps[None]:
         seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * AT_ONCE_SECONDS))
-        yield from well.close(self._needed())
         started = self._clock()
+        yield from well.close(self._needed())
         try:
             receiver, found = yield from well.take(most, seconds, self._clock)
         except BaseException as error:
@@ -190,15 +190,13 @@ class Intake:
                 return
             if not isinstance(error, Exception) or not is_passing(error):
                 raise
-            now = self._clock()
-            if well.rest(error, now, now - started):
-                self._tell(SideLost(self._entity, well.side, line(error)))
+            self._rest(well, error, self._clock() - started)
             return
         if well.recovered():
             self._tell(SideBack(self._entity, well.side))
-        self._arrived.extend(self._taken(well.side, each, receiver) for each in found)
+        self._arrived.extend(self._received(well.side, each, receiver) for each in found)
 
-    def _taken(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> Taken:
+    def _received(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> Taken:
         reason = "it has no such property, or nothing in it"
         try:
             key = self._rule.of(message)
@@ -258,7 +256,7 @@ class Intake:
     # Settling -----------------------------------------------------------------------------------
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
-        taken = self._of(message)
+        taken = self.taken(message)
         self._copies.completing(taken, self._now())
         yield from self._settle(taken, _completing(message))
         self._surplus.extend(self._copies.completed(taken, self._now()))
@@ -266,13 +264,13 @@ class Intake:
 
     def give_up(self, message: ServiceBusReceivedMessage, use: Use) -> Steps[None]:
         """Settle it in any other way."""
-        taken = self._of(message)
+        taken = self.taken(message)
         yield from self._settle(taken, use)
         self._copies.given_up(taken)
 
     def renew(self, message: ServiceBusReceivedMessage) -> Steps[Any]:
         """Renew its lock, and those of the copies that are held for it."""
-        taken = self._of(message)
+        taken = self.taken(message)
         until = yield Call(_renewing(message), taken.receiver, SETTLE_SECONDS)
         for each in self._copies.held_with(taken):
             yield from self._try(each, _renewing(each.message))
@@ -286,7 +284,8 @@ class Intake:
         yield Together(tuple(well.close() for well in self._wells.values()))
         self._store.close()
 
-    def _of(self, message: ServiceBusReceivedMessage) -> Taken:
+    def taken(self, message: ServiceBusReceivedMessage) -> Taken:
+        """What is known of a message that is the application's. Raises MessageLockLostError where it is not."""
         found = self._given.get(id(message))
         if found is None:
             raise MessageLockLostError(
@@ -323,9 +322,13 @@ class Intake:
         except Exception as error:  # noqa: BLE001  it concerns nobody
             well.failed(error, taken.receiver)
             if is_passing(error):
-                well.rest(error, self._clock())
+                self._rest(well, error, 0.0)
             return False
         return True
+
+    def _rest(self, well: Well, error: Exception, took_seconds: float) -> None:
+        if well.rest(error, self._clock(), took_seconds):
+            self._tell(SideLost(self._entity, well.side, line(error)))
 
     def _needed(self) -> frozenset[int]:
         """The receivers of messages that are to be settled yet."""
