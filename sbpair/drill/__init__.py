@@ -147,12 +147,13 @@ async def run(
             tell("syphon", f"bringing them back to {pair.primary.name}, while an application sends to {APPLICATION}")
             moved = await syphon.run(pair, once=True, on_event=on_event)
             await story.tell_all(application, stage, pair, tell)
-        tell("syphon", "bringing back what the application sent to the backlog")
-        followed = await syphon.run(pair, once=True, on_event=on_event)
+            tell("syphon", "bringing back what the application sent to the backlog, while it sends on")
+            followed, _ = await asyncio.gather(
+                syphon.run(pair, once=True, on_event=on_event), application.until_more("primary")
+            )
         tell("compare", "reading all of it back, and comparing each to the byte")
-        sending = accounted(
-            application, await received(pair.primary, APPLICATION, len(application.sent)), followed.receipt
-        )
+        arrived = await received(pair.primary, APPLICATION, len(application.sent))
+        sending = accounted(application, arrived, followed.receipt)
         back = await _read_back(pair.primary, messages, on_event)
     result = _result(sent, back, moved.receipt, sending)
     return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))

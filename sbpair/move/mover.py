@@ -25,6 +25,7 @@ from sbpair.errors import (
     Throttled,
     Unavailable,
 )
+from sbpair.move.departures import Departures
 from sbpair.move.engine import Order
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
 from sbpair.move.flight import Flight
@@ -54,12 +55,6 @@ LARGEST_BYTES = 1024 * 1024
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
 
-GATHER_SECONDS = 0.02
-"""How long the few that wait for a destination wait for others to leave with."""
-
-UNORDERED_ROUNDS = 4
-"""How many rounds may be on their way to one destination where nobody minds the order."""
-
 
 class Mover:
     """A lane's hands: takes arrivals over, and has each of them end in exactly one bucket of the receipt.
@@ -76,15 +71,21 @@ class Mover:
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads = Roads(setting.guard, ordered=setting.ordered)
-        self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
         self._hands = Hands(self._drop_lost)
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
         self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}")
-        self._gathering = False
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
+        self._departures = Departures(
+            self._roads,
+            tasks,
+            self._advance,
+            stopping=self._stopping,
+            changed=self._changed,
+            ordered=setting.ordered,
+        )
         self.fatal: SbpairError | None = None
         self.trouble: Unavailable | None = None
 
@@ -239,39 +240,7 @@ class Mover:
         for destination, come in orders.items():
             road = self._roads.to(destination)
             road.add(come)
-            self._set_out(road)
-
-    def _set_out(self, road: Road) -> None:
-        """Begin to send, unless a little later there is more to send at once."""
-        if road.workers < self._workers_most and not self._stopping.is_set():
-            if road.is_due:
-                self._send(road)
-            elif not self._gathering:
-                self._gathering = True
-                self._tasks.create_task(self._set_out_late(), name=f"gather from {self._source.queue}")
-
-    async def _set_out_late(self) -> None:
-        await asyncio.sleep(GATHER_SECONDS)
-        self._gathering = False
-        for road in self._roads:
-            if len(road) and road.workers < self._workers_most and not self._stopping.is_set():
-                self._send(road)
-
-    def _send(self, road: Road) -> None:
-        road.workers += 1
-        self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
-
-    async def _work(self, road: Road) -> None:
-        try:
-            while len(road) and not self._stopping.is_set():
-                await self._advance(road)
-                if not road.is_due:
-                    break
-        finally:
-            road.workers -= 1
-            self._changed.set()
-        if len(road):
-            self._set_out(road)
+            self._departures.set_out(road)
 
     async def _advance(self, road: Road) -> None:
         """One round with what is at the head of a road."""

@@ -231,8 +231,9 @@ def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kin
     end(archive, LEDGER, *map(key, range(50)))
     [path] = archive.files(kind)
     whole = bytearray(Path(archive.root, path).read_bytes())
-    at = whole.index(b"\x28\xb5\x2f\xfd") + 20  # where zstd's magic number is, there is a page
-    whole[at] ^= 1
+    column = pq.read_metadata(Path(archive.root, path)).row_group(0).column(1)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    whole[begin + column.total_compressed_size - 1] ^= 1  # the last byte of a page
     Path(archive.root, path).write_bytes(whole)
 
     with pytest.raises(errors.StateRefused, match="is broken") as refused:

@@ -186,6 +186,8 @@ class DedupReceiver:
     - Messages of one key that are no copies of each other are lost but for the first: choose one that tells them apart.
     - While the first copy is in hand for longer than a lock lasts, further copies come again and again, which counts as
       deliveries: `renew_message_lock` renews them all.
+    - While one side stalls, a blocking receiver may wait 30 s for its connection, and then for the other side alone for
+      two minutes: the SDK gives a connection up no sooner.
     """
 
     _kind: Kind

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import MessageLockLostError
 from sbpair.bus.data_errors import WIRE_HINT, is_answer, is_unused
 from sbpair.errors import BothFailed, EngineLacks
 from sbpair.sender.failures import is_passing
-from sbpair.sender.lane import SPENT_MOST, Use, closed
+from sbpair.sender.lane import Use, closed
 from sbpair.sender.replication.copies import Copies, Verdict
 from sbpair.sender.replication.events import DuplicateCompleted, GivenAgain, NoKey, SideBack, SideLost, line
 from sbpair.sender.steps import Call, Pause, Steps, Together
@@ -111,13 +111,11 @@ class Well:
         return had_failed
 
     def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
-        """Close spent receivers that no message needs, where there are many; all that there are without `needed`."""
+        """Close spent receivers that no message needs: an open link may be given one. All, where `needed` is None."""
         if needed is None and self._receiver is not None:
             self._spent.append(self._receiver)
             self._receiver = None
         idle = [each for each in self._spent if needed is None or id(each) not in needed]
-        if needed is not None and len(idle) <= SPENT_MOST:
-            return
         self._spent = [each for each in self._spent if each not in idle]
         for receiver in idle:
             yield from closed(receiver)
@@ -182,8 +180,8 @@ class Intake:
 
     def _take(self, well: Well, most: int, deadline: float) -> Steps[None]:
         seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * AT_ONCE_SECONDS))
-        yield from well.close(self._needed())
         started = self._clock()
+        yield from well.close(self._needed())
         try:
             receiver, found = yield from well.take(most, seconds, self._clock)
         except BaseException as error:
