@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sbpair import aio, errors
     from sbpair.config import load_pair
     from sbpair.model import Endpoint, Pair
+    from sbpair.paired.sync import PairedClient
     from sbpair.sender.replication.sync import ActiveSender, DedupReceiver, PassiveSender
-    from sbpair.sender.sync import PairedClient
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,7 +33,7 @@ _HOMES = {
     "DedupReceiver": "sbpair.sender.replication.sync",
     "Endpoint": "sbpair.model",
     "Pair": "sbpair.model",
-    "PairedClient": "sbpair.sender.sync",
+    "PairedClient": "sbpair.paired.sync",
     "PassiveSender": "sbpair.sender.replication.sync",
     "load_pair": "sbpair.config",
 }

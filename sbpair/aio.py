@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair.sender.aio import PairedClient
+    from sbpair.paired.aio import PairedClient
     from sbpair.sender.replication.aio import ActiveSender, DedupReceiver, PassiveSender
 
 __all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
@@ -15,7 +15,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "PairedClient":
-        from sbpair.sender import aio
+        from sbpair.paired import aio
     else:
         from sbpair.sender.replication import aio  # type: ignore[no-redef]
     return getattr(aio, name)

@@ -135,10 +135,15 @@ class BothFailed(Unavailable):
     """
 
     def __init__(
-        self, message: str, *, reasons: dict[str, Exception], in_doubt: tuple[str, ...] = (), hint: str = ""
+        self,
+        message: str,
+        *,
+        reasons: dict[str, Exception] | None = None,
+        in_doubt: tuple[str, ...] = (),
+        hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
-        self.reasons = reasons
+        self.reasons = reasons or {}
         self.in_doubt = in_doubt
 
 

@@ -11,13 +11,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair import audit
 from sbpair.audit.look import open_look
 from sbpair.backlog import queue_path
 from sbpair.bus.greeting import greet
-from sbpair.errors import AccessError, SbpairError
+from sbpair.errors import AccessError, SbpairError, UsageError
 from sbpair.model import Fill
 from sbpair.move.places import OTHERS
 from sbpair.report import Outcome
@@ -67,6 +68,14 @@ class Entity:
 
 
 @dataclass(frozen=True, slots=True)
+class Outbox:
+    """A file of messages that neither side took: (entity, how many, the age of the oldest in seconds) each."""
+
+    path: Path
+    waiting: tuple[tuple[str, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """`unseen` are (name, why) of what could not be looked at; `denied` is whether that goes for the whole backlog."""
 
@@ -76,6 +85,7 @@ class Status:
     entities: tuple[Entity, ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
+    outbox: Outbox | None = None
 
     @property
     def exit_code(self) -> int:
@@ -94,14 +104,21 @@ class _Backlog:
 
 
 async def run(
-    pair: Pair, entities: Sequence[str] = (), *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    pair: Pair,
+    entities: Sequence[str] = (),
+    *,
+    outbox: Path | None = None,
+    seconds: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Status:
     """Look at both sides, in no more than so many seconds an answer.
 
     `entities` of the primary, and those that messages of the backlog want to go to, are asked for a link, over which
     nothing is sent. Counts need the Manage claim on the secondary; without it, messages are looked at with Listen.
-    Raises NameInvalid alone: what does not answer is told.
+    An `outbox` is a file, which may be in use. Raises NameInvalid, and what keeps that file from being read: what does
+    not answer is told.
     """
+    kept = None if outbox is None else _kept(outbox, time.time())
     primary, secondary = await asyncio.gather(
         *(_greeted(side, seconds, clock) for side in (pair.primary, pair.secondary))
     )
@@ -112,7 +129,16 @@ async def run(
     links = await _links(primary, asked, seconds)
     counts = {name.lower(): count for name, count in waiting.items()}
     found = tuple(Entity(link, counts.get(link.entity.lower(), 0)) for link in links)
-    return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied)
+    return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, kept)
+
+
+def _kept(path: Path, now: float) -> Outbox:
+    from sbpair.sender.outbox import summary
+
+    if not path.exists():
+        raise UsageError(f"there is no outbox {path}", hint="check the path; the first message makes it")
+    found = summary(path).items()
+    return Outbox(path, tuple((name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found))
 
 
 async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> Side:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import ClassVar
 
 from sbpair.amqp import codec
@@ -247,11 +248,13 @@ def batch_members(payload: bytes) -> list[bytes]:
 
 def batch_of(members: Sequence[bytes], envelope: bytes = b"") -> bytes:
     """The payload of a batch (message-format BATCH_FORMAT). `envelope` is the sections that speak of all of it."""
-    pieces = [envelope]
-    for member in members:
-        pieces.append(_LONG_DATA + len(member).to_bytes(4))
-        pieces.append(member)
-    return b"".join(pieces)
+    return b"".join((envelope, *chain.from_iterable(zip(map(_long_head, map(len, members)), members, strict=True))))
+
+
+@lru_cache(4096)
+def _long_head(size: int) -> bytes:
+    """What stands before so many bytes of data."""
+    return _LONG_DATA + size.to_bytes(4)
 
 
 _LONG_DATA = bytes((0x00, 0x53, DATA, 0xB0))
@@ -280,7 +283,7 @@ def ends_in_data(payload: bytes, at: int) -> bool:
 def data_heads(size: int) -> tuple[bytes, ...]:
     """What a data section of `size` bytes may begin with, head included."""
     short = _SHORT_DATA + bytes((size - 5,)) if 5 <= size < 261 else None
-    long = _LONG_DATA + (size - 8).to_bytes(4) if size >= 8 else None
+    long = _long_head(size - 8) if size >= 8 else None
     return tuple(filter(None, (long, short)))
 
 

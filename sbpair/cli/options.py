@@ -136,6 +136,12 @@ LeaseQueue = Annotated[
 ]
 
 
+OutboxFile = Annotated[
+    Path | None,
+    typer.Option("--outbox", metavar="FILE", help="Where messages wait on this machine while neither side takes them"),
+]
+
+
 class Ttl(StrEnum):
     ORIGINAL = "original"
     REMAINING = "remaining"

@@ -8,7 +8,7 @@ from sbpair.cli.board import SOON_SECONDS, Meter
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, Phase, Progress
 
-DRAIN = "drain"
+OF_QUEUES = ("drain", "move")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class PhaseBoard:
     def look(self, now: float) -> View:
         whole = self._whole.get(self._phase, {})
         names = sorted({*whole, *self._done}, key=_natural)
-        heading = "QUEUE" if self._phase == DRAIN else "DESTINATION"
+        heading = "QUEUE" if self._phase in OF_QUEUES else "DESTINATION"
         return View(self._phase, heading, tuple(self._row(name, whole, now) for name in names), now - self._since)
 
     def _row(self, name: str, whole: dict[str, int], now: float) -> Row:

@@ -45,6 +45,11 @@ app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
 app.command("plan", cls=Command)(replay_plan.command)
 
 
+class Mode(StrEnum):
+    ARCHIVE = "archive"
+    DIRECT = "direct"
+
+
 class Order(StrEnum):
     SESSION = "session"
     NONE = "none"
@@ -117,6 +122,14 @@ def replay() -> None:
 def run_command(
     *,
     archive: ArchiveUrl,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--mode",
+            metavar="archive|direct",
+            help="By way of an archive; or from the backlog to the primary at once, keeping no body (archive)",
+        ),
+    ] = Mode.ARCHIVE,
     queue: OnlyQueues = None,
     deadletters: DeadLetters = False,
     choice: Choice,
@@ -157,6 +170,13 @@ def run_command(
     destination that was missing, is sent without its dead-letter reason, which is in the archive; what still can go
     nowhere is quarantined, and never dead-lettered again. What had expired lives anew, unless --ttl remaining.
 
+    --mode direct is for where there is no room that lasts for bodies: each task receives, sends and completes, as the
+    syphon does, and --archive has no more than its ledger. It keeps the order of each queue, and so runs no more tasks
+    than there are queues, unless --order none; sessions that went over several queues may come out of order. What can
+    go nowhere is dead-lettered in the backlog. Nothing can be chosen, deduplicated or verified: it counts by its
+    ledger, and what a killed task had in hand is "in_doubt" until a resume has moved it. Resume it before you syphon:
+    only a resume knows what the primary has already.
+
     The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
 
     On a terminal, stderr shows the phases, and a bar for each queue while it is drained, and then for each destination.
@@ -168,10 +188,13 @@ def run_command(
 
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
 
-      {"schema": "sbpair/replay/1", "run": "", "archived": 0, "acknowledged": 0, "expired": 0, "quarantined": 0,
-       "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
+      {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
+       "quarantined": 0, "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
        "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "left_in_queues": {},
        "unreadable": [], "seconds": 0.0, "stopped": false}
+
+    Of a direct run "archived" and "left" are null, and there are "taken", which is acknowledged + expired + quarantined
+    + in_doubt, and "in_doubt".
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
@@ -191,6 +214,7 @@ def run_command(
         rate=None if rate is None else pace.read_rate(rate),
         allow_missing=allow_missing,
         selection=_selection(choice),
+        mode=run.Mode(mode.value),
     )
     if cluster.print_submit:
         return replay_submit.show(screen, request)
@@ -215,8 +239,8 @@ def resume_command(
 ) -> int:
     """Go on with a run that was stopped, or killed, wherever it was; or send what it has left out.
 
-    What the ledger has is not sent again. What a task had in hand when it was killed may be: at most some hundreds of
-    messages a task, and the receipt names them. A run that is done sends nothing.
+    What the ledger has is not sent again. What a task had in hand when it was killed may be: at most three
+    thousand messages a task, and the receipt names them. A run that is done sends nothing.
 
     Without --all, --destination and --where it sends what the run was to send, and leaves out what that left out. With
     one of them it goes by that alone.
@@ -246,16 +270,15 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
 
     Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
 
-    Exit codes: 0 all of it has arrived; 1 the files contradict each other; 2 there is no such run; 3 some expired, was
-    quarantined, or is left; 4 a file is broken, or of another run.
+    Exit codes: 0 all of it has arrived; 1 the files contradict each other; 2 there is no such run, or it was direct;
+    3 some expired, was quarantined, or is left; 4 a file is broken, or of another run.
     """
     screen = Screen(display)
     place = opened(archive, run_id)
-    from sbpair.replay import job, run
-    from sbpair.replay.verify import verify
+    from sbpair.replay import job
 
-    proof = verify(place, run.load(place))
-    told = {"schema": SCHEMA, "run": run_id, **job.document(proof)}
+    run, proof = job.proved(place)
+    told = {"schema": SCHEMA, "run": run_id, **job.document(proof, run)}
     screen.result(told, [told], table(told))
     return proof.exit_code
 
@@ -267,8 +290,9 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
 
     JSON; the rows of segments count a message twice that was archived twice:
 
-      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "phase": "drain|drained|send|proved|swept",
-       "stopped": false, "archived_rows": 0, "segments": 0, "acknowledged_rows": 0, "queues": {}}
+      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "mode": "archive",
+       "phase": "drain|drained|send|proved|swept|move|moved", "stopped": false, "archived_rows": 0, "segments": 0,
+       "acknowledged_rows": 0, "queues": {}}
 
     Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
     """
@@ -305,10 +329,11 @@ app.command("package", cls=Command)(replay_submit.package_command)
 def table(told: Document) -> Iterator[str]:
     """The proof for people: the equation first."""
     yield f"run {told['run']}"
+    whole, rest = ("archived", "left") if told["mode"] == "archive" else ("taken", "in_doubt")
     yield (
-        f"archived {told['archived']} = "
+        f"{whole} {told[whole]} = "
         + " + ".join(f"{told[bucket]} {bucket}" for bucket in BUCKETS)
-        + (f" + {told['left']} left" if told["left"] else "")
+        + (f" + {told[rest]} {rest.replace('_', ' ')}" if told[rest] else "")
     )
     yield from _counted("QUEUE", told["queues"])
     yield from _counted(
@@ -416,7 +441,7 @@ def _told(screen: Screen, act: Any) -> int:
     if result.stopped and code in (0, PARTIAL):
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
-    if result.proof.left:
+    if result.proof.left and not result.run.direct:
         others = "; --all sends what was not chosen" if result.run.options.selection else ""
         left = f"{result.proof.left} messages are left in the archive"
         screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")

@@ -51,7 +51,7 @@ def command(
         sweep.sweep(place, planned)
     told = {"schema": SCHEMA, "run": run_id, "removed": removes, "files": planned.files, "bytes": planned.bytes}
     told["kept"] = planned.kept
-    stays = f"; {planned.kept} messages stay that were not sent" if planned.kept else ""
+    stays = f"; what was not sent stays: {planned.kept} of its messages" if planned.kept else ""
     screen.result(told, [told], [f"{'removed' if removes else 'would remove'} {what}{stays}"])
     if not removes:
         screen.say("nothing was removed" + (f": sbpair replay gc {run_id} --yes does" if planned.files else ""))

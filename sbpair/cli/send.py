@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sbpair.cli.durations import seconds_of
-from sbpair.cli.options import Connection, Display, Rate, options
+from sbpair.cli.options import Connection, Display, OutboxFile, Rate, options
 from sbpair.cli.output import Document, Screen, clean, columns
 from sbpair.cli.pairs import chosen
 from sbpair.cli.running import run_gracefully
@@ -85,6 +85,7 @@ def command(
     to_backlog: Annotated[
         bool, typer.Option("--to-backlog", help="Fail over by command: all of it goes to the backlog")
     ] = False,
+    outbox: OutboxFile = None,
     connection: Connection,
     display: Display,
 ) -> int:
@@ -105,7 +106,9 @@ def command(
     answer are "doubtful", and may arrive twice. What is "in_doubt" was sent last, and never answered.
 
     A failure of the primary is waited out for the failover interval; then messages go to the backlog, and back to the
-    primary when a ping succeeds. --to-backlog rehearses that with the primary up.
+    primary when a ping succeeds. --to-backlog rehearses that with the primary up. With --outbox FILE, messages that
+    neither side takes are kept in that file, on the disk before they count as accepted; what is still there at the end
+    is delivered by the next command or client that is given the file.
 
     The first SIGINT or SIGTERM finishes what is in hand, the second gives that up, in doubt; both end with the receipt.
 
@@ -117,9 +120,10 @@ def command(
 
     "failure" is null where there was none.
 
-    Exit codes: 0 all of it was accepted by one side; 3 some was, and then a line was wrong or a message refused; 2 the
-    first line was wrong, or one of a file; 5 access; 6 neither side, or with --on-failure raise not the primary, took a
-    message in time; 7 the file cannot be read; 130 interrupted.
+    Exit codes: 0 all of it was accepted, by a side or the outbox; 3 some was, and then a line was wrong or a message
+    refused; 2 the first line was wrong, or one of a file; 4 the outbox is another pair's, or in use; 5 access; 6
+    neither side, or with --on-failure raise not the primary, took a message in time; 7 a file cannot be read or
+    written; 130 interrupted.
     """
     screen = Screen(display)
     pair = _pair(connection, screen, failover_interval)
@@ -153,6 +157,7 @@ def command(
                     on_failure=on_failure.value,
                     seconds=seconds,
                     to_backlog=to_backlog,
+                    outbox=outbox,
                     stop=stop,
                     hurry=hurry,
                     on_event=shown,

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sbpair.cli.durations import seconds_of
-from sbpair.cli.options import Connection, Count, Display, options
+from sbpair.cli.options import Connection, Count, Display, OutboxFile, options
 from sbpair.cli.output import Document, Screen, columns, spoken
 from sbpair.cli.pairs import chosen
 from sbpair.cli.running import run
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
-    from sbpair.status import Entity, Queue, Side, Status
+    from sbpair.status import Entity, Outbox, Queue, Side, Status
 
 SCHEMA = "sbpair/status/1"
 
@@ -28,6 +28,7 @@ def command(
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="DURATION", help="How long each may take to answer (10s)")
     ] = "10s",
+    outbox: OutboxFile = None,
     count: Count = None,
     connection: Connection,
     display: Display,
@@ -42,14 +43,17 @@ def command(
     Messages are counted with the Manage claim on the secondary. Without it they are looked at, with Listen, and "exact"
     is false where there are more than were looked at. sbpair audit says more of the queues.
 
-    JSON; null is what nobody said:
+    With --outbox FILE, it also tells what waits in that file of this machine, whether or not its owner is at work.
+
+    JSON; null is what nobody said, or asked for:
 
       {"schema": "sbpair/status/1",
        "primary": {"namespace": "", "health": "up|down", "seconds": 0.0, "reason": "", "hint": ""}, "secondary": {},
        "backlog": {"messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null},
        "queues": [{"name": "", "messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null, "remark": ""}],
        "entities": [{"name": "", "health": "up|down|broken", "seconds": 0.0, "waiting": 0, "reason": "", "hint": ""}],
-       "outbox": null, "not_looked_at": [{"name": "", "reason": ""}]}
+       "outbox": {"path": "", "messages": 0, "entities": [{"name": "", "messages": 0, "oldest_seconds": 0.0}]},
+       "not_looked_at": [{"name": "", "reason": ""}]}
 
     Exit codes: 0 both sides and all entities are up; 6 one is down; 3 an entity is broken, and nothing is down; 5 where
     all that is wrong is a want of access.
@@ -64,7 +68,7 @@ def command(
         check_path(name, shorten="give the name of a queue or topic")
     from sbpair import status
 
-    found = run(lambda _stop: status.run(pair, names, seconds=seconds))
+    found = run(lambda _stop: status.run(pair, names, outbox=outbox, seconds=seconds))
     told = document(found)
     screen.result(told, [told], table(found))
     for name, reason in found.unseen:
@@ -91,7 +95,7 @@ def document(status: "Status") -> Document:
             for each in status.queues
         ],
         "entities": [_entity(each) for each in status.entities],
-        "outbox": None,
+        "outbox": _outbox(status.outbox),
         "not_looked_at": [{"name": name, "reason": reason} for name, reason in status.unseen],
     }
 
@@ -105,6 +109,10 @@ def table(status: "Status") -> Iterator[str]:
     for each in status.entities:
         reason = each.link.error.message if each.link.error else ""
         rows.append(("entity", each.link.entity, str(each.link.health), each.waiting or "", "", "", reason))
+    if status.outbox is not None:
+        path = str(status.outbox.path)
+        kept = [("outbox", path, "waiting", count, "", spoken(age), name) for name, count, age in status.outbox.waiting]
+        rows += kept or [("outbox", path, "empty", 0, "", "", "")]
     yield from columns(rows)
 
 
@@ -127,6 +135,15 @@ def _backlog(queues: "tuple[Queue, ...]") -> Document:
         "dead_letters": sum(dead) if dead else None,
         "oldest_seconds": _rounded(max(ages, default=None)),
     }
+
+
+def _outbox(outbox: "Outbox | None") -> Document | None:
+    if outbox is None:
+        return None
+    entities = [
+        {"name": name, "messages": messages, "oldest_seconds": _rounded(age)} for name, messages, age in outbox.waiting
+    ]
+    return {"path": str(outbox.path), "messages": sum(count for _, count, _ in outbox.waiting), "entities": entities}
 
 
 def _side(side: "Side") -> Document:

@@ -1,6 +1,9 @@
-"""A rehearsal of the main job on an emulator of its own: provision, strand messages, syphon, compare each to the byte.
+"""A rehearsal of the whole story on an emulator of its own, with every message compared to the byte in the end.
 
 result = await sbpair.drill.run(messages=1_000)
+
+What old clients have stranded is brought back; and an application sends on through the paired client while its primary,
+and then a backlog queue too, goes away and comes back.
 """
 
 from __future__ import annotations
@@ -10,16 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair import backlog, provision, syphon
 from sbpair.amqp.message import Sections
 from sbpair.amqp.types import text_of
 from sbpair.bus.atom import open_queues
+from sbpair.drill import own_namespaces, story
 from sbpair.drill.compare import differences
 from sbpair.drill.corpus import DESTINATIONS, SCHEDULE_MS, Original, originals
+from sbpair.drill.own_namespaces import OWN_QUEUES
 from sbpair.drill.service import advance_clock, emulated_pair
+from sbpair.drill.stage import Emulated
+from sbpair.drill.story import Intervals, Sending, accounted, received
 from sbpair.errors import ProtocolError, UsageError
 from sbpair.model import QueueSpec
 from sbpair.move.events import SyphonEvent
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
     from sbpair.move.receipt import Receipt
 
+APPLICATION = "checkout"
+"""Where the application sends to."""
+
 AT_ONCE = 50
 """Messages that are on their way at the same time while the backlog is written."""
 
@@ -39,10 +49,12 @@ EXAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A drill has come to a new part of its story."""
+    """A drill has come to a new part of its story, or a paired client has told something ("sender"), so long after its
+    beginning."""
 
     name: str
     text: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,10 @@ OnEvent: TypeAlias = Callable[[DrillEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`alterations` are (message id, what is not as it was sent), the first few of them."""
+    """What became of the messages that were stranded: `alterations` are (message id, what is not as it was sent).
+
+    `sending` is what became of those that were sent by the paired client, and `timeline` what happened when.
+    """
 
     sent: int
     received: int
@@ -78,40 +93,97 @@ class Result:
     receipt: Receipt
     alterations: tuple[tuple[str, str], ...]
     lost_ids: tuple[str, ...]
+    sending: Sending
+    timeline: tuple[Phase, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.lost or self.duplicated or self.altered else 0
+        return 3 if self.lost or self.duplicated or self.altered or self.sending.failed else 0
+
+
+class Timeline:
+    """Tells phases as they come, and keeps them."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._started = time.monotonic()
+        self.phases: list[Phase] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __call__(self, name: str, text: str) -> None:
+        self.phases.append(Phase(name, text, round(self.seconds, 3)))
+        self._on_event(self.phases[-1])
 
 
 async def run(
-    *, messages: int = 1_000, queues: int = 10, seed: int = 0, on_event: OnEvent = lambda _event: None
+    *,
+    messages: int = 1_000,
+    queues: int = 10,
+    seed: int = 0,
+    intervals: Intervals | None = None,
+    on_event: OnEvent = lambda _event: None,
 ) -> Result:
     """Run the drill. Nothing outside of this machine is touched, and nothing is left behind.
 
-    Raises UsageError for a count below 1, MachineLacks where the emulator cannot start.
+    Raises UsageError for a count below 1, MachineLacks where the emulator cannot start, TimedOut where a part of the
+    story does not come about.
     """
     if messages < 1:
         raise UsageError(f"a drill with {messages} messages shows nothing", hint="give --messages at least 1")
-    started = time.monotonic()
-    on_event(Phase("start", "starting an emulator of its own"))
+    tell = Timeline(on_event)
+    tell("start", "starting an emulator of its own")
     async with emulated_pair(queues) as pair:
-        on_event(Phase("provision", f"creating {queues} backlog queues in {pair.secondary.name}"))
+        tell("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
         await provision.run(pair)
         await _create_destinations(pair.primary)
-        on_event(Phase("strand", f"stranding {messages} messages in the backlog, as the old client would"))
-        sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
-        await _strand(pair, sent, on_event)
-        on_event(Phase("syphon", f"bringing them back to {pair.primary.name}"))
-        moved = await syphon.run(pair, once=True, on_event=on_event)
-        on_event(Phase("compare", "reading them back, and comparing each to the byte"))
+        stage = Emulated(pair)
+        async with story.application(pair, APPLICATION, stage, intervals or Intervals(), tell, seed) as application:
+            tell("strand", f"stranding {messages} messages in the backlog, as the old client would")
+            sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
+            await _strand(pair, sent, on_event)
+            tell("syphon", f"bringing them back to {pair.primary.name}, while an application sends to {APPLICATION}")
+            moved = await syphon.run(pair, once=True, on_event=on_event)
+            await story.tell_all(application, stage, pair, tell)
+            tell("syphon", "bringing back what the application sent to the backlog, while it sends on")
+            followed, _ = await asyncio.gather(
+                syphon.run(pair, once=True, on_event=on_event), application.until_more("primary")
+            )
+        tell("compare", "reading all of it back, and comparing each to the byte")
+        arrived = await received(pair.primary, APPLICATION, len(application.sent))
+        sending = accounted(application, arrived, followed.receipt)
         back = await _read_back(pair.primary, messages, on_event)
-    return _result(sent, back, moved.receipt, time.monotonic() - started)
+    result = _result(sent, back, moved.receipt, sending)
+    return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
+
+
+async def against(
+    pair: Pair,
+    tag: str,
+    *,
+    queues: int = OWN_QUEUES,
+    seed: int = 0,
+    intervals: Intervals | None = None,
+    on_event: OnEvent = lambda _event: None,
+) -> Result:
+    """The part of the story that sends, on a user's own namespaces: the failure is this client's alone.
+
+    It writes to queues that it makes (`drill.own_namespaces.names`), and deletes. Needs Manage, Send and Listen on both
+    sides. Nothing is stranded: those counts are 0. Raises SbpairError, with its queues gone.
+    """
+    tell = Timeline(on_event)
+    sending = await own_namespaces.run(
+        pair, tag, tell, queues=queues, seed=seed, intervals=intervals, on_event=on_event
+    )
+    result = _result([], [], sending.receipt, sending)
+    return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
 
 
 async def _create_destinations(primary: Endpoint) -> None:
     async with open_queues(primary) as control:
-        for path in DESTINATIONS:
+        for path in (*DESTINATIONS, APPLICATION):
             await control.create(QueueSpec(path))
 
 
@@ -151,7 +223,7 @@ def _id_of(payload: bytes) -> str:
     return ""
 
 
-def _result(sent: list[Original], back: list[tuple[str, bytes]], receipt: Receipt, seconds: float) -> Result:
+def _result(sent: list[Original], back: list[tuple[str, bytes]], receipt: Receipt, sending: Sending) -> Result:
     known = {each.message_id: each for each in sent}
     seen: Counter[str] = Counter()
     alterations: dict[str, str] = {}
@@ -171,8 +243,9 @@ def _result(sent: list[Original], back: list[tuple[str, bytes]], receipt: Receip
         lost=len(lost),
         duplicated=sum(count - 1 for count in seen.values()),
         altered=len(alterations),
-        seconds=seconds,
+        seconds=0.0,
         receipt=receipt,
         alterations=tuple(alterations.items())[:EXAMPLES],
         lost_ids=tuple(lost[:EXAMPLES]),
+        sending=sending,
     )

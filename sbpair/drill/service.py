@@ -7,7 +7,7 @@ import json
 import sys
 import urllib.request
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import MachineLacks
 from sbpair.model import Pair, endpoint_from_connection_string
@@ -43,18 +43,32 @@ async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
 
 async def advance_clock(endpoint: Endpoint, ms: int) -> None:
     """Put the emulator's clock forward."""
+    await _control(endpoint, "POST", "clock", {"advance_ms": ms})
+
+
+async def begin_fault(endpoint: Endpoint, kind: str, namespace: str, entity: str | None = None) -> str:
+    """Break something; the answer is what ends it."""
+    wanted = {"kind": kind, "namespace": namespace} | ({"entity": entity} if entity else {})
+    return str(json.loads(await _control(endpoint, "POST", "faults", wanted))["id"])
+
+
+async def end_fault(endpoint: Endpoint, identity: str) -> None:
+    await _control(endpoint, "DELETE", f"faults/{identity}")
+
+
+async def _control(endpoint: Endpoint, method: str, what: str, wanted: dict[str, Any] | None = None) -> bytes:
     request = urllib.request.Request(
-        f"http://{endpoint.authority}/$control/clock",
-        data=json.dumps({"advance_ms": ms}).encode(),
+        f"http://{endpoint.authority}/$control/{what}",
+        data=None if wanted is None else json.dumps(wanted).encode(),
         headers={"Content-Type": "application/json"},
-        method="POST",
+        method=method,
     )
 
-    def ask() -> None:
+    def ask() -> bytes:
         with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:  # noqa: S310
-            answer.read()
+            return bytes(answer.read())
 
-    await asyncio.to_thread(ask)
+    return await asyncio.to_thread(ask)
 
 
 async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoint]:

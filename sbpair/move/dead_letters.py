@@ -35,6 +35,11 @@ def is_one(path: str) -> bool:
     return path.lower().endswith(SUFFIX)
 
 
+def parent_of(path: str) -> str:
+    """The queue that has these dead letters; any other path as it is."""
+    return path[: -len(SUFFIX)] if is_one(path) else path
+
+
 def why(payload: bytes) -> Why:
     """Why a message is there. Never raises: one that cannot be read does not say."""
     try:

@@ -309,8 +309,9 @@ def doubts_of(state: State, run: str, *, gone: bool) -> list[Doubt]:
 
 
 def _packed(keys: Sequence[Key]) -> str:
-    _namespaces, _queues, *columns = zip(*keys, strict=True)
-    return _to_json(columns)
+    _namespaces, _queues, numbers, times, message_ids = zip(*keys, strict=True)
+    # A list of numbers looks in Python as it does in JSON, and is written in half the time.
+    return f"[{list(numbers)},{list(times)},{_to_json(message_ids)}]"
 
 
 def _unpacked(text: str) -> list[tuple[int, int, str | None]]:

@@ -25,6 +25,7 @@ from sbpair.errors import (
     Throttled,
     Unavailable,
 )
+from sbpair.move.departures import Departures
 from sbpair.move.engine import Order
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
 from sbpair.move.flight import Flight
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
 
-MOVING_MOST = 500
+MOVING_MOST = 600
 """How many messages a lane has in hand beyond those of resting destinations: more costs memory and gains nothing."""
 
 LARGEST_BYTES = 1024 * 1024
@@ -53,9 +54,6 @@ LARGEST_BYTES = 1024 * 1024
 
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
-
-UNORDERED_ROUNDS = 4
-"""How many rounds may be on their way to one destination where nobody minds the order."""
 
 
 class Mover:
@@ -73,7 +71,6 @@ class Mover:
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
         self._roads = Roads(setting.guard, ordered=setting.ordered)
-        self._workers_most = 1 if setting.ordered else UNORDERED_ROUNDS
         self._hands = Hands(self._drop_lost)
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
@@ -81,6 +78,14 @@ class Mover:
         self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}")
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
+        self._departures = Departures(
+            self._roads,
+            tasks,
+            self._advance,
+            stopping=self._stopping,
+            changed=self._changed,
+            ordered=setting.ordered,
+        )
         self.fatal: SbpairError | None = None
         self.trouble: Unavailable | None = None
 
@@ -235,17 +240,7 @@ class Mover:
         for destination, come in orders.items():
             road = self._roads.to(destination)
             road.add(come)
-            if road.workers < self._workers_most and not self._stopping.is_set():
-                road.workers += 1
-                self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
-
-    async def _work(self, road: Road) -> None:
-        try:
-            while len(road) and not self._stopping.is_set():
-                await self._advance(road)
-        finally:
-            road.workers -= 1
-            self._changed.set()
+            self._departures.set_out(road)
 
     async def _advance(self, road: Road) -> None:
         """One round with what is at the head of a road."""

@@ -22,6 +22,10 @@ ROUND_MOST = 1_000
 turn_of = attrgetter("turn")
 
 
+WORTH_A_ROUND = 50
+"""How many messages leave without waiting for others: what a round costs, they share."""
+
+
 class Road:
     """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send.
 
@@ -46,6 +50,12 @@ class Road:
 
     def __iter__(self) -> Iterator[Order]:
         return iter(self._waiting)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether waiting for more messages would spare nothing: there are many, or they leave one by one anyway."""
+        together = not (self._keyed or self._singly or self._suspects)
+        return len(self._waiting) >= WORTH_A_ROUND or not together or self.resting is not None
 
     def add(self, orders: Sequence[Order]) -> None:
         """Messages have come; one that comes again has its old place, in front of those behind it in the backlog."""

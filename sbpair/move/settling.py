@@ -42,42 +42,51 @@ class Gathering:
         self._name = name
         self._accepted: dict[Key, Arrival] = {}
         self._late: asyncio.Task[None] | None = None
-        self._hurried = False
+        self._hurried = self._deciding = False
 
     def add(self, keys: Sequence[Key], arrivals: Sequence[Arrival]) -> None:
         """Deliveries, and the keys that they have."""
         self._accepted.update(zip(keys, arrivals, strict=True))
 
     def settle_soon(self) -> None:
-        """Settle what came first, as far as it is accepted and many; everything where a wait is worth nothing."""
-        if self._hurried or len(self._accepted) >= min(ALL_AT, MOST_OF_ALL * len(self._hands)):
-            self._settle_all()
-        elif len(self._accepted) >= WHOLE_AT:
-            whole = self._hands.first_among(self._accepted)
-            if len(whole) >= WHOLE_AT:
-                for arrival in whole:
-                    del self._accepted[arrival.key]
-                self._settle_now(whole)
+        """Settle what came first, as far as it is accepted and many; everything where a wait is worth nothing.
+
+        When this turn of the loop is over: what else is accepted in it stands between.
+        """
+        if not self._deciding and (self._hurried or len(self._accepted) >= min(WHOLE_AT, self._all_at)):
+            self._deciding = True
+            self._tasks.create_task(self._settle_due(), name=self._name)
         if self._accepted and self._late is None:
             self._late = self._tasks.create_task(self._settle_late(), name=self._name)
 
     def hurry(self) -> None:
         """Let nothing wait any more, neither what is here nor what is still to come."""
         self._hurried = True
-        self._settle_all()
+        self.settle_soon()
+
+    @property
+    def _all_at(self) -> float:
+        return min(ALL_AT, MOST_OF_ALL * len(self._hands))
+
+    async def _settle_due(self) -> None:
+        self._deciding = False
+        whole = [] if self._hurried else self._hands.first_among(self._accepted)
+        if len(whole) >= WHOLE_AT:
+            for arrival in whole:
+                del self._accepted[arrival.key]
+            await self._settle(whole)
+        elif self._hurried or len(self._accepted) >= self._all_at:
+            await self._settle_all()
 
     async def _settle_late(self) -> None:
         await asyncio.sleep(SETTLE_SECONDS)
         self._late = None
-        self._settle_all()
+        await self._settle_all()
 
-    def _settle_all(self) -> None:
+    async def _settle_all(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
         if self._accepted:
             arrivals, self._accepted = list(self._accepted.values()), {}
-            self._settle_now(arrivals)
-
-    def _settle_now(self, arrivals: list[Arrival]) -> None:
-        self._tasks.create_task(self._settle(arrivals), name=self._name)
+            await self._settle(arrivals)

@@ -19,14 +19,15 @@ from sbpair.errors import Unavailable
 from sbpair.move.route import Key, key_of
 from sbpair.move.wire_source import WireSource, pages_of
 from sbpair.replay.archive import REPORT, Archive
+from sbpair.replay.ending import Ending, is_ours
 from sbpair.replay.patience import TRIES, back_off_seconds, patiently
 from sbpair.replay.segment import Segment
+from sbpair.replay.task import run
 from sbpair.wire.client import connect
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Seen
     from sbpair.move.wire_source import WireArrival
-    from sbpair.replay.run import Job, Run
+    from sbpair.replay.run import Job
     from sbpair.wire.client import GetToken
 
 log = logging.getLogger(__name__)
@@ -38,17 +39,17 @@ LOCK_SHARE = 0.4
 IDLE_SECONDS = 0.25
 """After how long without a message what there is becomes a segment."""
 
-QUIET_LEAST = 2
-"""How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
-
-CLOCKS_DIFFER_MS = 60_000
 JOURNAL = f"{REPORT}/accepted-before.json"
 """What the syphon's journal says the primary has: keys of five parts."""
 
 
 def tasks_of(job: Job) -> list[str]:
-    """The queue of each task: every queue has one, and those that are left over go round."""
-    return [job.run.queues[index % len(job.run.queues)] for index in range(max(job.tasks, len(job.run.queues)))]
+    """The queue of each task: every queue has one, and those that are left over go round.
+
+    Where a task sends what it receives, and the order matters, a queue has no more than that.
+    """
+    queues, alone = job.run.queues, job.run.direct and job.run.options.ordered
+    return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
 
 
 def drain(job: Job) -> Any:
@@ -60,7 +61,7 @@ def drain(job: Job) -> Any:
         queues = tasks_of(job)
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                messages = asyncio.run(Drain(job, queues[index]).run())
+                messages = run(Drain(job, queues[index]).run())
                 yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
 
     return task
@@ -76,7 +77,7 @@ class Drain:
         self._options = job.run.options
         self._accepted = accepted_before(self._archive, queue)
         self._messages = 0
-        self._quiet = 0
+        self._ending = Ending(job.run)
 
     async def run(self) -> int:
         """How many messages it has archived. Raises Unavailable where the namespace stays away, MachineLacks."""
@@ -97,19 +98,19 @@ class Drain:
                     return self._messages
 
     async def _empty(self, source: WireSource) -> None:
-        loop = asyncio.get_running_loop()
-        segment, moved = Segment(self._queue), loop.time()
+        segment = Segment(self._queue)
+        self._ending.came()
         while not self._archive.stopped():
             source.grant(TAKE_MOST)
             most = max(1, self._options.segment_messages - len(segment))
             arrivals = await source.take(min(TAKE_MOST, most), seconds=self._wait(segment))
             if arrivals:
-                self._quiet, moved = 0, loop.time()
+                self._ending.came()
                 await self._take(source, segment, arrivals)
             if segment and (not arrivals or self._is_full(segment)):
                 await self._store(source, segment)
                 segment = Segment(self._queue)
-            elif not arrivals and await self._is_over(source, loop.time() - moved):
+            elif not arrivals and await self._ending.reached(source):
                 break
         if segment:
             await self._store(source, segment)
@@ -137,29 +138,20 @@ class Drain:
             soonest = min(each.lock_until for each in arrivals)
             segment.add(arrivals, now + LOCK_SHARE * max(0.0, soonest - now))
 
+    def _write(self, segment: Segment) -> None:
+        self._archive.write_table(segment.path, segment.table(), self._job.run.shards, compression="zstd")
+
     async def _store(self, source: WireSource, segment: Segment) -> None:
         shards = self._job.run.shards
         # In a thread: what the service sends meanwhile is taken in, and its heartbeats are answered.
-        await asyncio.to_thread(lambda: self._archive.write_table(segment.path, segment.table(), shards))
+        await asyncio.to_thread(
+            lambda: self._archive.write_table(segment.path, segment.table(), shards, compression="zstd")
+        )
         self._messages += len(segment)
         failures = await source.complete(segment.arrivals)
         if failures:
             # They come again, and are copies then: the same key, told apart by nobody.
             log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), failures[0][1])
-
-    async def _is_over(self, source: WireSource, still_seconds: float) -> bool:
-        """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
-        async for page in source.pages():
-            if any(not seen.deferred and is_ours(self._job.run, seen) for seen in page):
-                self._quiet = 0
-                return still_seconds >= self._options.strangers_seconds
-        self._quiet += 1
-        return self._quiet >= QUIET_LEAST
-
-
-def is_ours(run: Run, seen: Seen) -> bool:
-    """Whether a message was there when the run began."""
-    return seen.enqueued_at <= run.started_ms + CLOCKS_DIFFER_MS
 
 
 async def left_in_queues(job: Job) -> dict[str, int]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.move import dead_letters
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
@@ -30,11 +31,12 @@ from sbpair.replay import progress
 from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
+from sbpair.replay.direct import move
 from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.patience import patiently
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
-from sbpair.replay.run import Job, Options, Reach, Run, load, save
+from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
@@ -90,14 +92,18 @@ class Result:
     stopped: bool
 
     def document(self) -> dict[str, Any]:
-        return {"run": self.run.id, **document(self.proof), "seconds": round(self.seconds, 3), "stopped": self.stopped}
+        told = {"run": self.run.id, **document(self.proof, self.run)}
+        return {**told, "seconds": round(self.seconds, 3), "stopped": self.stopped}
 
 
-def document(proof: Proof) -> dict[str, Any]:
-    """The proof as the JSON contract has it."""
+def document(proof: Proof, run: Run) -> dict[str, Any]:
+    """The proof as the JSON contract has it. What a direct run has taken was never archived."""
     numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
+    told: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(proof, name) for name in numbers}}
+    if run.direct:
+        told |= {"archived": None, "left": None, "taken": proof.archived, "in_doubt": proof.left}
     return {
-        **{name: getattr(proof, name) for name in numbers},
+        **told,
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
@@ -108,10 +114,11 @@ def document(proof: Proof) -> dict[str, Any]:
 def start(request: Request, options: Options, queues: list[str], shards: int | None, tell: Tell) -> Result:
     """Begin a run. Raises what is wrong before anything is received."""
     settings = _checked(request)
+    _check_direct(options, queues)
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
-    count = shards or request.parallelism * SHARDS_A_TASK
+    count = len(queues) if options.mode is Mode.DIRECT else shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _lease(request, archive) as held:
         archive.create()
@@ -132,6 +139,10 @@ def resume(request: Request, run_id: str, tell: Tell, selection: Selection | Non
     archive = Archive(request.archive, run_id)
     run = load(archive, request.pair)
     if selection is not None:
+        if run.direct:
+            raise UsageError(
+                f"run {run.id} is direct, and has left nothing out", hint="leave out --all, --destination and --where"
+            )
         run = replace(run, options=replace(run.options, selection=selection))
     archive.check_writable()
     with _lease(request, archive) as held:
@@ -145,7 +156,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     tell(Phase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and before.balanced and not before.left_in_queues:
+    if archive.exists(DRAINED) and (before.balanced or run.direct) and not before.left_in_queues:
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
@@ -156,8 +167,11 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
         choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
-        _drain(spark, job, archive, request.pair, held, tell)
-        if not archive.stopped() and archive.files(SEGMENTS):
+        if run.direct:
+            _move(spark, job, archive, request.pair, held, tell)
+        else:
+            _drain(spark, job, archive, request.pair, held, tell)
+        if not run.direct and not archive.stopped() and archive.files(SEGMENTS):
             _send(spark, job, archive, held, tell)
     tell(Phase("verify", "counting what is in the archive"))
     return _prove(archive, run, began)
@@ -183,6 +197,24 @@ def _checked(request: Request) -> dict[str, str]:
         )
     _reaches(request)
     return dict(request.settings)
+
+
+def _check_direct(options: Options, queues: Sequence[str]) -> None:
+    """Raise UsageError for what a direct run cannot do."""
+    if options.mode is not Mode.DIRECT:
+        return
+    said = {
+        f"--dedup {options.dedup}": options.dedup is not Dedup.KEY,
+        "--destination": bool(options.selection.destinations),
+        "--where": options.selection.where is not None,
+        "--deadletters": any(map(dead_letters.is_one, queues)),
+    }
+    for name, asked in said.items():
+        if asked:
+            raise UsageError(
+                f"{name} does not go with --mode direct",
+                hint="a direct run sends each message as it comes: leave it out, or use --mode archive",
+            )
 
 
 def _reaches(request: Request) -> tuple[Reach, Reach]:
@@ -227,16 +259,32 @@ def _probe(spark: Any, job: Job) -> None:
 def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
     if archive.exists(DRAINED) and not left_at_drain(archive):
         return
-    before = progress.drained(archive).look().by
-    tell(Expected("drain", asyncio.run(_expected(pair, job.run.queues, before))))
     tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
-    tasks = len(tasks_of(job))
-    rows = spark.range(0, tasks, 1, tasks).mapInArrow(drain(job), PROGRESS)
-    _watched(progress.drained(archive), archive, rows.collect, held, tell)
-    if not archive.stopped():
+    _empty(spark, job, pair, drain, progress.drained(archive), held, tell)
+
+
+def _move(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
+    """From the backlog to the primary within each task: nothing is planned, and no body is kept."""
+    tell(Phase("move", f"moving {len(job.run.queues)} backlog queues to {job.primary.place['name']}"))
+    _empty(spark, job, pair, move, progress.moved(archive), held, tell)
+
+
+def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: Watch, held: Held, tell: Tell) -> None:
+    """Have tasks empty the queues, in haste and, where that leaves anything, with patience; write down what is left."""
+    archive, left = job.open(), dict[str, int]()
+    before = watch.look()
+    tell(Expected(before.phase, asyncio.run(_expected(pair, job.run.queues, before.by))))
+    for each in (job.in_haste(), job):
+        tasks = len(tasks_of(each))
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(act(each), PROGRESS)
+        _watched(watch, archive, rows.collect, held, tell)
+        if archive.stopped():
+            return
         left = asyncio.run(left_in_queues(job))
-        said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
-        archive.write_json(DRAINED, said)
+        if not left:
+            break
+    said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
+    archive.write_json(DRAINED, said)
 
 
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
@@ -278,7 +326,9 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_queues(pair.secondary) as control:
             for queue in queues:
-                found[queue] = before.get(queue, 0) + (await control.counts(queue)).active
+                counts = await control.counts(dead_letters.parent_of(queue))
+                there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
+                found[queue] = before.get(queue, 0) + there
     return found
 
 
@@ -302,7 +352,9 @@ def _check_named(job: Job, tell: Tell) -> None:
     named, options = job.run.options.selection.destinations, job.run.options
     if named and not options.allow_missing:
         tell(Phase("check", f"asking the primary for {len(named)} destinations"))
-        asyncio.run(_check_destinations(job, [*named], "nothing was received", "run it again"))
+        asyncio.run(
+            _check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+        )
 
 
 async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
@@ -398,16 +450,30 @@ def status(archive: Archive) -> dict[str, Any]:
         if drained
         else "drain"
     )
+    if run.direct:
+        archived, phase = progress.moved(archive).look(), "moved" if drained else "move"
     return {
         "run": run.id,
         "pair": run.pair,
+        "mode": run.options.mode.value,
         "phase": phase,
         "stopped": stopped,
-        "archived_rows": archived.messages,
-        "segments": archived.files,
+        "archived_rows": 0 if run.direct else archived.messages,
+        "segments": 0 if run.direct else archived.files,
         "acknowledged_rows": sent.messages,
         "queues": archived.by,
     }
+
+
+def proved(archive: Archive) -> tuple[Run, Proof]:
+    """A run's proof, from its files alone. Raises UsageError for a direct one."""
+    run = load(archive)
+    if run.direct:
+        raise UsageError(
+            f"run {run.id} was direct: no message was archived that it could be proved from",
+            hint=f"'sbpair replay status {run.id}' says what its ledger has",
+        )
+    return run, verify(archive, run)
 
 
 def stop(archive: Archive) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from sbpair.errors import StateRefused
+from sbpair.errors import SbpairError, StateRefused
 from sbpair.replay.archive import OUTCOMES, SENDING, Archive
 from sbpair.replay.schema import KEY, OUTCOME, VERSION
 
@@ -26,29 +28,36 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """Written by one attempt at a task."""
+    """Written by one attempt at a task. Without `sync`, a loss of power may take the last chunks away, and no kill."""
 
-    def __init__(self, archive: Archive, shards: int, attempt: str | None = None) -> None:
+    def __init__(self, archive: Archive, shards: int, attempt: str | None = None, *, sync: bool = True) -> None:
         self.attempt = attempt or uuid.uuid4().hex
+        self._sync = sync
         self._archive = archive
         self._shards = shards
+        self._said: str | None = None
+        self._numbers = count()
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
-        """One chunk, durable when this returns. Raises MachineLacks."""
+        """One chunk, there when this returns, and durable where that was asked for. Raises MachineLacks."""
         if entries:
             path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
-            self._archive.write_table(path, table_of(entries, self.attempt), self._shards)
+            self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=self._sync)
 
     def has_in_hand(self, entries: Sequence[Entry]) -> None:
         """Say what may be on its way from now on, instead of what was said before.
 
         Only a crash makes anybody read it, and only a loss of power makes it be older than it should.
         """
-        table = table_of(entries, self.attempt)
-        self._archive.write_table(f"{SENDING}/{self.attempt}.parquet", table, self._shards, sync=False)
+        # A file of its own each time: to write over one makes filesystems wait for the disk.
+        before, self._said = self._said, f"{SENDING}/{self.attempt}.{next(self._numbers)}.parquet"
+        self._archive.write_table(self._said, table_of(entries, self.attempt), self._shards, sync=False)
+        if before is not None:
+            self._archive.remove(before)
 
     def has_nothing_in_hand(self) -> None:
-        self._archive.remove(f"{SENDING}/{self.attempt}.parquet")
+        if self._said is not None:
+            self._archive.remove(self._said)
 
     def done(self, shard: int) -> set[Key]:
         """What has ended already, of one shard."""
@@ -59,9 +68,40 @@ class Ledger:
         return found
 
 
-def table_of(entries: Iterable[Entry], attempt: str) -> pa.Table:
-    rows = [(*entry.key, entry.destination, entry.reason, attempt, entry.message) for entry in entries]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(OUTCOME)
+class Together:
+    """Entries that come one at a time, and are written together: those of one turn of the loop."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: dict[tuple[str, int], list[Entry]] = {}
+        self._written: asyncio.Future[None] | None = None
+
+    async def write(self, kind: str, shard: int, entry: Entry) -> None:
+        """Raises MachineLacks."""
+        self._waiting.setdefault((kind, shard), []).append(entry)
+        if self._written is None:
+            loop = asyncio.get_running_loop()
+            self._written = loop.create_future()
+            loop.call_soon(self._write_all, self._written)
+        await asyncio.shield(self._written)
+
+    def _write_all(self, written: asyncio.Future[None]) -> None:
+        waiting, self._waiting, self._written = self._waiting, {}, None
+        try:
+            for (kind, shard), entries in waiting.items():
+                self._ledger.write(kind, shard, entries)
+        except SbpairError as error:
+            written.set_exception(error)
+            written.exception()  # each that waits is told
+        else:
+            written.set_result(None)
+
+
+def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:
+    if not entries:
+        return OUTCOME.empty_table()
+    keys, destinations, reasons, messages = zip(*entries, strict=True)
+    columns = (*zip(*keys, strict=True), destinations, reasons, [attempt] * len(entries), messages)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME, strict=True)]
     return pa.Table.from_arrays(arrays, schema=OUTCOME)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
@@ -62,9 +63,14 @@ def drained(archive: Archive) -> Watch:
     return Watch(archive, "drain", SEGMENTS, _rows_of_queue)
 
 
-def sent(archive: Archive, phase: str = "send") -> Watch:
+def sent(archive: Archive) -> Watch:
     """What is in the ledger, by destination."""
-    return Watch(archive, phase, LEDGER, _rows_by_destination)
+    return Watch(archive, "send", LEDGER, partial(_rows_by, "destination"))
+
+
+def moved(archive: Archive) -> Watch:
+    """What is in the ledger of a direct run, by queue."""
+    return Watch(archive, "move", LEDGER, partial(_rows_by, "queue"))
 
 
 def _rows_of_queue(archive: Archive, path: str) -> Counter[str]:
@@ -72,8 +78,8 @@ def _rows_of_queue(archive: Archive, path: str) -> Counter[str]:
     return Counter({queue: archive.rows(path)})
 
 
-def _rows_by_destination(archive: Archive, path: str) -> Counter[str]:
+def _rows_by(name: str, archive: Archive, path: str) -> Counter[str]:
     import pyarrow.compute as pc
 
-    counts = pc.value_counts(archive.read_table(path, ["destination"]).column("destination").combine_chunks())
+    counts = pc.value_counts(archive.read_table(path, [name]).column(name).combine_chunks())
     return Counter({str(each["values"]): each["counts"] for each in counts.to_pylist()})

@@ -8,15 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from sbpair.errors import StateRefused, UsageError
+from sbpair.errors import NameInvalid, StateRefused, UsageError
 from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
 from sbpair.move.route import TimeToLive
 from sbpair.move.state import identity
 from sbpair.replay.archive import RUN_FILE, Archive
+from sbpair.replay.outlook import named
 from sbpair.replay.schema import VERSION
 from sbpair.replay.selection import EVERYTHING, Selection
 
 SCHEMA = "sbpair/replay-run/1"
+
+HASTY_SECONDS = 0.25
+"""How long nothing may come from a queue that is looked at afterwards."""
 
 
 class Dedup(StrEnum):
@@ -25,6 +29,13 @@ class Dedup(StrEnum):
     KEY = "key"
     MESSAGE_ID = "message-id"
     REPORT = "report"
+
+
+class Mode(StrEnum):
+    """Whether messages go by way of an archive, or from the backlog to the primary within a task."""
+
+    ARCHIVE = "archive"
+    DIRECT = "direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,7 @@ class Options:
     empty_seconds: float = 2.0
     strangers_seconds: float = 150.0
     selection: Selection = EVERYTHING
+    mode: Mode = Mode.ARCHIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,10 @@ class Run:
     shards: int
     started_ms: int
     options: Options
+
+    @property
+    def direct(self) -> bool:
+        return self.options.mode is Mode.DIRECT
 
     def document(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
@@ -96,14 +112,18 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
     try:
         said = document["options"]
         chosen = said.get("selection", {"destinations": (), "where": None})
-        selection = Selection(tuple(chosen["destinations"]), chosen["where"])
-        options = Options(
-            **{**said, "dedup": Dedup(said["dedup"]), "ttl": TimeToLive(said["ttl"]), "selection": selection}
-        )
+        where = None if chosen["where"] is None else str(chosen["where"])
+        kinds = {
+            "dedup": Dedup(said["dedup"]),
+            "ttl": TimeToLive(said["ttl"]),
+            "selection": Selection(named(chosen["destinations"]), where),
+            "mode": Mode(said.get("mode", Mode.ARCHIVE)),
+        }
+        options = Options(**{**said, **kinds})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="bring it back from a copy: the run cannot go on without"
         ) from error
@@ -154,6 +174,12 @@ class Job:
     secondary: Reach
     tasks: int
     beacon: str | None = None
+
+    def in_haste(self) -> Job:
+        """The same for tasks that wait for nothing: whether the queues are empty is looked at afterwards."""
+        options = self.run.options
+        hasty = replace(options, empty_seconds=min(options.empty_seconds, HASTY_SECONDS), strangers_seconds=0.0)
+        return replace(self, run=replace(self.run, options=hasty))
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)

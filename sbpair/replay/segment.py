@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sbpair.move import dead_letters
-from sbpair.move.route import Send, route
+from sbpair.move.route import Facts, Send, route
 from sbpair.replay.archive import SEGMENTS
 from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.move.wire_source import WireArrival
+
+
+NOT_DEAD = dead_letters.Why()
 
 
 class Segment:
@@ -35,28 +38,37 @@ class Segment:
         self.due = min(self.due, due)
 
     def table(self) -> pa.Table:
-        rows = [(self.name, position, *_row(each)) for position, each in enumerate(self.arrivals)]
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENT, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=SEGMENT)
+        # Column by column: a row at a time costs three times as much.
+        facts = [arrival.facts for arrival in self.arrivals]
+        of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
+        destinations, flaws = zip(*map(_end, facts), strict=True)
+        reasons, descriptions = zip(*map(_why, self.arrivals), strict=True)
+        columns = {
+            "segment": [self.name] * len(facts),
+            "position": range(len(facts)),
+            "queue": of["queue"],
+            "sequence_number": of["sequence_number"],
+            "enqueued_at_ms": of["enqueued_at"],
+            "message_id": of["message_id"],
+            "destination": destinations,
+            "session_id": of["session_id"],
+            "ttl_ticks": of["ttl_ticks"],
+            "scheduled_at_ms": of["scheduled_at"],
+            "content_type": of["content_type"],
+            "size": of["size"],
+            "flaw": flaws,
+            "dead_letter_reason": reasons,
+            "dead_letter_description": descriptions,
+            "message": [arrival.payload for arrival in self.arrivals],
+        }
+        return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
 
-def _row(arrival: WireArrival) -> tuple[Any, ...]:
-    facts, decision = arrival.facts, route(arrival.facts)
-    destination, flaw = (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
-    why = dead_letters.why(arrival.payload) if dead_letters.is_one(facts.queue) else dead_letters.Why()
-    return (
-        facts.queue,
-        facts.sequence_number,
-        facts.enqueued_at,
-        facts.message_id,
-        destination,
-        facts.session_id,
-        facts.ttl_ticks,
-        facts.scheduled_at,
-        facts.content_type,
-        facts.size,
-        flaw,
-        *why,
-        arrival.payload,
-    )
+def _end(facts: Facts) -> tuple[str | None, str | None]:
+    """(destination, why it has none)"""
+    decision = route(facts)
+    return (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
+
+
+def _why(arrival: WireArrival) -> dead_letters.Why:
+    return dead_letters.why(arrival.payload) if dead_letters.is_one(arrival.facts.queue) else NOT_DEAD

@@ -17,6 +17,7 @@ from sbpair.replay.archive import DOUBTFUL
 from sbpair.replay.lease import Permit
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
+from sbpair.replay.task import run
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Job
@@ -33,7 +34,7 @@ def send(job: Job) -> Any:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        messages = asyncio.run(send_all(job, batches))
+        messages = run(send_all(job, batches))
         yield pa.RecordBatch.from_pydict({"queue": [""], "messages": [messages]})
 
     return task
@@ -45,21 +46,23 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
     source = ShardSource(batches, job.open(), ledger)
     permit = Permit(job.open(), job.beacon)
     await permit.ready()
-    setting = _setting(job, permit)
+    setting = setting_of(job, permit)
     async with token_getter(job.pair()) as get_token:
         primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
         try:
             await _move(source, primary, setting)
         finally:
             await primary.close()
+            await source.write_accepted()
     if source.error is not None:
         raise source.error
-    _name_doubtful(ledger, setting)
+    name_doubtful(ledger, setting)
     source.close()
     return setting.tally.receipt().sent
 
 
-def _setting(job: Job, permit: Permit) -> Setting:
+def setting_of(job: Job, permit: Permit) -> Setting:
+    """What a mover goes by that has no journal but a ledger."""
     options = job.run.options
     pace = None
     if options.rate is not None:
@@ -92,7 +95,7 @@ async def _move(source: ShardSource, primary: WirePrimary, setting: Setting) -> 
         raise mover.fatal
 
 
-def _name_doubtful(ledger: Ledger, setting: Setting) -> None:
+def name_doubtful(ledger: Ledger, setting: Setting) -> None:
     """Those that were sent without an answer, and sent again: each may be there twice."""
     named = setting.tally.receipt().doubtful
     rows = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,7 @@ from sbpair.move.opened import Content, Opener, restored
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
 from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
-from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.ledger import Entry, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 """How often it is asked whether the run is to stop."""
+
+CHUNK_MOST, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
+"""How many messages are taken in at a time, and written down as sent: a file costs as much as sending a hundred."""
+
+CHUNK_SECONDS = 1.0
+"""After how long what was accepted is written down with the next that is, however little it is."""
 
 COLUMNS = ("queue", "sequence_number", "enqueued_at_ms", "message_id", "destination", "verdict", "shard", "message")
 AGAIN = "another message with this id goes to the same destination before it"
@@ -52,7 +59,10 @@ class Archived:
 
 
 class ShardSource:
-    """The rows of one task: whole shards, each in order. `error` is why nothing more may be sent."""
+    """The rows of one task: whole shards, each in order. `error` is why nothing more may be sent.
+
+    What has come in is written down as being in hand, until the ledger has it: so it is known what may be there twice.
+    """
 
     clock_ahead_ms = 0
     service_ms = None
@@ -61,57 +71,71 @@ class ShardSource:
     def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, name: str = "archive") -> None:
         self.queue = name
         self.error: SbpairError | None = None
-        self.ended = False
         self._rows = self._unpacked(batches)
         self._archive = archive
         self._ledger = ledger
         self._openers: dict[str, Opener] = {}
+        self._over = False
+        self._ahead: deque[Archived] = deque()
         self._in_hand: dict[int, Archived] = {}
+        self._accepted: list[Archived] = []
+        self._accepted_since = 0.0
         self._turn = 0
         self._shard, self._done = -1, set[RowKey]()
-        self._waiting: list[tuple[str, int, Entry]] = []
-        self._written: asyncio.Future[None] | None = None
+        self._others = Together(ledger)
         self._looked = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._over and not self._ahead
 
     async def take(self, most: int, *, seconds: float = 0.0) -> list[Archived]:
         """The next rows that have not ended yet; [] at the end, or where the run is to stop."""
         del seconds
-        if self.ended or self._is_stopped():
-            self.ended = True
-            return []
-        try:
-            # In a thread: Spark may take its time, and heartbeats are to be answered.
-            arrivals = await asyncio.to_thread(self._pull, most)
-            if arrivals:
-                self._ledger.has_in_hand([_entry(each) for each in (*self._in_hand.values(), *arrivals)])
-        except SbpairError as error:
-            # What is on its way already is waited for, and written down if that is possible.
-            self.error = error
-            return []
-        self._in_hand.update((each.turn, each) for each in arrivals)
-        return arrivals
+        if self._is_stopped():
+            self.interrupt()
+        if not self._ahead and not self._over:
+            try:
+                # In a thread: Spark may take its time, and heartbeats are to be answered.
+                self._ahead.extend(await asyncio.to_thread(self._pull))
+            except SbpairError as error:
+                # What is on its way already is waited for, and written down if that is possible.
+                self.error = error
+        return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
-        """The primary has accepted these."""
+        """The primary has accepted these; the ledger has them a little later, and until then they are in hand."""
+        now = time.monotonic()
+        if not self._accepted:
+            self._accepted_since = now
+        self._accepted += cast("Sequence[Archived]", arrivals)
+        if len(self._accepted) >= CHUNK_MOST or now - self._accepted_since >= CHUNK_SECONDS:
+            error = await self.write_accepted()
+            return [(arrival, error) for arrival in arrivals] if error is not None else []
+        return []
+
+    async def write_accepted(self) -> SbpairError | None:
+        """Have the ledger know of all that was accepted. Why it does not, which is in `error` too."""
+        accepted, self._accepted = self._accepted, []
         try:
-            for shard, entries in _by_shard(cast("Sequence[Archived]", arrivals)):
-                self._ledger.write(LEDGER, shard, entries)
+            for shard, entries in _by_shard(accepted):
+                await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
         except SbpairError as error:
             self.error = error
-            return [(arrival, error) for arrival in arrivals]
-        self._let_go(cast("Sequence[Archived]", arrivals))
-        return []
+            return error
+        self._let_go(accepted)
+        return None
 
     async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
         mine = cast("Archived", arrival)
         kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
         entry = _entry(mine)._replace(reason=f"{reason}: {description}", message=mine.payload)
-        self._waiting.append((kind, mine.shard, entry))
-        if self._written is None:
-            loop = asyncio.get_running_loop()
-            self._written = loop.create_future()
-            loop.call_soon(self._write_waiting, self._written)
-        await asyncio.shield(self._written)
+        try:
+            await self._others.write(kind, mine.shard, entry)
+        except SbpairError as error:
+            self.error = error
+            raise
         self._let_go([mine])
 
     def close(self) -> None:
@@ -127,10 +151,11 @@ class ShardSource:
         return False
 
     def interrupt(self) -> None:
-        self.ended = True
+        self._over = True
+        self._ahead.clear()
 
     async def stop(self) -> None:
-        self.ended = True
+        self.interrupt()
 
     async def release(self, arrivals: Sequence[Arrival]) -> Failures:
         """They are in the archive, and were never anywhere else."""
@@ -153,22 +178,6 @@ class ShardSource:
 
     # Inside.
 
-    def _write_waiting(self, written: asyncio.Future[None]) -> None:
-        """All that came to such an end in one turn of the loop, in one go."""
-        waiting, self._waiting, self._written = self._waiting, [], None
-        chunks: dict[tuple[str, int], list[Entry]] = {}
-        for kind, shard, entry in waiting:
-            chunks.setdefault((kind, shard), []).append(entry)
-        try:
-            for (kind, shard), entries in chunks.items():
-                self._ledger.write(kind, shard, entries)
-        except SbpairError as error:
-            self.error = error
-            written.set_exception(error)
-            written.exception()  # each that waits is told
-        else:
-            written.set_result(None)
-
     def _let_go(self, arrivals: Sequence[Archived]) -> None:
         for arrival in arrivals:
             self._in_hand.pop(arrival.turn, None)
@@ -180,13 +189,14 @@ class ShardSource:
         self._looked = now
         return self._archive.stopped()
 
-    def _pull(self, most: int) -> list[Archived]:
+    def _pull(self) -> list[Archived]:
         found: list[Archived] = []
         repeats: dict[int, list[Entry]] = {}
-        while len(found) < most:
+        size = 0
+        while len(found) < CHUNK_MOST and size < CHUNK_BYTES:
             row = next(self._rows, None)
             if row is None:
-                self.ended = True
+                self._over = True
                 break
             *key_parts, destination, verdict, shard, message = row
             key = cast("RowKey", tuple(key_parts))
@@ -198,8 +208,12 @@ class ShardSource:
                 repeats.setdefault(shard, []).append(Entry(key, destination, AGAIN))
             else:
                 found.append(self._arrival(key, shard, message))
+                size += len(message)
         for shard, entries in repeats.items():
             self._ledger.write(DEDUPLICATED, shard, entries)
+        if found:
+            self._in_hand.update((each.turn, each) for each in found)
+            self._ledger.has_in_hand([_entry(each) for each in list(self._in_hand.values())])
         return found
 
     def _arrival(self, key: RowKey, shard: int, message: bytes) -> Archived:

@@ -17,6 +17,8 @@ from sbpair.errors import MachineLacks, Unsafe
 ROWS_A_BATCH = 500
 """What a task takes from Spark at once: enough for Arrow to be fast, and little to hold where messages are large."""
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
 QUIET = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -31,9 +33,15 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
 
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""For a local master's Java: the second compiler, and collectors with threads of their own, take more of the few cores
+from those who move messages than they give back in a run of minutes."""
+
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
+    # What a disk has changed is not sent.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A --where is what it says, and no template.
     "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
@@ -70,9 +78,8 @@ def session(
         _hush()
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         mine = signal.getsignal(signal.SIGINT)
-        spark = _started(
-            master, {**local_settings(master), **_quiet(Path(directory), verbose=verbose), **settings}, directory
-        )
+        options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
+        spark = _started(master, {**local_settings(master), **settings, JAVA_OPTIONS: options}, directory)
         try:
             if threading.current_thread() is threading.main_thread():
                 # Spark's own would cancel what is to be finished first.
@@ -119,14 +126,16 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
 
 
 def local_settings(master: str) -> dict[str, str]:
-    """What keeps a local master off the network."""
+    """What keeps a local master off the network, and its Java from the cores."""
     if not is_local(master):
         return {}
-    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", JAVA_OPTIONS: JAVA}
 
 
-def _quiet(directory: Path, *, verbose: bool) -> dict[str, str]:
-    if verbose:
-        return {}
-    (directory / "log4j2.properties").write_text(QUIET)
-    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{directory}/log4j2.properties"}
+def _java_options(master: str, said: str, directory: Path, *, verbose: bool) -> str:
+    """Ours, and then what the user has said: of two that contradict each other Java takes the last."""
+    options = [local_settings(master).get(JAVA_OPTIONS, "")]
+    if not verbose:
+        (directory / "log4j2.properties").write_text(QUIET)
+        options.append(f"-Dlog4j2.configurationFile=file:{directory}/log4j2.properties")
+    return " ".join([*options, said]).strip()

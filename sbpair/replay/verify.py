@@ -38,6 +38,10 @@ SLICE_MOST = 2_000_000
 """How many keys are held at once."""
 
 LISTED_MOST = 1_000
+"""How many reasons are told."""
+
+NAMED_MOST = 20_000
+"""How many messages are named that may be there twice: as many as a dozen tasks have in hand when they are killed."""
 
 BUCKETS = {LEDGER: "acknowledged", EXPIRED: "expired", QUARANTINE: "quarantined", DEDUPLICATED: "deduplicated"}
 
@@ -64,9 +68,13 @@ class Proof:
     queues: dict[str, dict[str, int]] = field(default_factory=dict)
     destinations: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
-    doubtful: list[dict[str, object]] = field(default_factory=list)
+    named: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     left_in_queues: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def doubtful(self) -> list[dict[str, object]]:
+        return list(self.named.values())
 
     @property
     def balanced(self) -> bool:
@@ -82,7 +90,10 @@ class Proof:
 
 
 def verify(archive: Archive, run: Run) -> Proof:
-    """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there."""
+    """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there.
+
+    Of a direct run, `archived` is what was taken, as far as anything was written of it, and `left` what is in doubt.
+    """
     if archive.exists(SWEPT):
         raise StateRefused(
             f"the messages of run {archive.run} were taken away by sbpair replay gc",
@@ -92,11 +103,13 @@ def verify(archive: Archive, run: Run) -> Proof:
     check_shards(archive, run.shards)
     proof = Proof(left_in_queues=left_at_drain(archive))
     chunks = {kind: archive.files(kind) for kind in OUTCOMES}
+    if run.direct:
+        rows = sum(archive.rows(path) for paths in chunks.values() for path in paths)
     attempts = _in_hand_at_death(archive, proof)
     counts: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
     slices = rows // SLICE_MOST + 1
     for part in range(slices):
-        _verify_slice(archive, proof, counts, chunks, attempts, Slice(slices, part))
+        _verify_slice(archive, proof, counts, chunks, attempts, Slice(slices, part), direct=run.direct)
     _name_unanswered(archive, proof)
     _count_ends(archive, proof, chunks)
     _sum_up(proof, counts)
@@ -112,8 +125,11 @@ class Slice(NamedTuple):
     def keys(self, table: pa.Table) -> Iterator[tuple[int, Key]]:
         """(row, key) of what is in it."""
         for row, key in enumerate(keys_of(table)):
-            if key[1] % self.of == self.part:
+            if self.has(key):
                 yield row, key
+
+    def has(self, key: Key) -> bool:
+        return key[1] % self.of == self.part
 
 
 def check_segments(archive: Archive) -> int:
@@ -145,8 +161,10 @@ def _verify_slice(
     chunks: dict[str, list[str]],
     attempts: dict[Key, set[str]],
     part: Slice,
+    *,
+    direct: bool,
 ) -> None:
-    left: set[Key] = set()
+    left = _taken(archive, chunks, attempts, part) if direct else set[Key]()
     for path in archive.files(SEGMENTS):
         proof.segments += part.part == 0
         for _, key in part.keys(archive.read_table(path, list(KEY))):
@@ -161,6 +179,13 @@ def _verify_slice(
         _count(counts, BUCKETS[kind], keys)
         ended |= keys
     _count(counts, "left", archived - ended)
+
+
+def _taken(archive: Archive, chunks: dict[str, list[str]], attempts: Iterable[Key], part: Slice) -> set[Key]:
+    found = {key for key in attempts if part.has(key)}
+    for path in (path for paths in chunks.values() for path in paths):
+        found.update(key for _, key in part.keys(archive.read_table(path, list(KEY))))
+    return found
 
 
 def _ended(
@@ -191,11 +216,10 @@ def _sum_up(proof: Proof, counts: dict[str, Counter[str]]) -> None:
 
 
 def _name(proof: Proof, key: Key, destination: str | None) -> None:
-    if len(proof.doubtful) < LISTED_MOST:
+    if len(proof.named) < NAMED_MOST:
         queue, number, _, message_id = key
         named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
-        if named not in proof.doubtful:
-            proof.doubtful.append(named)
+        proof.named[tuple(named.values())] = named
 
 
 def _name_unanswered(archive: Archive, proof: Proof) -> None:
@@ -213,7 +237,7 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
     """
     found: dict[Key, set[str]] = {}
     for path in archive.files(SENDING):
-        attempt = path.removeprefix(f"{SENDING}/").removesuffix(".parquet")
+        attempt = path.removeprefix(f"{SENDING}/").partition(".")[0]
         try:
             keys = keys_of(archive.read_table(path, list(KEY)))
         except StateRefused:

@@ -126,7 +126,7 @@ class PairedClient(client.Client[PairedSender]):
             except RuntimeError:
                 # The client was made before the loop was: it begins when it is entered, or gives a sender.
                 return
-            self._pinger = Pinger(self.pair, self.known, self.now, self._deliver)
+            self._pinger = Pinger(self.pair, self.known, self.now, self._deliver, self.outage)
             self._pinging = loop.create_task(self._pinger.run(), name="sbpair pinger")
         self._pinger.wake()
 

@@ -31,6 +31,7 @@ from sbpair.sender.events import (
     QueueReturned,
     SenderEvent,
     SizeUnknown,
+    SyphonFaulted,
 )
 from sbpair.sender.failures import is_passing
 from sbpair.sender.rotation import Rotation
@@ -167,6 +168,11 @@ class Availability:
     def size_unknown(self, entity: str, size: int, error: Exception) -> None:
         with self._changing():
             self._untold.append(SizeUnknown(entity, size, _line(error)))
+
+    def tell(self, event: SenderEvent) -> None:
+        """Have whoever listens be told of something that happened beside the senders."""
+        with self._changing():
+            self._untold.append(event)
 
     def place_for(self, entity: str, queue: str | None, now: float) -> Place | None:
         """Where something may be sent with some hope; None where both sides are away. `queue` is the last one used."""
@@ -385,6 +391,7 @@ _LEVELS = {
     QueueReturned: logging.INFO,
     InDoubt: logging.WARNING,
     SizeUnknown: logging.WARNING,
+    SyphonFaulted: logging.WARNING,
     OutboxBegun: logging.WARNING,
     OutboxStuck: logging.WARNING,
     OutboxRefused: logging.WARNING,

@@ -16,12 +16,15 @@ from sbpair.sender.availability import Availability
 from sbpair.sender.exchange import Delivered, Exchange, OnFailure, Terms
 from sbpair.sender.failures import FailoverOn, counting
 from sbpair.sender.lane import Lane, Side, closed
+from sbpair.sender.metrics import counted
+from sbpair.sender.outage import Cut
 from sbpair.sender.outbox import BYTES_MOST, MESSAGES_MOST, Outbox
 from sbpair.sender.outbox_delivery import Deliveries
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
     from sbpair.sender.events import SenderEvent
+    from sbpair.sender.outage import Outage
     from sbpair.sender.pinger import DeliverEntity
     from sbpair.sender.states import State
     from sbpair.sender.steps import Steps
@@ -53,6 +56,11 @@ class Sender:
         """How many of its messages have been accepted so far, by the primary and by the backlog."""
         return replace(self._exchange.delivered)
 
+    @property
+    def backlog_queue(self) -> str | None:
+        """The backlog queue that it has sent to last, and stays with while that works."""
+        return self._exchange.queue
+
     def _seconds(self, timeout: float | None) -> float:
         if self._closed:
             raise ValueError("the sender has been closed: get another one from the client")
@@ -63,8 +71,9 @@ class Sender:
             pair = self._client.pair
             endpoint = pair.primary if side == "primary" else pair.secondary
             self._clients[side] = self._client.sdk_client(endpoint)
-        sdk = self._clients[side]
-        return sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        sdk, outage = self._clients[side], self._client.outage
+        made = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        return made if outage is None else Cut(made, outage, side, path)
 
     def _closing(self) -> Steps[None]:
         self._closed = True
@@ -87,6 +96,8 @@ class Client(ABC, Generic[SenderT]):
     `outbox` is a file of this client alone, which takes messages while neither side does, up to `outbox_messages` and
     `outbox_bytes`; they are delivered in their order, by this client or the next one that is given the file.
 
+    With an `outage`, what that says is away is so for this client: a rehearsal.
+
     Raises UsageError for what is none of this, StateRefused for an outbox of another pair or version, LeaseHeld for one
     that another client has, MachineLacks where it cannot be written.
     """
@@ -103,6 +114,7 @@ class Client(ABC, Generic[SenderT]):
         outbox: str | os.PathLike[str] | None = None,
         outbox_messages: int = MESSAGES_MOST,
         outbox_bytes: int = BYTES_MOST,
+        outage: Outage | None = None,
     ) -> None:
         if on_failure not in ("raise", "wait", "backlog-now"):
             raise UsageError(f"on_failure is {on_failure!r}", hint='say "raise", "wait" or "backlog-now"')
@@ -111,8 +123,9 @@ class Client(ABC, Generic[SenderT]):
         self.pair = pair
         self.timeout = checked_timeout(timeout)
         self.terms = Terms(counting(failover_on), on_failure, retries)
-        self.known = Availability(pair, on_event)
+        self.known = Availability(pair, counted(pair.name, on_event))
         self.known.on_sooner = self._wake
+        self.outage = outage
         self.now: Callable[[], float] = time.monotonic
         self._senders: list[SenderT] = []
         self._closed = False

@@ -76,11 +76,25 @@ class SizeUnknown:
 
 
 @dataclass(frozen=True, slots=True)
+class SyphonFaulted:
+    """The syphon beside a client has ended, or could not begin, and is tried again after so many seconds."""
+
+    reason: str
+    retry_seconds: float
+
+    def __str__(self) -> str:
+        return f"the syphon rests for {self.retry_seconds:g} s: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxBegun:
     """Neither side takes an entity's messages: they go to the outbox, until it has none of them any more."""
 
     entity: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} goes to the outbox: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,9 @@ class OutboxStuck:
 
     entity: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} stays in the outbox: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,9 @@ class OutboxRefused:
     message_ids: tuple[str, ...]
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.entity} refuses a message of the outbox, {', '.join(self.message_ids)}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxExpired:
@@ -107,12 +127,18 @@ class OutboxExpired:
     entity: str
     message_ids: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.entity}: {len(self.message_ids)} messages outlived their time in the outbox"
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxEmptied:
     """All of an entity's messages have left the outbox: what is sent now goes to a side again."""
 
     entity: str
+
+    def __str__(self) -> str:
+        return f"{self.entity} has no messages in the outbox any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +147,9 @@ class OutboxClosed:
 
     path: str
     messages: int
+
+    def __str__(self) -> str:
+        return f"{self.messages} messages stay in {self.path}, for the next client that is given it"
 
 
 SenderEvent: TypeAlias = (
@@ -135,4 +164,5 @@ SenderEvent: TypeAlias = (
     | OutboxExpired
     | OutboxEmptied
     | OutboxClosed
+    | SyphonFaulted
 )

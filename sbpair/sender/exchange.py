@@ -89,7 +89,7 @@ class Exchange:
         self._terms = terms
         self._now = now
         self.share = PRIMARY_SHARE if terms.on_failure != "raise" or known.fail_at_once else 1.0
-        self._queue: str | None = None
+        self.queue: str | None = None
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
         self.delivered = Delivered()
@@ -268,17 +268,17 @@ class Exchange:
     def _in_the_backlog(self, content: Content, inside: tuple[Message, ...], deadline: float) -> Steps[None]:
         """One queue after the other, while there is another and time."""
         while True:
-            if self._outbox is not None and self._known.place_for(self._entity, self._queue, self._now()) is None:
+            if self._outbox is not None and self._known.place_for(self._entity, self.queue, self._now()) is None:
                 raise NotSent(message="the primary is failed over, and no backlog queue has answered for a while")
-            self._queue, spares = self._known.queue_for(self._queue)
+            self.queue, spares = self._known.queue_for(self.queue)
             left = _left(deadline - self._now())
             seconds = max(left / 2, min(left, ATTEMPT_LEAST_SECONDS)) if spares else left
             try:
-                yield from self._lane.on("backlog", self._queue, _sending(content), seconds)
+                yield from self._lane.on("backlog", self.queue, _sending(content), seconds)
             except (MessageSizeExceededError, TypeError):
                 raise
             except Exception as error:
-                self._known.queue_failed(self._queue, error, self._now())
+                self._known.queue_failed(self.queue, error, self._now())
                 if not spares or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has taken the message.")
                     if isinstance(error, AzureError) and isinstance(error_of(error, "sending"), EntityMissing):
@@ -286,7 +286,7 @@ class Exchange:
                     raise
                 self._doubt(inside, error)
             else:
-                self._known.queue_took(self._queue, self._now())
+                self._known.queue_took(self.queue, self._now())
                 return
 
     def _doubt(self, messages: Iterable[Message], error: Exception) -> None:
@@ -318,10 +318,10 @@ class Exchange:
             return None
         self._limit_asked = now
         seconds = min(LIMIT_SECONDS, _left(deadline - now))
-        self._queue, _ = self._known.queue_for(self._queue)
+        self.queue, _ = self._known.queue_for(self.queue)
         try:
-            yield from self._lane.on("backlog", self._queue, _opening, seconds)
-            limit = yield from self._lane.on("backlog", self._queue, _limit_on, seconds)
+            yield from self._lane.on("backlog", self.queue, _opening, seconds)
+            limit = yield from self._lane.on("backlog", self.queue, _limit_on, seconds)
         except Exception as error:  # noqa: BLE001  the primary may take it all the same
             self._known.size_unknown(self._entity, size, error)
             return None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from azure.servicebus.exceptions import MessageSizeExceededError
@@ -33,6 +34,9 @@ FeedEvent: TypeAlias = Delivered | SenderEvent
 OnEvent = Callable[[FeedEvent], object]
 
 PARTIAL = 3
+DRAIN_SECONDS = 3.0
+"""How long an outbox may stay as full as it is before nobody waits for it any more."""
+
 SEND_SECONDS = 60.0
 """What one send has beside the failover interval, which it may have to wait for."""
 
@@ -75,6 +79,7 @@ async def run(
     on_failure: OnFailure = "wait",
     seconds: float | None = None,
     to_backlog: bool = False,
+    outbox: Path | None = None,
     stop: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
     on_event: OnEvent = lambda _event: None,
@@ -82,11 +87,13 @@ async def run(
     """Send what `reader` reads to a queue or topic of the primary, or into the backlog while that is away.
 
     `rate` is messages a second at most. `seconds` are what each send has; by default a minute, and the failover
-    interval. With `to_backlog`, all goes to the backlog, whatever the primary does. Once `stop` is set, what is in hand
+    interval. With `to_backlog`, all goes to the backlog, whatever the primary does; with an `outbox`, a file, into that
+    while neither side takes it, to be delivered by whoever opens the file. Once `stop` is set, what is in hand
     is finished and nothing else is begun; once `hurry` is too, that is given up, in doubt.
 
     `on_event` is told what a paired client tells, and how many have been delivered so far whenever it are more. Raises
-    NameInvalid; what goes wrong with a line, or with a send, is in what it answers.
+    NameInvalid, and what keeps an outbox from being used; what goes wrong with a line, or a send, is in what it
+    answers.
     """
     doubtful: dict[str, None] = {}
 
@@ -96,14 +103,28 @@ async def run(
         on_event(event)
 
     timeout = SEND_SECONDS + pair.failover_interval if seconds is None else seconds
-    async with PairedClient(pair, on_failure=on_failure, timeout=timeout, on_event=heard) as client:
+    async with PairedClient(pair, on_failure=on_failure, timeout=timeout, on_event=heard, outbox=outbox) as client:
         if to_backlog:
             client.force_failover(entity)
         pace = Pace(time.monotonic(), rate=rate)
         async with client.get_queue_sender(entity) as sender:
             feed = _Feed(sender, reader, pace, stop or asyncio.Event(), hurry or asyncio.Event(), on_event)
             fed = await feed.run()
+            await _drained(client, stop or asyncio.Event())
     return replace(fed, doubtful=tuple(each for each in doubtful if each not in feed.undelivered))
+
+
+async def _drained(client: PairedClient, stop: asyncio.Event) -> None:
+    """Wait while the outbox is being emptied: a client that is closed delivers nothing."""
+    left = -1
+    while client.outbox is not None and client.outbox.entities() and len(client.outbox) != left:
+        left = len(client.outbox)
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await stop.wait()
+                return
+        except TimeoutError:
+            continue
 
 
 class Parcel(NamedTuple):

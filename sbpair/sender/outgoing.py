@@ -123,7 +123,7 @@ def size_of(message: Message) -> int:
 
 
 def encoded(message: Message) -> bytes:
-    """What the SDK would put on the wire."""
+    """What the SDK would put on the wire. One with a time to live has the time of this moment in it."""
     batch = ServiceBusMessageBatch(_UNLIMITED)
     batch.add_message(message)
     # Not among what the SDK makes public: a batch has each of its messages, encoded, as a data section.

@@ -22,6 +22,7 @@ from sbpair.sender.availability import Availability, Deliver, Errand, Ping
 
 if TYPE_CHECKING:
     from sbpair.model import Endpoint, Pair
+    from sbpair.sender.outage import Outage
 
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
@@ -43,12 +44,18 @@ class Pinger:
     """Runs the agenda of an Availability for as long as `run` is not cancelled."""
 
     def __init__(
-        self, pair: Pair, known: Availability, now: Callable[[], float], deliver: DeliverEntity | None = None
+        self,
+        pair: Pair,
+        known: Availability,
+        now: Callable[[], float],
+        deliver: DeliverEntity | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self._pair = pair
         self._known = known
         self._now = now
         self._deliver = deliver
+        self._outage = outage
         self._woken = asyncio.Event()
         self._room = asyncio.Semaphore(ERRANDS_AT_ONCE)
 
@@ -86,10 +93,7 @@ class Pinger:
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
-                if isinstance(errand, Ping):
-                    await ping(self._pair.primary, errand.entity)
-                else:
-                    await self._probe(errand.queue)
+                await (self._ping(errand.entity) if isinstance(errand, Ping) else self._probe(errand.queue))
         except TimeoutError:
             error = TimedOut(f"no answer came within {PING_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  whatever it is, the next one is due all the same
@@ -104,7 +108,9 @@ class Pinger:
 
     async def _run_delivery(self, entity: str) -> None:
         try:
-            if self._deliver is not None:
+            if self._outage is not None and self._outage.active:
+                self._known.held(entity, None, None, self._now())
+            elif self._deliver is not None:
                 await self._deliver(entity)
         except Exception as error:
             log.exception("a delivery out of the outbox failed")
@@ -112,8 +118,15 @@ class Pinger:
         finally:
             self._room.release()
 
+    async def _ping(self, entity: str) -> None:
+        if self._outage is not None:
+            self._outage.check_errand("primary", entity)
+        await ping(self._pair.primary, entity)
+
     async def _probe(self, queue: str) -> None:
         """A link that opens is enough: a message would stay, as a dead one at last."""
+        if self._outage is not None:
+            self._outage.check_errand("backlog", queue)
         async with open_sender(self._pair.secondary, queue):
             pass
 
@@ -122,9 +135,14 @@ class PingerThread:
     """A Pinger for those who have no event loop. Its thread begins when there is something to wait for."""
 
     def __init__(
-        self, pair: Pair, known: Availability, now: Callable[[], float], deliver: DeliverEntity | None = None
+        self,
+        pair: Pair,
+        known: Availability,
+        now: Callable[[], float],
+        deliver: DeliverEntity | None = None,
+        outage: Outage | None = None,
     ) -> None:
-        self._parts = pair, known, now, deliver
+        self._parts = pair, known, now, deliver, outage
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -74,11 +74,15 @@ def run(steps: Steps[T]) -> T:
 async def run_async(steps: Steps[T]) -> T:
     """Await until it is done."""
 
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task else 0
     try:
         step = next(steps)
         while True:
             try:
                 answer = await _awaited(step)
+                if not answer and isinstance(step, Call):
+                    _check_kept(task, cancelled)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -109,6 +113,12 @@ async def _to_its_end(working: asyncio.Task[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait((working,))
         raise
+
+
+def _check_kept(task: asyncio.Task[Any] | None, cancelled: int) -> None:
+    """The SDK keeps some cancellations to itself: whoever asked for one would wait on."""
+    if task and task.cancelling() > cancelled:
+        raise asyncio.CancelledError
 
 
 def _in_threads(step: Together) -> list[Any]:

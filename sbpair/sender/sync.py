@@ -110,7 +110,7 @@ class PairedClient(client.Client[PairedSender]):
         if self._closed:
             return
         if self._pinger is None:
-            self._pinger = PingerThread(self.pair, self.known, self.now, self._deliver)
+            self._pinger = PingerThread(self.pair, self.known, self.now, self._deliver, self.outage)
         self._pinger.wake()
 
     def _make(self, entity: str, topic: bool) -> PairedSender:

@@ -258,6 +258,8 @@ class Sender(Link):
 
     async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
         """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
+        if self.credit > 0 and self._stream.takes_more:
+            return
         try:
             async with asyncio.timeout(seconds):
                 await self._credit()

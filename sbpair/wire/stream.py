@@ -94,6 +94,11 @@ class Stream(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether `writable` would return at once."""
+        return self.error is None and self._writable.is_set()
+
     async def writable(self) -> None:
         """Wait until the socket takes more; raises when it never will."""
         if not self._writable.is_set():

@@ -169,6 +169,7 @@ def figures(count: int, marks: list[Mark], tree: Tree) -> dict[str, Any]:
     own = sum(spent.values())
     return {
         "messages": count,
+        "seconds": round(seconds, 2),
         "msg_per_s": round(count / seconds),
         "msg_per_cpu_s": round(count / own),
         "cpu_s": rounded(spent),
@@ -230,7 +231,7 @@ def document(count: int, modes: list[str], words: list[str], *, plain: bool, sma
         told["modes"][mode] = replayed(mode, count, words)
         say(f"{mode}: {told['modes'][mode]}")
         if small:
-            told["modes"][mode]["worker_peak_mb_of_a_quarter"] = replayed(mode, count // 4, words)["worker_peak_mb"]
+            told["modes"][mode] |= beyond(told["modes"][mode], replayed(mode, count // 4, words))
     if plain:
         loop = told["sdk_loop"] = plain_loop(min(count, PLAIN_MOST))
         told["ratios"] = {
@@ -238,6 +239,24 @@ def document(count: int, modes: list[str], words: list[str], *, plain: bool, sma
             for mode, each in told["modes"].items()
         }
     return told
+
+
+def beyond(whole: dict[str, Any], quarter: dict[str, Any]) -> dict[str, Any]:
+    """What the other three quarters cost: without what a run costs however little there is, as plans and first jobs."""
+    messages = whole["messages"] - quarter["messages"]
+    cpu = {kind: round(whole["cpu_s"][kind] - quarter["cpu_s"][kind], 2) for kind in whole["cpu_s"]}
+    own, seconds = sum(cpu.values()), whole["seconds"] - quarter["seconds"]
+    return {
+        "worker_peak_mb_of_a_quarter": quarter["worker_peak_mb"],
+        "beyond_a_quarter": {
+            "messages": messages,
+            "msg_per_s": round(messages / seconds) if seconds > 0 else None,
+            "msg_per_cpu_s": round(messages / own) if own > 0 else None,
+            "cpu_s": cpu,
+            "cpu_s_emulators": round(whole["cpu_s_emulators"] - quarter["cpu_s_emulators"], 2),
+            "jvm_share": round(cpu[JVM] / own, 3) if own > 0 else None,
+        },
+    }
 
 
 def say(text: str) -> None:

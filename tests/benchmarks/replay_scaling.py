@@ -35,7 +35,8 @@ from tests.spark.replays import is_java, offspring
 
 SCHEMA = "sbpair/benchmark/1"
 PHASES = ("drain", "plan", "send")
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.3
+"""Rarely: to look at every process costs CPU that is then missing elsewhere."""
 USED_UP = 0.85
 """From which share of what it may have on something is what the rest waits for."""
 
@@ -186,6 +187,7 @@ def document(count: int, workers: list[int]) -> dict[str, Any]:
     told: dict[str, Any] = {"schema": SCHEMA, "messages": count, "cores": os.cpu_count(), "workers": {}}
     for number in workers:
         told["workers"][str(number)] = measured(count, number)
+        sys.stderr.write(f"{number}: {told['workers'][str(number)]}\n")
     first, last = (told["workers"][str(number)]["phases"] for number in (workers[0], workers[-1]))
     told["speedup"] = {phase: round(first[phase]["seconds"] / last[phase]["seconds"], 2) for phase in PHASES}
     return told

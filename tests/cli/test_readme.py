@@ -75,6 +75,27 @@ async def runs(emulator: Emulator, words: list[str]) -> None:
     assert await process.wait() == 0
 
 
+def test_the_archive_can_be_read_as_it_says(tmp_path: Path) -> None:
+    from sbpair.replay.archive import Archive
+    from tests.cli.test_replay import put
+
+    put(Archive(str(tmp_path), "r1"))
+    [script] = re.findall(r"<!-- archive -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+    said = script.replace("/mnt/archive/RUN", f"{tmp_path}/r1")
+    assert said != script
+
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "orders 1 4\n"
+
+
+def test_every_column_of_the_archive_is_in_it() -> None:
+    from sbpair.replay.schema import OUTCOME, SEGMENT
+
+    part = README.partition("**The bodies are in the archive.**")[2].partition("## What it keeps")[0]
+    assert [name for name in (*SEGMENT.names, *OUTCOME.names) if f"`{name}`" not in part] == []
+
+
 def test_the_message_that_it_sends_arrives() -> None:
     [script] = re.findall(r"<!-- send -->\n```python\n(.*?)```", README, flags=re.DOTALL)
 

@@ -323,6 +323,9 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
     proved.write_json(PROVED, {"balanced": True})
     proved.delete("ledger")
     assert "has 1 messages left to send" in gc(proved, "--yes")[2]
+    end(proved)
+    end(proved, EXPIRED)
+    assert "contradict each other" in gc(proved, "--yes")[2]
     assert len(proved.files("segments")) == 1
 
 
@@ -330,7 +333,7 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
 def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) -> None:
     proved.delete("ledger")
     end(proved, kind)
-    assert "; 1 messages stay that were not sent" in gc(proved, "--yes")[1]
+    assert "; what was not sent stays: 1 of its messages" in gc(proved, "--yes")[1]
     [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
     assert (kept["message_id"], kept["message"]) == ("m7", b"body")
     assert gc(proved, "--yes", "--unsent")[0] == 0
@@ -385,3 +388,14 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 
     assert done.returncode == 4
     assert "cut.parquet is broken" in done.stderr
+
+
+def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    save(archive, RUN)
+    archive.write_json(DRAINED, {"messages": 0, "left_in_queues": {RUN.queues[0]: 3}})
+
+    done = sbpair("verify", "r1", "--archive", str(tmp_path))
+
+    assert done.returncode == 3
+    assert f"3 left in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout

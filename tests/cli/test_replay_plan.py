@@ -15,6 +15,10 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities import envelope
 from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.move.journal import Journal
+from sbpair.move.state import State
+from tests.cli.test_replay import sbpair
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "left", "deferred", "scheduled")
 
@@ -34,8 +38,13 @@ MESSAGES = (
 )
 
 
-def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tuple[int, str, str]:
-    """Of a backlog of two queues, in a process without Java; looking must leave it as it was."""
+def plan(
+    *words: str, primary: tuple[str, ...] = ("orders", "invoices"), state: Path | None = None
+) -> tuple[int, str, str]:
+    """Of a backlog of two queues, in a process without Java; looking must leave it as it was.
+
+    `state` is where a journal is written that knows the first message of either queue.
+    """
 
     async def main() -> tuple[int, str, str]:
         async with Emulator() as emulator:
@@ -48,6 +57,8 @@ def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tupl
             for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
                 environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
                 environ[f"SBPAIR_{side}_NAME"] = namespace.name
+            if state is not None:
+                write_journal(state, emulator, [(queue.path, queue.messages.peek(0, 1)[0]) for queue in backlog])
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-W", "error", "-m", "sbpair", "replay", "plan", *words),
                 env={**environ, "NO_COLOR": "1", "PATH": "/nowhere", "JAVA_HOME": "/nowhere"},
@@ -61,6 +72,18 @@ def plan(*words: str, primary: tuple[str, ...] = ("orders", "invoices")) -> tupl
             return process.returncode or 0, out.decode(), err.decode()
 
     return asyncio.run(main())
+
+
+def write_journal(directory: Path, emulator: Emulator, known: list[tuple[str, Any]]) -> None:
+    ends = (
+        endpoint_from_connection_string(each.connection_string, name=each.name) for each in emulator.ready.namespaces
+    )
+    with State(directory, Pair("orders", *ends)) as state:
+        journal = Journal(state, run="before")
+        for path, message in known:
+            key = ("contoso-dr", path.lower(), message.sequence_number, message.enqueued_at_ms, "m0")
+            journal.note_accepted(journal.note_sending([[key]], "orders"))
+        journal.close()
 
 
 def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
@@ -93,6 +116,11 @@ def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates:
     assert document["seconds"] == pytest.approx((document["messages"] + document["sent"]) / 1000)
 
 
+def test_what_the_journal_knows_would_not_be_sent_again(tmp_path: Path) -> None:
+    _code, document, _err = told("--state", str(tmp_path), state=tmp_path)
+    assert (document["already_sent"], document["sent"]) == (2, 5)
+
+
 def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
     code, out, err = plan("--deadletters", primary=("orders",))
     assert code == 3
@@ -103,24 +131,31 @@ def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> N
     assert "0/$deadletterqueue" not in out  # there is nothing in it
 
 
+def test_a_queue_that_is_not_there_is_refused() -> None:
+    code, out, err = plan("--queue", "7")
+    assert (code, out) == (2, "")
+    assert "--queue 7: contoso-dr has no such backlog queue" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--queue", "7"), "--queue 7: contoso-dr has no such backlog queue"),
         (("--destination", "no such"), "cannot be the path of a queue or a topic"),
+        (("--destination", ""), "cannot be the path of a queue or a topic"),
         (("--rate", "0"), "nothing would ever move"),
         (("--where", "true"), "No such option: --where"),
         (("--dedup", "guess"), "--dedup"),
+        (("--prices", "/nowhere"), "there is no file /nowhere"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str) -> None:
-    code, out, err = plan(*words)
-    assert (code, out) == (2, "")
-    assert said in err
+def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[str, ...], said: str) -> None:
+    done = sbpair("plan", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
 
 
 def test_a_state_that_is_broken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("nonsense")
-    code, _out, err = plan("--state", str(tmp_path))
-    assert code == 4
-    assert "state.db" in err
+    done = sbpair("plan", "--state", str(tmp_path))
+    assert done.returncode == 4
+    assert "state.db" in done.stderr

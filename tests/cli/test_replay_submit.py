@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_replay import java_in, sbpair
+from tests.cli.test_replay import java_in, sbpair, sbpair_process
 
 IMPORTS = "import sbpair.replay, sbpair.wire.client, sbpair.bus.credentials, sbpair.move.mover"
 """What a task of a replay needs, but for pyarrow, which no zip can have."""
@@ -75,8 +75,8 @@ def test_the_command_has_the_settings_and_no_secret_and_nothing_is_done(
     said += ["--conf", "spark.executor.memory=4g"]
     java = java_in(tmp_path)
 
-    done = sbpair(*said, "--print-submit", home=java)
-    document = json.loads(sbpair(*said, "--print-submit", "--output", "json", home=java).stdout)
+    done = sbpair_process(*said, "--print-submit", home=java)
+    document = json.loads(sbpair_process(*said, "--print-submit", "--output", "json", home=java).stdout)
 
     assert done.returncode == 0, done.stderr
     command = shlex.split(done.stdout)

@@ -1,4 +1,4 @@
-"""`sbpair send`, `ping` and `status` as their users call them, in processes of their own against an emulator."""
+"""The commands of the paired sender as their users call them, in processes of their own against an emulator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.testing import Emulator
+from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.sender.outbox import Outbox
 from tests.cli.test_bad_input import emulated
 
 TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"
@@ -155,6 +157,23 @@ def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: P
     at_a_terminal(tmp_path, check)
 
 
+def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
+    async def check(terminal: Terminal) -> None:
+        path = tmp_path / "outbox.db"
+        ends = [endpoint_from_connection_string(each.connection_string) for each in terminal.emulator.ready.namespaces]
+        outbox = Outbox(path, Pair("p", *ends))
+        outbox.put("orders", [b"a", b"b"])
+        code, told = await terminal.document("status", "--outbox", str(path))
+        [waiting] = told["outbox"]["entities"]
+        assert waiting.pop("oldest_seconds") >= 0
+        assert (code, waiting, told["outbox"]["messages"]) == (0, {"name": "orders", "messages": 2}, 2)
+        outbox.close()
+        path.write_bytes(b"something else, which is longer than a header" * 10)
+        assert (await terminal.run("status", "--outbox", str(path)))[0] == 4
+
+    at_a_terminal(tmp_path, check)
+
+
 def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> None:
     async def check(terminal: Terminal) -> None:
         assert (await terminal.run("send", "orders", "--to-backlog", text="a\n"))[0] == 0
@@ -181,6 +200,17 @@ WRONG = [
     (["ping"], 2, "Missing argument 'QUEUE|TOPIC…'"),
     (["ping", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
     (["ping", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 600 s"),
+    (["drill", "--queues", "0"], 2, "--queues is 0, and must be at least 1"),
+    (["drill", "--yes"], 2, "--yes goes with --against only"),
+    (["drill", "--config", "f"], 2, "--config goes with --against only"),
+    (["drill", "--against", "default", "-n", "5"], 2, "--messages and --against exclude each other"),
+    (["drill", "--against", "nobody"], 2, "--pair: there is no pair 'nobody'"),
+    (["drill", "--against", "default"], 2, "--against makes queues, and there is nobody to ask"),
+    (["drill", "--ping-interval", "0"], 2, "--ping-interval is 0, and must be from 1 s to 60 s"),
+    (["drill", "--failover-interval", "2m"], 2, "--failover-interval is 2m, and must be from 0 s to 60 s"),
+    (["drill", "--rate", "0"], 2, "Invalid value for '--rate'"),
+    (["status", "--outbox", "nowhere.db"], 2, "there is no outbox nowhere.db"),
+    (["send", "orders", "--outbox", "no/dir/o.db", "/dev/null"], 2, "'no/dir/o.db' cannot be an outbox"),
     (["status", "--timeout", "x"], 2, "--timeout: 'x' is not a duration"),
 ]
 
@@ -195,6 +225,6 @@ def test_wrong_options_are_told_before_anything_is_connected(
         monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", emulated(port))
         monkeypatch.setenv(f"SBPAIR_{side}_NAME", side.lower())
     assert run(words) == code
-    error, hint = capsys.readouterr().err.splitlines()
+    *_warnings, error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: {what}")
     assert hint.startswith("hint: ")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.spark.world import HASTY
+
 
 def java() -> str | None:
     """The Java that Spark would start, or None."""
@@ -63,6 +65,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory, own_java: None) -> Iterator[
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config(map=HASTY)
         .getOrCreate()
     )
     yield session

@@ -63,9 +63,10 @@ class Ground:
 class Replay:
     """One that runs. `run` is its id, once there is one."""
 
-    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, log: Path) -> None:
         self.process = process
         self._directory = directory
+        self._log = log
 
     @property
     def run(self) -> str:
@@ -86,7 +87,7 @@ class Replay:
         is_there = looks.get(phase, lambda: self.files(LEDGER) >= files)
         limit = time.monotonic() + PATIENCE_SECONDS
         while not is_there():
-            assert self.process.poll() is None, self.process.communicate()[0]
+            assert self.process.poll() is None, self.said
             assert time.monotonic() < limit, f"it never came to {phase}"
             time.sleep(0.01)
 
@@ -102,12 +103,17 @@ class Replay:
     def is_drained(self) -> bool:
         return any(self._directory.glob(f"archive/*/{DRAINED}"))
 
+    @property
+    def said(self) -> str:
+        """All that it has said so far."""
+        return self._log.read_text()
+
     def files(self, kind: str) -> int:
         return len([*self._directory.glob(f"archive/*/{kind}/**/[!.]*.parquet")])
 
     def receipt(self) -> dict[str, Any] | None:
         """What it says at its end; None where it has ended otherwise."""
-        self.said, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        self.process.wait(PATIENCE_SECONDS)
         print(self.said)  # noqa: T201  shown where the test fails
         found = [line for line in self.said.splitlines() if line.startswith("receipt ")]
         return dict(json.loads(found[0].removeprefix("receipt "))) if found else None
@@ -117,22 +123,23 @@ class Replay:
 def replay(place: World, directory: Path, **said: Any) -> Iterator[Replay]:
     """Started, in a process group of its own; none of it is left behind."""
     told = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **said}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.replay_process", json.dumps(told)],
-        env=place.shell(directory),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    log = directory / f"said-{time.monotonic_ns()}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.replay_process", json.dumps(told)],
+            env=place.shell(directory),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        yield Replay(process, directory)
+        yield Replay(process, directory, log)
     finally:
         for child in offspring(process.pid):
             end(child)
         end(process.pid)
-        process.communicate()
+        process.wait()
 
 
 def end(pid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARA
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import Options, Reach, Run
 from sbpair.replay.schema import SEGMENT
+from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.verify import Proof, verify
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1_000, Options())
+OPTIONS: dict[str, Any] = RUN.document()["options"]
 
 
 @pytest.fixture
@@ -221,6 +224,24 @@ def test_a_ledger_chunk_that_is_cut_short_is_refused_by_name(archive: Archive, l
     assert path in refused.value.message
 
 
+@pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
+def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kind: str) -> None:
+    """One bit in the midst of it, which its footer knows nothing of."""
+    put(archive, "one", *map(key, range(50)))
+    end(archive, LEDGER, *map(key, range(50)))
+    [path] = archive.files(kind)
+    whole = bytearray(Path(archive.root, path).read_bytes())
+    column = pq.read_metadata(Path(archive.root, path)).row_group(0).column(1)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    whole[begin + column.total_compressed_size - 1] ^= 1  # the last byte of a page
+    Path(archive.root, path).write_bytes(whole)
+
+    with pytest.raises(errors.StateRefused, match="is broken") as refused:
+        archive.read_table(path)
+
+    assert path in refused.value.message
+
+
 def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(archive: Archive) -> None:
     put(archive, "one", key(0))
     Ledger(archive, RUN.shards, "dead").has_in_hand([Entry(key(0), "orders")])
@@ -266,8 +287,18 @@ def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
         Archive(url, "r1")
 
 
-def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
-    assert runs.load(archive) == RUN
+@pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
+def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
+    run = replace(RUN, options=Options(selection=selection))
+    runs.save(archive, run)
+    assert runs.load(archive) == run
+
+
+def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive) -> None:
+    document = archive.read_json("run.json")
+    del document["options"]["selection"]
+    archive.write_json("run.json", document)
+    assert runs.load(archive).options.selection == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -277,6 +308,9 @@ def test_a_run_is_read_back_as_it_was_written(archive: Archive) -> None:
         ({"version": 2}, "version 2"),
         ({"options": {"dedup": "guess"}}, "cannot be read"),
         ({"options": None}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"destinations": ["x') OR ('' = '"], "where": None}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"destinations": 3, "where": None}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "selection": {"where": "true"}}}, "cannot be read"),
         ({"shards": "many"}, "cannot be read"),
         ({"pair": 3}, "cannot be read"),
     ],

@@ -14,20 +14,26 @@ from tests.spark.world import NAMESPACE, OTHER
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 2_000
-PHASES = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
-"""Who is talked with in each."""
+WITH = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
+"""Who is talked with in each phase."""
 
-FAULTS = {
-    # Those that there are, and the first ones that are made in their place.
+WANTED = {
+    # The connections that there are, and the first ones that are made in their place.
     "reset": {"count": 3},
     "drop": {"count": 3},
+    "throttle": {"count": 3},
     # Nothing passes any more on these, until they are given up.
     "stall": {"count": 2},
-    "detach": {},
-    "throttle": {"count": 20},
-    # Taken in, and nobody is told: there is nothing to take in but in the send.
+    # Taken in, and nobody is told.
     "swallow-acks": {"count": 300},
 }
+BREAKS = [
+    *(("drain", 2, "reset"), ("drain", 6, "drop"), ("drain", 10, "detach")),
+    ("plan", 0, "reset"),
+    *(("send", 2, "reset"), ("send", 6, "drop"), ("send", 10, "detach"), ("send", 14, "throttle")),
+]
+SILENCE = [("drain", 4, "stall"), ("send", 4, "stall"), ("send", 8, "swallow-acks")]
+"""What strikes in which phase, once so many files are there."""
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +42,21 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         yield made
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_what_breaks_in_each_phase_loses_nothing(kind: str, ground: Ground, tmp_path: Path) -> None:
+@pytest.mark.parametrize("struck", [BREAKS, SILENCE], ids=["breaks", "silence"])
+def test_what_strikes_the_line_in_each_phase_loses_nothing(
+    struck: list[tuple[str, int, str]], ground: Ground, tmp_path: Path
+) -> None:
     place, request = ground.world(), ground.request()
     place.strand_many(MESSAGES)
     with contextlib.ExitStack() as faults, replay(place, tmp_path, request=request) as running:
         faults.enter_context(place.during("latency", OTHER, ms=LATENCY_MS))
-        for phase, namespace in PHASES.items():
-            running.until(phase)
-            faults.enter_context(place.during(kind, namespace, **FAULTS[kind]))
+        for phase, files, kind in struck:
+            running.until(phase, files)
+            faults.enter_context(place.during(kind, WITH[phase], **WANTED.get(kind, {})))
             assert running.is_in(phase, MESSAGES), "the fault came too late to prove anything"
         told = running.receipt()
-    if told is None or told["left"] or place.left():
+    assert told is not None, "it goes on by itself"
+    if told["left"] or place.left():
         with replay(place, tmp_path, request=request, resume=running.run) as again:
             told = again.receipt()
         assert told is not None

@@ -17,7 +17,7 @@ from tests.spark.world import HASTY, World, world
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
-MESSAGES = 1_000
+MESSAGES = 400
 SPARK = ("--master", "local[2,4]", *(word for name, said in HASTY.items() for word in ("--conf", f"{name}={said}")))
 
 
@@ -52,7 +52,7 @@ def test_a_run_is_looked_at_kept_to_one_stopped_and_resumed(tmp_path: Path) -> N
     with world() as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)
-        first = shell.start("run", "--rate", "100", *SPARK)
+        first = shell.start("run", "--rate", "4", *SPARK)
         try:
             wait_for(lambda: shell.chunks() >= 2, first)
             [run] = [path.name for path in shell.archive.iterdir()]

@@ -43,7 +43,7 @@ def rows() -> st.SearchStrategy[list[Row]]:
         st.sampled_from([None, 1, 10_000, 100_001, 1_000_000, 10**15]),
         st.one_of(st.none(), moments),
     )
-    return st.lists(st.tuples(message, st.booleans()), max_size=40).map(_placed)
+    return st.lists(st.tuples(message, st.booleans()), max_size=60).map(_placed)
 
 
 def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
@@ -117,7 +117,6 @@ def is_expired(row: Row, options: Options) -> bool:
 def test_the_sql_says_what_the_naive_plan_says(
     spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection
 ) -> None:
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
     options = Options(dedup=dedup, ttl=ttl, selection=selection)
     run = Run("r", {}, ("q/0", "q/1"), shards, 0, options)
     spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan.MESSAGES)

@@ -111,6 +111,20 @@ def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goe
     [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]
     place.running.do(lambda: place.running.namespace.create_queue("not-there"))
     place.destinations = [*place.destinations, "not-there"]
+    what_a_disk_has_changed_is_not_sent(place, tmp_path, Archive(str(tmp_path / "archive"), run_id))
     result = job.resume(place.request(tmp_path), run_id, lambda _event: None)
     assert result.proof.exit_code == 0
     assert sorted(place.ids()) == sorted(place.sent)
+
+
+def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: Archive) -> None:
+    path = Path(archive.root, archive.files(SEGMENTS)[0])
+    whole = path.read_bytes()
+    at = whole.rindex(b"\x28\xb5\x2f\xfd") + 20  # of the last page, which holds messages
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+
+    with pytest.raises(errors.SbpairError):
+        job.resume(place.request(tmp_path), archive.run, lambda _event: None)
+
+    assert place.ids() == []
+    path.write_bytes(whole)

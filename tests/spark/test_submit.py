@@ -58,8 +58,8 @@ def sbpair(place: World, directory: Path, *words: str) -> str:
 
 
 def submitted(place: World, directory: Path, *words: str) -> dict[str, object]:
-    """What the printed command comes to."""
-    archive = ("--archive", str(directory / "archive"), "--output", "json")
+    """What the printed command comes to. spark-submit puts what is told into the same stream, but for --quiet."""
+    archive = ("--archive", str(directory / "archive"), "--output", "json", "--quiet")
     printed = json.loads(sbpair(place, directory, "run", *archive, *words, "--print-submit"))
     command = shlex.join(printed["command"])
     for secret in place.environment.values():

@@ -23,6 +23,7 @@ from sbpair.move.state import State
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SENDING, Archive
 from sbpair.replay.ledger import Ledger
+from sbpair.replay.shard_source import CHUNK_MOST
 from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, world
 
@@ -67,7 +68,7 @@ def everything_is_there(place: World, job: Job) -> None:
     assert set(arrived) == set(place.sent)
     assert place.altered() == []
     twice = {name for name, count in arrived.items() if count > 1}
-    assert len(twice) <= MOVING_MOST
+    assert len(twice) <= CHUNK_MOST + MOVING_MOST
     assert twice <= {str(each["message_id"]) for each in proof.doubtful}
 
 
@@ -181,8 +182,9 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
-    broken: Any, place: World, own_disk: Path
+    broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sbpair.replay.shard_source.CHUNK_MOST", MOVING_MOST // 2)
     place.strand_many(MANY)
     job = job_of(place, own_disk, segment_messages=MANY)
     drain(job)
@@ -250,10 +252,10 @@ def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place
     job = job_of(place, tmp_path)
 
     with place.during(kind, NAMESPACE, count=1):
-        asyncio.run(replays._check_destinations(job, list(place.destinations)))
+        asyncio.run(replays._check_destinations(job, list(place.destinations), "", ""))
 
     with pytest.raises(errors.EntityMissing, match="nowhere"):
-        asyncio.run(replays._check_destinations(job, ["nowhere"]))
+        asyncio.run(replays._check_destinations(job, ["nowhere"], "", ""))
 
 
 # Others.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
 HOUR_TICKS = 36_000_000_000
-HASTY = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.codegen.wholeStage": "false"}
-"""For a few messages it is not worth it that Spark compiles the plan, nor that Java does a second time."""
+HASTY = {"spark.sql.codegen.wholeStage": "false"}
+"""For a few messages it is not worth it that Spark compiles the plan."""
 
 
 class World:

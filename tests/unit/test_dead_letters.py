@@ -54,4 +54,5 @@ def test_what_cannot_be_read_says_nothing_and_stays(broken: bytes) -> None:
 )
 def test_a_queue_of_dead_letters_is_known_by_its_path(path: str, is_one: bool) -> None:
     assert dead_letters.is_one(path) is is_one
+    assert dead_letters.parent_of(path) == QUEUE
     assert dead_letters.is_one(dead_letters.queue_of(QUEUE))

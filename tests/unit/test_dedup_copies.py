@@ -35,6 +35,7 @@ class World(RuleBasedStateMachine):
         self.queues: dict[tuple[Side, int], str | None] = {}
         self.locked: dict[tuple[Side, int], Delivery] = {}
         self.hand: list[Delivery] = []
+        self.unanswered: list[Delivery] = []
         self.sent: set[str] = set()
         self.completed: set[str] = set()
         self.dead: set[str] = set()
@@ -64,7 +65,7 @@ class World(RuleBasedStateMachine):
             assert delivery.key in self.completed
             self._remove(delivery)
         elif verdict is Verdict.HOLD:
-            assert [each for each in self.hand if each.key == delivery.key]
+            assert [each for each in (*self.hand, *self.unanswered) if each.key == delivery.key]
         else:
             named = again or verdict is Verdict.GIVE_AGAIN
             assert named or delivery.key is None or delivery.key not in self.completed
@@ -123,6 +124,7 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), applied=st.booleans(), crashes=st.booleans())
     def complete_without_an_answer(self, data: st.DataObject, applied: bool, crashes: bool) -> None:
         delivery = self._take(data)
+        self.unanswered.append(delivery)
         self.copies.completing(delivery, self.now)
         if applied and self._remove(delivery) and delivery.key is not None:
             self.completed.add(delivery.key)
@@ -144,11 +146,12 @@ class World(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.locked = {place: each for place, each in self.locked.items() if each.until > self.now}
+        self.unanswered = [each for each in self.unanswered if each.until > self.now]
         self._bring_up()
 
     @rule()
     def crash(self) -> None:
-        self.copies, self.hand, self.locked = Copies(self.store), [], {}
+        self.copies, self.hand, self.unanswered, self.locked = Copies(self.store), [], [], {}
 
     @rule(data=st.data())
     def the_service_takes_a_lock_away(self, data: st.DataObject) -> None:

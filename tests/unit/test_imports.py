@@ -17,7 +17,7 @@ ROOT = Path(sbpair.__file__).parent
 # Top first. A part may import what lies below its own level, and nothing of that level but itself.
 LEVELS: list[set[str]] = [
     {"cli"},
-    {"drill", "doctor", "export", "status"},
+    {"drill", "doctor", "export", "status", "paired"},
     {"provision", "audit", "prune", "partition", "syphon", "sender", "replay", "emulator"},
     {"move"},
     {"wire", "bus", "topology", "cost"},
@@ -33,8 +33,8 @@ LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
 SPECIAL = {
     "config": {"model", "errors"},
     "__main__": {"cli", "model", "errors"},
-    "__init__": {"aio", "config", "sender", "model", "errors"},
-    "aio": {"sender", "model", "errors"},
+    "__init__": {"aio", "config", "paired", "sender", "model", "errors"},
+    "aio": {"paired", "sender", "model", "errors"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
     "emulator": {"amqp", "errors"},
 }
@@ -50,6 +50,7 @@ DOORS = {
     "pandas": {"replay"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "opentelemetry": {"sender"},
     "click": set(),
 }
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.cost import UNIT_BYTES, Operations, moved
-from sbpair.move import hands, mover, settling
+from sbpair.move import departures, hands, mover, settling
 from sbpair.move.mover import Mover
 from sbpair.move.route import NO_KEY, Facts, Key
 from sbpair.move.setting import Setting
@@ -47,6 +47,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "REST_SECONDS", 0.001)
     monkeypatch.setattr(mover, "REST_MOST_SECONDS", 0.001)
     monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.001)
+    monkeypatch.setattr(departures, "GATHER_SECONDS", 0.001)
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from sbpair.sender.replication.file import KeyFile
 from sbpair.sender.replication.intake import OPEN_SECONDS, SETTLE_SECONDS, Intake, Well, abandoning
 from sbpair.sender.replication.key import KeyOf, KeyRule
 from sbpair.sender.replication.roles import SIDES, Side
-from sbpair.sender.replication.sending import Active, Passive, Way
+from sbpair.sender.replication.sending import ACTIVE_SHARE, Active, Passive, Replication, Way
 from sbpair.sender.replication.window import DAY_SECONDS, KEYS, Memory, Window
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _SHORTER = "give the queue or topic a shorter name"
 
 class _Sender:
     _kind: Kind
+    _replication: Replication
+    _share = 1.0
 
     def __init__(
         self, pair: Pair, entity: str, *, timeout: float = 60.0, retries: int = 3, on_event: OnEvent | None = None
@@ -54,7 +56,7 @@ class _Sender:
         self.entity_name = entity
         self.timeout = checked_timeout(timeout)
         self._tell = Telling(on_event)
-        self._ends = Ends(pair, self._kind, self.timeout)
+        self._ends = Ends(pair, self._kind, self.timeout * self._share)
         self._ways = {side: Way(side, entity, self._ends.sender, retries, time.monotonic) for side in SIDES}
         self._turn = self._kind.lock()
         self._closed = False
@@ -67,8 +69,7 @@ class _Sender:
 
     def _closing(self) -> Steps[None]:
         self._closed = True
-        for way in self._ways.values():
-            yield from way.close()
+        yield from self._replication.close()
         yield from self._ends.close()
 
 
@@ -83,13 +84,16 @@ class ActiveSender(_Sender):
 
     What can still go wrong:
 
-    - Every message costs twice, and every send takes as long as the slower side; while one stalls, as `timeout`.
+    - Every message costs twice, and every send takes as long as the slower side; while one stalls, as `timeout`, and a
+      blocking client may need 30 s to give up a connection that is not answered.
     - A copy that only one side holds is lost with that side, or is there once it is back: long after its message was
       dealt with, and to be told as a duplicate only by a receiver whose window reaches so far.
     - The copies of several messages have no common order: each side has its own, and where sends fail they differ.
     - A side that accepted a copy and did not answer may be sent it again: it has two of one id (event `Unanswered`).
       Where BothFailed is raised it may hold it all the same (`in_doubt`).
     """
+
+    _replication: Active
 
     def __init__(
         self, pair: Pair, entity: str, *, timeout: float = 60.0, retries: int = 3, on_event: OnEvent | None = None
@@ -124,6 +128,9 @@ class PassiveSender(_Sender):
       `Unanswered`), unless a DedupReceiver removes the second.
     - Receivers must look at both sides: nobody tells them of a swap.
     """
+
+    _share = ACTIVE_SHARE
+    _replication: Passive
 
     def __init__(
         self,
@@ -179,6 +186,8 @@ class DedupReceiver:
     - Messages of one key that are no copies of each other are lost but for the first: choose one that tells them apart.
     - While the first copy is in hand for longer than a lock lasts, further copies come again and again, which counts as
       deliveries: `renew_message_lock` renews them all.
+    - While one side stalls, a blocking receiver may wait 30 s for its connection, and then for the other side alone for
+      two minutes: the SDK gives a connection up no sooner.
     """
 
     _kind: Kind
@@ -219,6 +228,10 @@ class DedupReceiver:
         self._intake = Intake(wells, path, rule, kept, Telling(on_event), time.time, time.monotonic)
         self._turn = self._kind.lock()
         self._closed = False
+
+    def side_of(self, message: ServiceBusReceivedMessage) -> Side:
+        """Where a message came from, "primary" or "secondary", until it is settled. Raises MessageLockLostError."""
+        return self._intake.taken(message).side
 
     def _receiver(self, side: Side) -> Any:
         return self._ends.receiver(side, self.entity_name, SETTLE_SECONDS / 2)

@@ -19,7 +19,7 @@ from sbpair.sender.failures import is_passing
 from sbpair.sender.lane import Use, closed
 from sbpair.sender.replication.copies import Copies, Verdict
 from sbpair.sender.replication.events import DuplicateCompleted, GivenAgain, NoKey, SideBack, SideLost, line
-from sbpair.sender.steps import Call, Pause, Steps
+from sbpair.sender.steps import Call, Pause, Steps, Together
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -37,6 +37,9 @@ SETTLE_SECONDS = 30.0
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 30.0
 """How long a side that failed is left alone, doubled each time, and at most."""
+
+REST_TIMES = 4
+"""Or so many times as long as it took to fail: the other side has most of the time, whatever this one does."""
 
 HELD_MOST = 1_000
 """While so many copies are held for others to be settled, no more are taken."""
@@ -94,10 +97,11 @@ class Well:
             self._spent.append(self._receiver)
             self._receiver = None
 
-    def rest(self, error: Exception, now: float) -> bool:
+    def rest(self, error: Exception, now: float, took_seconds: float) -> bool:
         """Leave it alone for a while; whether it was well until now."""
         self.error = error
-        self.rests_until = now + min(REST_SECONDS * 2.0**self.failures, REST_MOST_SECONDS)
+        usual = min(REST_SECONDS * 2.0**self.failures, REST_MOST_SECONDS)
+        self.rests_until = now + max(usual, took_seconds * REST_TIMES)
         self.failures += 1
         return self.failures == 1
 
@@ -107,7 +111,7 @@ class Well:
         return had_failed
 
     def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
-        """Close spent receivers that no message needs any more; all of them where `needed` is None."""
+        """Close spent receivers that no message needs: an open link may be given one. All, where `needed` is None."""
         if needed is None and self._receiver is not None:
             self._spent.append(self._receiver)
             self._receiver = None
@@ -176,6 +180,7 @@ class Intake:
 
     def _take(self, well: Well, most: int, deadline: float) -> Steps[None]:
         seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * AT_ONCE_SECONDS))
+        started = self._clock()
         yield from well.close(self._needed())
         try:
             receiver, found = yield from well.take(most, seconds, self._clock)
@@ -185,14 +190,13 @@ class Intake:
                 return
             if not isinstance(error, Exception) or not is_passing(error):
                 raise
-            if well.rest(error, self._clock()):
-                self._tell(SideLost(self._entity, well.side, line(error)))
+            self._rest(well, error, self._clock() - started)
             return
         if well.recovered():
             self._tell(SideBack(self._entity, well.side))
-        self._arrived.extend(self._taken(well.side, each, receiver) for each in found)
+        self._arrived.extend(self._received(well.side, each, receiver) for each in found)
 
-    def _taken(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> Taken:
+    def _received(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> Taken:
         reason = "it has no such property, or nothing in it"
         try:
             key = self._rule.of(message)
@@ -252,7 +256,7 @@ class Intake:
     # Settling -----------------------------------------------------------------------------------
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
-        taken = self._of(message)
+        taken = self.taken(message)
         self._copies.completing(taken, self._now())
         yield from self._settle(taken, _completing(message))
         self._surplus.extend(self._copies.completed(taken, self._now()))
@@ -260,13 +264,13 @@ class Intake:
 
     def give_up(self, message: ServiceBusReceivedMessage, use: Use) -> Steps[None]:
         """Settle it in any other way."""
-        taken = self._of(message)
+        taken = self.taken(message)
         yield from self._settle(taken, use)
         self._copies.given_up(taken)
 
     def renew(self, message: ServiceBusReceivedMessage) -> Steps[Any]:
         """Renew its lock, and those of the copies that are held for it."""
-        taken = self._of(message)
+        taken = self.taken(message)
         until = yield Call(_renewing(message), taken.receiver, SETTLE_SECONDS)
         for each in self._copies.held_with(taken):
             yield from self._try(each, _renewing(each.message))
@@ -277,11 +281,11 @@ class Intake:
         for taken in [*self._copies.waiting, *self._arrived, *self._surplus]:
             yield from self._try(taken, abandoning(taken.message))
         self._given.clear()
-        for well in self._wells.values():
-            yield from well.close()
+        yield Together(tuple(well.close() for well in self._wells.values()))
         self._store.close()
 
-    def _of(self, message: ServiceBusReceivedMessage) -> Taken:
+    def taken(self, message: ServiceBusReceivedMessage) -> Taken:
+        """What is known of a message that is the application's. Raises MessageLockLostError where it is not."""
         found = self._given.get(id(message))
         if found is None:
             raise MessageLockLostError(
@@ -318,9 +322,13 @@ class Intake:
         except Exception as error:  # noqa: BLE001  it concerns nobody
             well.failed(error, taken.receiver)
             if is_passing(error):
-                well.rest(error, self._clock())
+                self._rest(well, error, 0.0)
             return False
         return True
+
+    def _rest(self, well: Well, error: Exception, took_seconds: float) -> None:
+        if well.rest(error, self._clock(), took_seconds):
+            self._tell(SideLost(self._entity, well.side, line(error)))
 
     def _needed(self) -> frozenset[int]:
         """The receivers of messages that are to be settled yet."""

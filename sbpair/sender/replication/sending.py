@@ -101,8 +101,7 @@ class Replication:
         self._tell = tell
 
     def close(self) -> Steps[None]:
-        for way in self._ways.values():
-            yield from way.close()
+        yield Together(tuple(way.close() for way in self._ways.values()))
 
     def _tell_doubts(self, outcomes: dict[Side, Outcome], inside: list[Message]) -> None:
         for side, outcome in outcomes.items():
@@ -159,10 +158,11 @@ class Passive(Replication):
         inside, content = _content(messages)
         if not inside:
             return None
-        start, roles, outcomes = self._now(), self.roles, dict[Side, Outcome]()
-        for share in (ACTIVE_SHARE, 1.0):
+        roles, outcomes = self.roles, dict[Side, Outcome]()
+        for share in (ACTIVE_SHARE, 1 - ACTIVE_SHARE):
             side = roles.target
-            outcomes[side] = yield from self._ways[side].send(content, start + seconds * share)
+            # Each has its own time: a blocking client may need longer than it has to give a connection up.
+            outcomes[side] = yield from self._ways[side].send(content, self._now() + seconds * share)
             error = outcomes[side].error
             roles = after(roles, self._event(error))
             if roles.state is State.SETTLED:

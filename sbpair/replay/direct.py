@@ -1,0 +1,242 @@
+"""One task of a direct replay: a backlog queue, moved by the mover that the syphon has, without an archive.
+
+The law: the mover's. And what the primary has accepted is in the ledger before the backlog hears of it: whoever comes
+next, on whichever machine, completes it and does not send it again, and the ledger is what is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sbpair.bus.credentials import token_getter
+from sbpair.errors import SbpairError, Unavailable
+from sbpair.move.mover import Mover
+from sbpair.move.route import EXPIRED as EXPIRED_REASON
+from sbpair.move.wire_primary import WirePrimary
+from sbpair.move.wire_source import WireSource
+from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
+from sbpair.replay.drain import IDLE_SECONDS, accepted_before, tasks_of
+from sbpair.replay.ending import Ending
+from sbpair.replay.lease import Permit
+from sbpair.replay.ledger import Entry, Ledger, Together, keys_of
+from sbpair.replay.patience import TRIES as CONNECTIONS
+from sbpair.replay.patience import back_off_seconds
+from sbpair.replay.schema import KEY
+from sbpair.replay.send import TRIES, WAIT_SECONDS, name_doubtful, setting_of
+from sbpair.replay.shard_source import LOOK_SECONDS
+from sbpair.replay.task import run
+from sbpair.wire.client import connect
+
+if TYPE_CHECKING:
+    from sbpair.move.engine import Arrival, Failures
+    from sbpair.move.setting import Setting
+    from sbpair.move.wire_source import WireArrival
+    from sbpair.replay.run import Job
+
+log = logging.getLogger(__name__)
+
+Known = set[tuple[Any, ...]]
+"""Messages that the primary has: (queue in small letters, sequence number, enqueued at, message id)."""
+
+
+def move(job: Job) -> Any:
+    """For `mapInArrow` over a range of as many rows as there are tasks."""
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        queues = tasks_of(job)
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                messages = run(Direct(job, queues[index]).run())
+                yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
+
+    return task
+
+
+class Booked(WireSource):
+    """A backlog queue whose messages are written down: as in hand, as accepted, and as what else became of them.
+
+    `unwritten` is why something could not be.
+    """
+
+    unwritten: SbpairError | None = None
+
+    def keep_books(self, ledger: Ledger, shard: int, known: Known) -> None:
+        """`known` is what is completed, and neither sent nor written down again."""
+        self._ledger, self._shard, self._known = ledger, shard, known
+        self._others = Together(ledger)
+        self._in_hand: dict[Arrival, Entry] = {}
+
+    async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
+        arrivals = await super().take(most, seconds=seconds)
+        if self._known:
+            await super().complete([each for each in arrivals if self._has(each)])
+            arrivals = [each for each in arrivals if not self._has(each)]
+        if arrivals:
+            self._in_hand.update((each, _entry(each)) for each in arrivals)
+            self._ledger.has_in_hand(list(self._in_hand.values()))
+        return arrivals
+
+    async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
+        # What the backlog was not heard to confirm comes again, and is in the ledger.
+        entries = [self._in_hand.get(each) or _entry(each) for each in arrivals if not self._has(each)]
+        try:
+            await asyncio.to_thread(self._ledger.write, LEDGER, self._shard, entries)
+        except SbpairError as error:
+            self.unwritten = error
+            return [(each, error) for each in arrivals]
+        failures = await super().complete(arrivals)
+        self._known.update(_known_as(each) for each, _ in failures)
+        self._let_go(arrivals)
+        return failures
+
+    async def release(self, arrivals: Sequence[Arrival]) -> Failures:
+        self._let_go(arrivals)
+        return await super().release(arrivals)
+
+    async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
+        await super().dead_letter(arrival, reason, description)
+        entry = _entry(arrival)._replace(reason=f"{reason}: {description}")
+        try:
+            await self._others.write(EXPIRED if reason == EXPIRED_REASON else QUARANTINE, self._shard, entry)
+        except SbpairError as error:
+            self.unwritten = error
+        self._let_go([arrival])
+
+    def _has(self, arrival: Arrival) -> bool:
+        return bool(self._known) and _known_as(arrival) in self._known
+
+    def _let_go(self, arrivals: Sequence[Arrival]) -> None:
+        for each in arrivals:
+            self._in_hand.pop(each, None)
+
+
+def _entry(arrival: Arrival) -> Entry:
+    facts = arrival.facts
+    return Entry((facts.queue, facts.sequence_number, facts.enqueued_at, facts.message_id), facts.path)
+
+
+def _known_as(arrival: Arrival) -> tuple[Any, ...]:
+    facts = arrival.facts
+    return (facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
+
+
+class Direct:
+    """Empties one queue into the primary, as far as the run's cut-off."""
+
+    def __init__(self, job: Job, queue: str) -> None:
+        self._job = job
+        self._queue = queue
+        self._archive = job.open()
+        self._shard = job.run.queues.index(queue)
+        self._ledger = Ledger(self._archive, job.run.shards, sync=False)
+        self._known = accepted_before(self._archive, queue) | accepted_at_death(self._archive, queue, self._shard)
+        self._permit = Permit(self._archive, job.beacon)
+        self._ending = Ending(job.run)
+        self._looked = 0.0
+
+    async def run(self) -> int:
+        """How many the primary has accepted. Raises Unavailable where a side stays away, LeaseLost, MachineLacks."""
+        setting = setting_of(self._job, self._permit)
+        await self._permit.ready()
+        async with token_getter(self._job.pair()) as get_token:
+            primary = WirePrimary(self._job.primary.endpoint(), get_token=get_token)
+            try:
+                await self._until_over(primary, setting, get_token)
+            finally:
+                await primary.close()
+                name_doubtful(self._ledger, setting)
+        self._keep_unconfirmed(setting)
+        return setting.tally.receipt().sent
+
+    def _keep_unconfirmed(self, setting: Setting) -> None:
+        """The backlog may give them again to whoever resumes, who is not to send them."""
+        entries = [Entry((self._queue, *key[2:]), None) for key in setting.journal.unconfirmed()]
+        if entries:
+            self._ledger.has_in_hand(entries)
+        else:
+            self._ledger.has_nothing_in_hand()
+
+    async def _until_over(self, primary: WirePrimary, setting: Setting, get_token: Any) -> None:
+        """Go on over as many connections as it takes."""
+        failures = 0
+        while True:
+            before = setting.tally.count(self._queue, "received")
+            try:
+                async with connect(self._job.secondary.endpoint(), get_token=get_token) as wire:
+                    source = Booked(wire, await wire.receiver(self._queue), self._queue)
+                    source.keep_books(self._ledger, self._shard, self._known)
+                    await self._connected(source, primary, setting)
+            except Unavailable as error:
+                failures = failures + 1 if setting.tally.count(self._queue, "received") == before else 1
+                if failures >= CONNECTIONS or self._archive.stopped():
+                    raise
+                log.info("%s: %s; trying again", self._queue, error.message)
+                await asyncio.sleep(back_off_seconds(failures))
+            else:
+                return
+
+    async def _connected(self, source: Booked, primary: WirePrimary, setting: Setting) -> None:
+        failure: SbpairError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            mover = Mover(source, primary, tasks, setting)
+            keeping = tasks.create_task(mover.keep_locks(), name="keep locks")
+            try:
+                await self._empty(source, mover)
+            except SbpairError as error:
+                failure = error
+            await mover.finish()
+            keeping.cancel()
+        mover.write_off()
+        failure = mover.fatal or source.unwritten or failure or (None if self._archive.stopped() else mover.trouble)
+        if failure is not None:
+            raise failure
+
+    async def _empty(self, source: Booked, mover: Mover) -> None:
+        """Until nothing is left, the run is to stop, or destinations that take nothing keep it from going on."""
+        self._ending.came()
+        while not self._is_stopped() and mover.fatal is None and source.unwritten is None:
+            if source.error is not None:
+                raise source.error
+            if mover.in_hand and mover.stuck(TRIES):
+                break
+            if mover.room == 0:
+                await mover.changed(WAIT_SECONDS)
+                continue
+            source.grant(mover.room)
+            arrivals = await source.take(mover.room, seconds=self._wait(mover))
+            if arrivals:
+                self._ending.came()
+                mover.accept(arrivals)
+            elif not mover.in_hand and await self._ending.reached(source):
+                break
+
+    def _is_stopped(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        return self._archive.stopped()
+
+    def _wait(self, mover: Mover) -> float:
+        return IDLE_SECONDS if mover.in_hand else self._job.run.options.empty_seconds
+
+
+def accepted_at_death(archive: Archive, queue: str, shard: int) -> Known:
+    """What earlier attempts had in hand of a queue, and the primary has: the backlog may hold it still.
+
+    Few, however large the ledger is.
+    """
+    in_hand = {key for path in archive.files(SENDING) for key in keys_of(archive.read_table(path, list(KEY)))}
+    in_hand = {key for key in in_hand if key[0].lower() == queue.lower()}
+    found: Known = set()
+    if in_hand:
+        for path in archive.files(f"{LEDGER}/{shard}"):
+            keys = in_hand & set(keys_of(archive.read_table(path, list(KEY))))
+            found.update((queue.lower(), *key[1:]) for key in keys)
+    return found

@@ -1,0 +1,42 @@
+"""When a backlog queue is empty, as far as a run goes: judged by looking at what lies there, and never by one look."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sbpair.move.engine import Seen, Source
+    from sbpair.replay.run import Run
+
+QUIET_LEAST = 2
+"""How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
+
+CLOCKS_DIFFER_MS = 60_000
+
+
+class Ending:
+    """Of one queue, which is received from until `reached`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._quiet = 0
+        self._came = 0.0
+
+    def came(self) -> None:
+        """Something has, or may from now on."""
+        self._quiet, self._came = 0, asyncio.get_running_loop().time()
+
+    async def reached(self, source: Source) -> bool:
+        """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
+        async for page in source.pages():
+            if any(not seen.deferred and is_ours(self._run, seen) for seen in page):
+                self._quiet = 0
+                return asyncio.get_running_loop().time() - self._came >= self._run.options.strangers_seconds
+        self._quiet += 1
+        return self._quiet >= QUIET_LEAST
+
+
+def is_ours(run: Run, seen: Seen) -> bool:
+    """Whether a message was there when the run began."""
+    return seen.enqueued_at <= run.started_ms + CLOCKS_DIFFER_MS

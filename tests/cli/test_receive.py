@@ -1,0 +1,237 @@
+"""`sbpair receive` as its users see it: what is shown, what is removed by it, what stays, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.testing import Emulator
+
+ESCAPE = "\x1b[31mred\x07"
+
+
+def encoded(name: str, body: bytes = b"body", **properties: Any) -> bytes:
+    return Sections(
+        properties=Properties(message_id=name, subject="s").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, properties),
+        body=data_body(body),
+    ).join()
+
+
+@dataclass
+class World:
+    """Two namespaces, each with `orders`, and the command line on them."""
+
+    emulator: Emulator
+    environ: dict[str, str]
+
+    def put(self, namespace: str, *messages: bytes) -> None:
+        for each in messages:
+            self.queue(namespace).send(envelope.take_in(each, 0))
+
+    def queue(self, namespace: str) -> Any:
+        return self.emulator.namespaces[namespace].find_queue("orders")
+
+    @property
+    def left(self) -> tuple[int, int]:
+        here, there = (self.queue(each).counts().active for each in ("contoso", "contoso-dr"))
+        return here, there
+
+    async def start(self, *words: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "sbpair", "receive", *words),
+            env=self.environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def receive(self, *words: str) -> tuple[int, str, str]:
+        process = await self.start("orders", "--wait", "1s", *words)
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+
+def on_an_emulator(story: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Emulator() as emulator:
+            for namespace in emulator.namespaces.values():
+                namespace.create_queue("orders")
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+                environ[f"SBPAIR_{side}_NAME"] = namespace.name
+            await story(World(emulator, {**environ, "NO_COLOR": "1"}))
+
+    asyncio.run(main())
+
+
+def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_shown() -> None:
+    async def story(world: World) -> None:
+        world.put("contoso", encoded("one", ESCAPE.encode()), encoded("two\x1b", b"\xff\xfe"))
+        world.put("contoso-dr", encoded("one"))
+        code, out, err = await world.receive("--peek")
+        assert (code, err) == (0, "2 messages there, and left there\n")
+        assert world.left == (2, 1)
+        again, shown, err = await world.receive()
+        assert (again, shown, err) == (0, out, "2 messages removed\n")
+        assert [line.split()[1] for line in out.splitlines()] == ["FROM", "primary", "primary"]
+        assert "\x1b" not in out
+        assert "\x07" not in out
+        assert "red" in out
+        assert "(2 bytes that are no text)" in out
+        assert world.left == (0, 1)
+
+    on_an_emulator(story)
+
+
+def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.put("contoso", encoded("one", order="7"), encoded("two", order="8"))
+        world.put("contoso-dr", encoded("two", order="8"), encoded("three", order="9"))
+        code, out, _err = await world.receive("--dedup", "--peek", "-o", "json", "--key", "property:order")
+        told = json.loads(out)
+        assert (code, told["received"], told["duplicates"], told["removed"]) == (0, 3, 1, False)
+        words = ("--dedup", "-o", "json", "--store", str(tmp_path / "keys.db"))
+        code, out, err = await world.receive(*words)
+        told = json.loads(out)
+        messages = told.pop("messages")
+        assert told == {
+            "schema": "sbpair/receive/1",
+            "entity": "orders",
+            "received": 3,
+            "kept": 0,
+            "duplicates": 1,
+            "removed": True,
+        }
+        assert sorted(each["message_id"] for each in messages) == ["one", "three", "two"]
+        assert {each["from"] for each in messages} == {"primary", "secondary"}
+        assert {each["body"] for each in messages} == {"body"}
+        assert (code, err, world.left) == (0, "3 messages removed\n1 further copy removed\n", (0, 0))
+        # The next run still knows what this one has shown.
+        world.put("contoso", encoded("one"), encoded("four"))
+        code, out, err = await world.receive("--dedup", "-o", "jsonl", "--store", str(tmp_path / "keys.db"))
+        (line,) = map(json.loads, out.splitlines())
+        assert (line["schema"], line["message_id"], line["from"]) == ("sbpair/receive/1", "four", "primary")
+        assert (code, world.left) == (0, (0, 0))
+
+    on_an_emulator(story)
+
+
+def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:
+    async def story(world: World) -> None:
+        world.put("contoso", encoded("one"))
+        process = await world.start("orders", "--wait", "10m", "-o", "json", "--dedup")
+        assert process.stdout is not None
+        head = [await process.stdout.readline(), await process.stdout.readline()]
+        # It is being completed now, or will be: what was shown is not shown again.
+        process.send_signal(signal.SIGINT)
+        out, _err = await process.communicate()
+        told = json.loads(b"".join((*head, out)))
+        assert (process.returncode, told["received"], len(told["messages"])) == (130, 1, 1)
+        assert world.left == (0, 0)
+        world.put("contoso", encoded("two"))
+        code, out_, _ = await world.receive("-o", "jsonl")
+        assert (code, json.loads(out_)["delivery_count"]) == (0, 0)
+
+    on_an_emulator(story)
+
+
+def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> None:
+    async def story(world: World) -> None:
+        world.put("contoso", *(encoded(f"m{number}") for number in range(4)))
+        code, out, _err = await world.receive("--max", "3", "-o", "jsonl")
+        assert (code, len(out.splitlines()), world.left) == (0, 3, (1, 0))
+        world.put("contoso-dr", encoded("m3"))
+        code, out, err = await world.receive("--dedup", "--key", "property:order")
+        assert (code, len(out.splitlines()), world.left) == (0, 3, (0, 0))
+        assert err.count("cannot be told from others") == 2
+        assert "the next run shows them, unless both name a file (--store)" in err
+
+    on_an_emulator(story)
+
+
+@pytest.mark.slow
+def test_one_side_that_is_away_is_told_and_both_are_an_error() -> None:
+    async def story(world: World) -> None:
+        world.put("contoso", encoded("one"))
+        world.emulator.faults.namespace_down("contoso-dr")
+        code, out, err = await world.receive("--dedup", "-o", "jsonl")
+        assert (code, json.loads(out)["message_id"]) == (0, "one")
+        assert "warning: nothing can be received from the secondary now: " in err
+        world.emulator.faults.namespace_down("contoso")
+        for words in (("--dedup",), ()):
+            code, out, err = await world.receive(*words, "-o", "json")
+            assert (code, out) == (6, "")
+            assert "error: " in err
+        world.emulator.faults.end_all()
+        process = await world.start("nowhere", "--wait", "1s")
+        _out, told = await process.communicate()
+        assert process.returncode == 2
+        assert b"nowhere" in told
+
+    on_an_emulator(story)
+
+
+WRONG = [
+    (["--max", "0"], "--max is 0"),
+    (["--max", "-3"], "--max is -3"),
+    (["--max", "many"], "whole number"),
+    (["--wait", "soon"], "--wait: 'soon' is not a duration"),
+    (["--wait", "0"], "--wait is no time at all"),
+    (["--wait", "-5s"], "--wait: '-5s' is not a duration"),
+    (["--key", "id"], "--key goes with --dedup only"),
+    (["--store", "x.db"], "--store goes with --dedup only"),
+    (["--window", "1h"], "--window goes with --dedup only"),
+    (["--dedup", "--key", "body"], "cannot be told apart by 'body'"),
+    (["--dedup", "--key", ""], "cannot be told apart by ''"),
+    (["--dedup", "--key", "property:"], "cannot be told apart by 'property:'"),
+    (["--dedup", "--window", "0"], "--window is no time at all"),
+    (["--dedup", "--window", "long"], "--window: 'long' is not a duration"),
+    (["--dedup", "--store", "/no/such/place/keys.db"], "cannot be a file"),
+    (["--dedup", "--store", "/"], "cannot be a file"),
+    (["--dedup", "--peek", "--store", "x.db"], "--store does not go with --peek"),
+    (["--subscription", "no spaces"], "cannot be the path"),
+    (["--output", "xml"], "xml"),
+    (["more"], "unexpected"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_bad_input_is_refused_before_anything_is_connected_to(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sbpair.__main__ import run
+
+    for side in ("PRIMARY", "SECONDARY"):
+        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", _nowhere(side))
+    assert run(["receive", "orders", *words]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert "hint: " in told.err
+    assert told.out == ""
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sbpair.__main__ import run
+
+    for side in ("PRIMARY", "SECONDARY"):
+        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", _nowhere(side))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not a database " * 100)
+    assert run(["receive", "orders", "--dedup", "--store", str(notes)]) == 4
+    assert notes.read_text() == "not a database " * 100
+
+
+def _nowhere(side: str) -> str:
+    return f"Endpoint=sb://{side.lower()}.invalid/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"

@@ -1,0 +1,172 @@
+"""An object store that speaks as much of S3 as pyarrow asks of one: objects, listings, uploads in parts.
+
+It has what tells a store from a disk: no directories, no renaming, and an object that is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
+
+PAGE = 3
+"""Objects in one answer to a listing: few, so that there is more than one."""
+
+XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+
+
+class Store(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects: dict[str, bytes] = {}
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.puts: list[str] = []
+        self.full = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Store
+
+    def log_message(self, *_said: object) -> None:
+        """Nobody reads it."""
+
+    def _asked(self) -> tuple[str, dict[str, str], bytes]:
+        parts = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        chunked = self.headers.get("Transfer-Encoding") == "chunked"
+        body = self._chunks() if chunked else self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "aws-chunked" in (self.headers.get("Content-Encoding") or ""):
+            body = _unchunked(body)
+        return unquote(parts.path).lstrip("/"), query, body
+
+    def _chunks(self) -> bytes:
+        found = []
+        while length := int(self.rfile.readline(), 16):
+            found.append(self.rfile.read(length))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(found)
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _xml(self, text: str, status: int = 200) -> None:
+        self._answer(status, f'<?xml version="1.0"?>{text}'.encode(), Content_Type="application/xml")
+
+    def _error(self, status: int, code: str) -> None:
+        self._xml(f"<Error><Code>{code}</Code><Message>{code}</Message></Error>", status)
+
+    def do_PUT(self) -> None:
+        key, query, body = self._asked()
+        if self.server.full:
+            return self._error(507, "InsufficientCapacity")
+        if "partNumber" in query:
+            self.server.parts[query["uploadId"]][int(query["partNumber"])] = body
+        else:
+            self.server.objects[key] = body
+            self.server.puts.append(key)
+        return self._answer(200, ETag='"e"')
+
+    def do_POST(self) -> None:
+        key, query, body = self._asked()
+        if "uploads" in query:
+            upload = str(len(self.server.parts))
+            self.server.parts[upload] = {}
+            name = f"<Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
+            return self._xml(f"<InitiateMultipartUploadResult {XMLNS}>{name}</InitiateMultipartUploadResult>")
+        if "uploadId" in query:
+            parts = self.server.parts.pop(query["uploadId"])
+            self.server.objects[key] = b"".join(parts[number] for number in sorted(parts))
+            self.server.puts.append(key)
+            said = f"<Key>{escape(key)}</Key><ETag>e</ETag>"
+            return self._xml(f"<CompleteMultipartUploadResult {XMLNS}>{said}</CompleteMultipartUploadResult>")
+        bucket = key.partition("/")[0]
+        for each in ET.fromstring(body).iter():  # noqa: S314  pyarrow wrote it
+            if each.tag.endswith("Key"):
+                self.server.objects.pop(f"{bucket}/{each.text}", None)
+        return self._xml(f"<DeleteResult {XMLNS}></DeleteResult>")
+
+    def do_DELETE(self) -> None:
+        key, _query, _body = self._asked()
+        self.server.objects.pop(key, None)
+        self._answer(204)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        key, query, _body = self._asked()
+        if "list-type" in query:
+            return self._list(key.partition("/")[0], query)
+        data = self.server.objects.get(key)
+        if data is None and "/" in key.rstrip("/"):
+            return self._error(404, "NoSuchKey")
+        data = data or b""
+        if wanted := self.headers.get("Range"):
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            part = data[int(first) : int(last) + 1 if last else None]
+            return self._answer(206, part, Content_Range=f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
+        return self._answer(200, data, Last_Modified="Sun, 22 Nov 2026 00:00:00 GMT")
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after, most = query.get("continuation-token", ""), min(PAGE, int(query.get("max-keys", PAGE)))
+        names = sorted(key.removeprefix(f"{bucket}/") for key in self.server.objects if key.startswith(f"{bucket}/"))
+        found: dict[str, str] = {}
+        for name in (name for name in names if name.startswith(prefix)):
+            rest = name[len(prefix) :]
+            if delimiter and delimiter in rest:
+                common = prefix + rest.partition(delimiter)[0] + delimiter
+                found[common] = f"<CommonPrefixes><Prefix>{escape(common)}</Prefix></CommonPrefixes>"
+            else:
+                size = len(self.server.objects[f"{bucket}/{name}"])
+                said = f"<Key>{escape(name)}</Key><Size>{size}</Size><LastModified>2026-11-22T00:00:00Z</LastModified>"
+                found[name] = f"<Contents>{said}</Contents>"
+        rest_of = [name for name in found if name > after]
+        more = len(rest_of) > most
+        token = f"<NextContinuationToken>{escape(rest_of[most - 1])}</NextContinuationToken>" if more else ""
+        listed = "".join(found[name] for name in rest_of[:most])
+        count = f"<KeyCount>{len(rest_of[:most])}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
+        self._xml(f"<ListBucketResult {XMLNS}><Name>{bucket}</Name>{count}{token}{listed}</ListBucketResult>")
+
+
+def _unchunked(body: bytes) -> bytes:
+    """The data of a body that is followed by a checksum."""
+    found = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size.partition(b";")[0], 16)
+        if not length:
+            break
+        found.append(body[:length])
+        body = body[length + 2 :]
+    return b"".join(found)
+
+
+@contextmanager
+def running() -> Iterator[Store]:
+    with Store() as store:
+        thread = threading.Thread(target=store.serve_forever, name="object store", daemon=True)
+        thread.start()
+        try:
+            yield store
+        finally:
+            store.shutdown()
+            thread.join()

@@ -1,0 +1,157 @@
+"""The archive as a mover's source: whatever is taken and settled in whichever order, its files know of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.replay import shard_source
+from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
+from sbpair.replay.ledger import Entry, Key, Ledger, keys_of
+from sbpair.replay.shard_source import COLUMNS, ShardSource
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+SHARDS = 2
+
+
+def key(number: int) -> Key:
+    return (QUEUE, number, 1_000 + number, f"m{number}")
+
+
+def message(number: int) -> bytes:
+    own = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders", None, None)))
+    properties = Properties(message_id=f"m{number}").encode()
+    return Sections(properties=properties, application_properties=own, body=data_body(b"body")).join()
+
+
+def batches(count: int, size: int = 7, verdict: str | None = None) -> Iterator[Any]:
+    """`count` messages, the first half of them in shard 0, the others in shard 1."""
+    rows = [(*key(n), "orders", verdict, int(n >= count / 2), message(n)) for n in range(count)]
+    for start in range(0, count, size):
+        columns = zip(*rows[start : start + size], strict=True)
+        yield pa.RecordBatch.from_pydict(dict(zip(COLUMNS, columns, strict=True)))
+
+
+def written(archive: Archive, kind: str) -> list[Key]:
+    return [each for path in archive.files(kind) for each in keys_of(archive.read_table(path))]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return created(tmp_path)
+
+
+def created(directory: Path) -> Archive:
+    made = Archive(str(directory), "r1")
+    made.create()
+    return made
+
+
+def source(archive: Archive, count: int, **said: Any) -> ShardSource:
+    return ShardSource(batches(count, **said), archive, Ledger(archive, SHARDS))
+
+
+async def all_of(made: ShardSource, most: int = 5) -> list[Any]:
+    found: list[Any] = []
+    while not made.ended:
+        found += await made.take(most)
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((0.0, 60.0)))
+def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
+    """So what a killed task may have sent is known, wherever the kill comes."""
+
+    async def play(archive: Archive) -> None:
+        random = Random(seed)
+        made, hands, accepted, taken = source(archive, 12), list[Any](), set[Key](), 0
+        while not made.ended or hands:
+            if not made.ended and random.random() < 0.5:
+                arrivals = await made.take(random.randint(1, 9))
+                taken += len(arrivals)
+                hands += arrivals
+            elif hands:
+                some = [hands.pop(0) for _ in range(random.randint(1, len(hands)))]
+                assert await made.complete(some) == []
+                accepted.update(each.row for each in some)
+            ledger, sending = set(written(archive, LEDGER)), set(written(archive, SENDING))
+            assert ledger <= accepted
+            assert accepted | {each.row for each in hands} <= ledger | sending
+        assert await made.write_accepted() is None
+        made.close()
+        assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
+        assert (taken, archive.files(SENDING)) == (12, [])
+
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard_source, "CHUNK_MOST", chunk)
+        patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
+        asyncio.run(play(created(Path(directory))))
+
+
+def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
+    arrivals = asyncio.run(all_of(source(archive, 20)))
+    assert [each.row for each in arrivals] == [key(number) for number in range(20)]
+    assert [each.turn for each in arrivals] == sorted(each.turn for each in arrivals)
+
+
+def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> None:
+    earlier = Ledger(archive, SHARDS, "earlier")
+    earlier.write(LEDGER, 0, [Entry(key(1), "orders")])
+    earlier.write(QUARANTINE, 1, [Entry(key(15), "orders", "why")])
+    arrivals = asyncio.run(all_of(source(archive, 20)))
+    assert [each.row for each in arrivals] == [key(number) for number in range(20) if number not in (1, 15)]
+
+
+def test_what_is_not_sent_again_is_written_down_as_that(archive: Archive) -> None:
+    assert asyncio.run(all_of(source(archive, 4, verdict=DEDUPLICATED))) == []
+    assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in range(4)]
+
+
+def test_a_stop_gives_nothing_more_out(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_source, "LOOK_SECONDS", 0.0)
+
+    async def play() -> None:
+        made = source(archive, 20)
+        assert len(await made.take(3)) == 3
+        archive.write(STOP_FILE, b"")
+        assert await made.take(3) == []
+        assert made.ended
+
+    asyncio.run(play())
+
+
+def test_large_messages_are_not_taken_in_by_the_thousand(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
+    made = source(archive, 20)
+    asyncio.run(made.take(1))
+    assert len(written(archive, SENDING)) == 2
+
+
+def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        made = source(archive, 4)
+        arrivals = await all_of(made)
+
+        def full(*_: object) -> None:
+            raise errors.MachineLacks("full", hint="make room")
+
+        monkeypatch.setattr(Ledger, "write", full)
+        assert await made.complete(arrivals) == []
+        assert isinstance(await made.write_accepted(), errors.MachineLacks)
+        assert isinstance(made.error, errors.MachineLacks)
+        assert len(written(archive, SENDING)) == 4
+
+    asyncio.run(play())

@@ -1,0 +1,115 @@
+"""Many leave at once, few wait for others, and once it is time to stop nothing sets out any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sbpair.move import departures
+from sbpair.move.departures import Departures
+from sbpair.move.engine import Order
+from sbpair.move.guard import Guard
+from sbpair.move.road import WORTH_A_ROUND, Road
+from sbpair.move.roads import Roads
+
+
+class Rig:
+    """A lane's roads; each round takes `most` messages off its road and tells how many those were."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, *, most: int = 1_000, ordered: bool = True) -> None:
+        self.rounds: list[tuple[str, int]] = []
+        self.roads = Roads(Guard(), ordered=ordered)
+        self.stopping, self.changed, self.may_land = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.may_land.set()
+        self._most = most
+        self.departures = Departures(
+            self.roads, tasks, self._advance, stopping=self.stopping, changed=self.changed, ordered=ordered
+        )
+
+    async def _advance(self, road: Road) -> None:
+        self.rounds.append((road.destination, len(road.take(self._most))))
+        await self.may_land.wait()
+
+    def come(self, count: int, destination: str = "orders") -> Road:
+        road = self.roads.to(destination)
+        nothing: Any = None
+        road.add([Order(nothing, nothing, turn) for turn in range(count)])
+        self.departures.set_out(road)
+        return road
+
+    async def empty(self) -> None:
+        while any(len(road) or road.workers for road in self.roads):
+            self.changed.clear()
+            await self.changed.wait()
+
+
+def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
+    async def main() -> list[tuple[str, int]]:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            rig = Rig(tasks, **options)
+            await scene(rig)
+        return rig.rounds
+
+    return asyncio.run(main())
+
+
+def test_many_leave_at_once() -> None:
+    async def scene(rig: Rig) -> None:
+        assert rig.come(WORTH_A_ROUND).workers == 1
+        await rig.empty()
+
+    assert play(scene) == [("orders", WORTH_A_ROUND)]
+
+
+def test_few_leave_with_those_that_come_meanwhile() -> None:
+    async def scene(rig: Rig) -> None:
+        for destination in ("orders", "invoices", "ORDERS"):
+            assert rig.come(2, destination).workers == 0
+        await rig.empty()
+
+    assert play(scene) == [("orders", 4), ("invoices", 2)]
+
+
+def test_the_few_that_are_left_after_a_round_leave_too() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.come(WORTH_A_ROUND + 25)
+        await rig.empty()
+
+    assert play(scene, most=20) == [("orders", 20)] * 3 + [("orders", 15)]
+
+
+def test_a_road_that_rests_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "GATHER_SECONDS", 1_000.0)
+
+    async def scene(rig: Rig) -> None:
+        rig.roads.to("orders").resting = "away"
+        rig.come(3)
+        await rig.empty()
+
+    assert play(scene, most=1) == [("orders", 1)] * 3
+
+
+@pytest.mark.parametrize(("ordered", "workers"), [(True, 1), (False, departures.UNORDERED_ROUNDS)])
+def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(ordered: bool, workers: int) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.may_land.clear()
+        for _ in range(workers + 2):
+            road = rig.come(WORTH_A_ROUND)
+        assert road.workers == workers
+        rig.may_land.set()
+        await rig.empty()
+
+    play(scene, most=WORTH_A_ROUND, ordered=ordered)
+
+
+def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "GATHER_SECONDS", 0.0)
+
+    async def scene(rig: Rig) -> None:
+        rig.come(2)
+        rig.stopping.set()
+        rig.come(WORTH_A_ROUND, "invoices")
+
+    assert play(scene) == []

@@ -1,0 +1,120 @@
+"""What OpenTelemetry is told of a paired client's events, and that its absence is nobody's trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sbpair.sender import metrics
+from sbpair.sender.events import (
+    EntityChanged,
+    InDoubt,
+    OutboxBegun,
+    OutboxEmptied,
+    QueueLeft,
+    QueueReturned,
+    SizeUnknown,
+    SyphonFaulted,
+)
+from sbpair.sender.states import State
+
+PAIR = {"sbpair.pair": "p"}
+
+
+class Instrument:
+    def __init__(self) -> None:
+        self.added: list[tuple[int, dict[str, str]]] = []
+
+    def add(self, amount: int, attributes: dict[str, str]) -> None:
+        self.added.append((amount, attributes))
+
+
+@pytest.fixture
+def instruments(monkeypatch: pytest.MonkeyPatch) -> Any:
+    names = metrics.Instruments.__dataclass_fields__
+    found = metrics.Instruments(**{name: Instrument() for name in names})
+    monkeypatch.setattr(metrics, "_instruments", lambda: found)
+    return found
+
+
+def test_without_the_package_the_listener_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_instruments", lambda: None)
+    heard: list[Any] = []
+    assert metrics.counted("p", heard.append) == heard.append
+    assert metrics.counted("p", None) is None
+
+
+def test_transitions_are_counted_and_the_user_is_told(instruments: Any) -> None:
+    heard: list[Any] = []
+    listener = metrics.counted("p", heard.append)
+    assert listener
+    path = [State.HEALTHY, State.FAILING, State.FAILED_OVER, State.FORCED, State.HEALTHY]
+    events = [EntityChanged("orders", before, after, "") for before, after in pairwise(path)]
+    for event in events:
+        listener(event)
+    assert heard == events
+    assert [attributes["sbpair.state"] for _, attributes in instruments.transitions.added] == [
+        *("failing", "failed over", "forced", "healthy"),
+    ]
+    assert instruments.transitions.added[0] == (1, {**PAIR, "sbpair.entity": "orders", "sbpair.state": "failing"})
+    assert instruments.failed_over.added == [(1, PAIR), (-1, PAIR)]
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "added"),
+    [
+        (QueueLeft("q", ""), "queues_out", [(1, PAIR)]),
+        (QueueReturned("q"), "queues_out", [(-1, PAIR)]),
+        (InDoubt("orders", ("a", "b"), ""), "in_doubt", [(2, {**PAIR, "sbpair.entity": "orders"})]),
+        (OutboxBegun("orders", ""), "in_outbox", [(1, PAIR)]),
+        (OutboxEmptied("orders"), "in_outbox", [(-1, PAIR)]),
+        (SyphonFaulted("", 1.0), "syphon_faults", [(1, PAIR)]),
+        (SizeUnknown("orders", 1, ""), "in_doubt", []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_event_has_its_instrument(instruments: Any, event: Any, name: str, added: list[Any]) -> None:
+    listener = metrics.counted("p", None)
+    assert listener
+    listener(event)
+    assert getattr(instruments, name).added == added
+    others = [each for each in metrics.Instruments.__dataclass_fields__ if each != name]
+    assert all(not getattr(instruments, each).added for each in others)
+
+
+@pytest.fixture
+def read() -> Iterator[Any]:
+    """What the real package has been told, by the name of the instrument."""
+    pytest.importorskip("opentelemetry.sdk.metrics")
+    from opentelemetry import metrics as api
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    api.set_meter_provider(MeterProvider([reader]))
+    metrics._instruments.cache_clear()
+
+    def values() -> dict[str, int]:
+        scopes = (scope for each in reader.get_metrics_data().resource_metrics for scope in each.scope_metrics)
+        return {
+            metric.name: sum(point.value for point in metric.data.data_points)
+            for scope in scopes
+            for metric in scope.metrics
+        }
+
+    yield SimpleNamespace(values=values)
+    metrics._instruments.cache_clear()
+
+
+def test_the_package_takes_what_it_is_told(read: Any) -> None:
+    listener = metrics.counted("p", None)
+    assert listener
+    listener(EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""))
+    listener(InDoubt("orders", ("a", "b"), ""))
+    found = read.values()
+    assert found["sbpair.entity.transitions"] == found["sbpair.entity.failed_over"] == 1
+    assert found["sbpair.messages.in_doubt"] == 2

@@ -1,0 +1,82 @@
+"""The two drivers of steps: what goes together, what each comes to, and who wants to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from sbpair.sender.steps import Call, Pause, Steps, Together, run, run_async
+
+
+def meeting(barrier: Any, name: str) -> Steps[str]:
+    """Ends only where the others have come as far."""
+    yield Call(lambda on, _seconds: on.wait(), barrier, 5.0)
+    return name
+
+
+def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
+    found: list[Any] = yield Together(procedures)
+    return found
+
+
+def test_procedures_go_together_and_answer_in_their_order() -> None:
+    barrier = threading.Barrier(3, timeout=20)
+    assert run(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
+
+    async def main() -> list[str]:
+        there = asyncio.Barrier(3)
+        return await run_async(all_of(*(meeting(there, name) for name in "abc")))
+
+    assert asyncio.run(main()) == ["a", "b", "c"]
+    assert run(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]
+
+
+def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
+    ended: list[str] = []
+
+    def long(name: str) -> Steps[None]:
+        try:
+            yield Pause(3600)
+        finally:
+            ended.append(name)
+
+    async def main() -> None:
+        task = asyncio.create_task(run_async(all_of(long("a"), long("b"))))
+        # One turn for the task, and one for those that it makes.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert sorted(ended) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("answer", "noticed"), [(None, True), ([], True), (["a message"], False)])
+def test_a_cancellation_that_the_sdk_keeps_to_itself_is_noticed_where_nothing_is_lost_by_it(
+    answer: Any, noticed: bool
+) -> None:
+    async def keeps_it(_on: object, _seconds: float) -> Any:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return answer
+
+    def steps() -> Steps[Any]:
+        return (yield Call(keeps_it, None, 3600.0))
+
+    async def main() -> Any:
+        task = asyncio.create_task(run_async(steps()))
+        await asyncio.sleep(0)
+        task.cancel()
+        return await task
+
+    if noticed:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
+    else:
+        assert asyncio.run(main()) == answer
