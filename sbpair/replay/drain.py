@@ -151,7 +151,10 @@ class Drain:
         failures = await source.complete(segment.arrivals)
         if failures:
             # They come again, and are copies then: the same key, told apart by nobody.
-            log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), failures[0][1])
+            why = failures[0][1]
+            log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), why)
+            if isinstance(why, Unavailable):
+                raise why  # whoever does not answer on this connection is asked on another one
 
 
 async def left_in_queues(job: Job) -> dict[str, int]:

@@ -35,7 +35,7 @@ from tests.spark.replays import is_java, offspring
 
 SCHEMA = "sbpair/benchmark/1"
 PHASES = ("drain", "plan", "send")
-LOOK_SECONDS = 0.3
+LOOK_SECONDS = 0.5
 """Rarely: to look at every process costs CPU that is then missing elsewhere."""
 USED_UP = 0.85
 """From which share of what it may have on something is what the rest waits for."""

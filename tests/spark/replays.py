@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,9 +150,14 @@ def end(pid: int) -> None:
 
 def offspring(pid: int) -> list[int]:
     """All that a process has started, and what those have."""
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(each) for path in threads for each in read(path).split()]
-    return [each for child in dict.fromkeys(children) for each in (child, *offspring(child))]
+    children = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if fields := read(path).rpartition(")")[2].split():
+            children[int(fields[1])].append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += children[each]
+    return found[1:]
 
 
 def read(path: Path) -> str:

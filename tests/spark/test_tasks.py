@@ -28,7 +28,7 @@ from sbpair.move.state import State
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SENDING, STOP_FILE, Archive
 from sbpair.replay.ledger import Ledger
-from sbpair.replay.shard_source import CHUNK_MOST
+from sbpair.replay.shard_source import CHUNK_MOST, ShardSource
 from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, world
 
@@ -244,12 +244,41 @@ def test_a_drain_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pl
 )
 def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
-    job = job_of(place, tmp_path, rate=500.0)
+    job = job_of(place, tmp_path, rate=50.0)
     drain(job)
 
-    with after_the_first(Ledger, "write", place.during(kind, NAMESPACE, **wanted)):
+    with after_the_first(ShardSource, "complete", place.during(kind, NAMESPACE, **wanted)):
         send(job)
 
+    everything_is_there(place, job)
+
+
+@pytest.mark.slow
+@short_locks
+def test_a_drain_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: Path) -> None:
+    """It takes the minute after which an answer is not waited for any longer."""
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path)
+
+    with after_the_first(Archive, "write_table", place.during("stall", OTHER, count=1)):
+        drain(job)
+
+    assert proof_of(job).copies > 0
+    send(job)
+    everything_is_there(place, job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "count"), [("stall", 1), ("swallow-acks", MESSAGES // 2)])
+def test_a_send_goes_on_after_a_line_has_fallen_silent(kind: str, count: int, place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=50.0)
+    drain(job)
+
+    with after_the_first(ShardSource, "complete", place.during(kind, NAMESPACE, count=count)):
+        send(job)
+
+    assert proof_of(job).doubtful, "what was sent without an answer is named"
     everything_is_there(place, job)
 
 
