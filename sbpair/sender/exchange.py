@@ -282,7 +282,7 @@ class Exchange:
                 if not spares or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has taken the message.")
                     if isinstance(error, AzureError) and isinstance(error_of(error, "sending"), EntityMissing):
-                        error.add_note(f"There is no queue {self._queue}: `sbpair provision` creates backlog queues.")
+                        error.add_note(f"There is no queue {self.queue}: `sbpair provision` creates backlog queues.")
                     raise
                 self._doubt(inside, error)
             else:
