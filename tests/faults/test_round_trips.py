@@ -1,0 +1,40 @@
+"""How fast a backlog moves as far as waiting goes: virtual time computes nothing, and what is left are answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities.description import QueueDescription
+from tests.benchmarks.stranded import BATCH, DESTINATIONS, QUEUES, Stranded, destination, session_id
+from tests.faults.simulation.stage import play
+from tests.faults.simulation.world import BEGAN_MS
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.stage import Stage
+
+ROUND_TRIP_SECONDS = 0.01
+MESSAGES = 6_000
+WANTED = 20_000
+"""Messages a second, once the first one has arrived."""
+
+
+def test_ten_milliseconds_of_round_trip_leave_room_for_20_000_messages_a_second() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.network.weather.slow = ROUND_TRIP_SECONDS / 2
+        stage.network.weather.window = 4 * 1024 * 1024
+        queues = []
+        for number in range(DESTINATIONS):
+            described = QueueDescription(requires_session=session_id(number) is not None)
+            queues.append(stage.world.primary.create_queue(destination(number), described))
+        stranded = Stranded(MESSAGES, BEGAN_MS)
+        for number in range(MESSAGES):
+            message = envelope.read_message(stranded.message(number))
+            stage.backlog(number // BATCH % QUEUES).send([message])
+        running = stage.start(once=True)
+        began = await stage.until(lambda: any(queue.counts().total for queue in queues))
+        ended = await stage.until(lambda: sum(queue.counts().total for queue in queues) == MESSAGES)
+        assert MESSAGES / (ended - began) > WANTED
+        assert (await running).receipt.sent == MESSAGES
+
+    play(scene, queues=QUEUES)
