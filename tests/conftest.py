@@ -1,8 +1,13 @@
-"""What every test has: a place of its own for what the tool keeps on disk."""
+"""What every test has: a place of its own for what the tool keeps on disk, and as long as an example takes."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# On a busy machine drawing an example may take long for no fault of the test.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(autouse=True)

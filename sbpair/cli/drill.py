@@ -89,8 +89,8 @@ def command(
 
     Of those that were "duplicated", all but "unexplained" were named as in doubt by the client ("doubtful").
 
-    Exit codes: 0 nothing was lost, doubled without being named, or altered; 3 something was; 4 nobody agreed; 6 a part
-    of the story did not come about in time.
+    Exit codes: 0 nothing was lost, doubled without being named, or altered, and no send raised ("refused"); 3 something
+    was; 4 nobody agreed; 6 a part of the story did not come about in time.
     """
     screen = Screen(display)
     for name, value in (("--messages", messages), ("--queues", queues)):

@@ -358,7 +358,7 @@ def _counted(heading: str, rows: Any) -> Iterator[str]:
     if shown:
         names = [name for name in next(iter(shown.values())) if any(counts[name] for counts in shown.values())]
         yield ""
-        head = (heading, *(name.upper() for name in names))
+        head = (heading, *(name.upper().replace("_", " ") for name in names))
         yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
 
 

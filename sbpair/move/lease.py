@@ -33,6 +33,7 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._file, 0)
             os.write(self._file, content.encode())
+            self._is = os.fstat(self._file)
         except BlockingIOError:
             os.close(self._file)
             raise
@@ -43,7 +44,7 @@ class Lock:
     def is_in_place(self) -> bool:
         """Whether the file that is there is still the one that was locked."""
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file))  # noqa: PTH116  it is asked for often
+            return os.path.samestat(os.stat(self._path), self._is)  # noqa: PTH116  it is asked for often
         except OSError:
             return False
 

@@ -100,13 +100,17 @@ def document(proof: Proof, run: Run) -> dict[str, Any]:
     """The proof as the JSON contract has it. What a direct run has taken was never archived."""
     numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
     told: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(proof, name) for name in numbers}}
+    queues = proof.queues
     if run.direct:
         told |= {"archived": None, "left": None, "taken": proof.archived, "in_doubt": proof.left}
+        names = {"archived": "taken", "left": "in_doubt"}
+        queues = {queue: {names.get(name, name): n for name, n in each.items()} for queue, each in queues.items()}
     return {
         **told,
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
-        **{name: getattr(proof, name) for name in ("queues", "destinations", "reasons", "doubtful")},
+        "queues": queues,
+        **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful")},
         **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 
@@ -382,20 +386,25 @@ async def _check_destinations(job: Job, destinations: list[str], so_far: str, th
 def _watched(watch: Watch, archive: Archive, action: Callable[[], Any], held: Held, tell: Tell) -> None:
     """Run one of Spark's actions to its end, and tell how far the archive is. Raises what its tasks raised."""
     failure: list[BaseException] = []
+    over = threading.Event()
 
     def act() -> None:
         try:
             action()
         except BaseException as error:  # noqa: BLE001  it is raised below, in the thread that waits
             failure.append(error)
+        finally:
+            over.set()
 
-    thread = threading.Thread(target=act, name="spark action", daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=act, name="spark action", daemon=True).start()
+    while True:
         try:
-            thread.join(LOOK_SECONDS)
+            # Not by joining it: a signal in the midst of that has Python take the thread for one that has ended.
+            ended = over.wait(LOOK_SECONDS)
             _stop_without(held, archive)
             tell(watch.look())
+            if ended:
+                break
         except KeyboardInterrupt:
             if archive.stopped():
                 raise

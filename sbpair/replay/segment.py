@@ -33,6 +33,8 @@ class Segment:
         return len(self.arrivals)
 
     def add(self, arrivals: list[WireArrival], due: float) -> None:
+        for arrival in arrivals:
+            arrival.content = None  # it is in the payload, and would be held twice
         self.arrivals += arrivals
         self.bytes += sum(arrival.facts.size for arrival in arrivals)
         self.due = min(self.due, due)

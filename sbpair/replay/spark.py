@@ -33,9 +33,12 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
 
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""For a local master's Java: the second compiler, and collectors with threads of their own, take more of the few cores
-from those who move messages than they give back in a run of minutes."""
+JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+"""For a local master's Java: the second compiler takes more of the cores from those who move messages than it gives
+back, for what Java does with a message is little beside what they do."""
+
+FEW_CORES = 4
+"""Up to here a collector with one thread does: those with several would take the cores as well."""
 
 SETTINGS = {
     "spark.speculation": "false",
@@ -129,7 +132,12 @@ def local_settings(master: str) -> dict[str, str]:
     """What keeps a local master off the network, and its Java from the cores."""
     if not is_local(master):
         return {}
-    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", JAVA_OPTIONS: JAVA}
+    collector = "Serial" if (local_cores(master) or 1) <= FEW_CORES else "Parallel"
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        JAVA_OPTIONS: f"{JAVA} -XX:+Use{collector}GC",
+    }
 
 
 def _java_options(master: str, said: str, directory: Path, *, verbose: bool) -> str:

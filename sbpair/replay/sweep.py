@@ -45,7 +45,8 @@ def plan(archive: Archive, *, unsent: bool) -> Sweep:
     """What may be taken away; with `unsent`, what was not sent as well. Raises Unsafe where nothing may."""
     run = load(archive)
     if not archive.exists(SWEPT):
-        _check_finished(archive)
+        if not archive.exists(DRAINED) or not archive.exists(PROVED):
+            raise _refused(archive, "has not come to its end: it may be running")
         _check(archive, verify(archive, run), unsent=unsent)
     places = (*ALWAYS, *(UNSENT if unsent else ()))
     sizes = [size for place in places for size in archive.sizes(place).values()]
@@ -59,15 +60,8 @@ def sweep(archive: Archive, planned: Sweep) -> int:
     return sum(archive.delete(place) for place in planned.places)
 
 
-def _check_finished(archive: Archive) -> None:
-    """By what a run writes at its very end: so it is no run that still goes on, wherever it does."""
-    if not archive.exists(DRAINED) or not archive.exists(PROVED):
-        raise _refused(archive, "has not come to its end: it may be running")
-    if archive.read_json(PROVED).get("balanced") is not True:
-        raise _refused(archive, "was not proved when it ended")
-
-
 def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
+    """By its files, and by what a run writes at its very end: so none that still goes on, on whatever machine."""
     if proof.left:
         raise _refused(archive, f"has {proof.left} messages left to send")
     if not proof.balanced:
@@ -75,6 +69,8 @@ def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
             f"the files of run {archive.run} contradict each other, and nothing of them is taken away",
             hint="sbpair replay verify says where; please report this",
         )
+    if archive.read_json(PROVED).get("balanced") is not True:
+        raise _refused(archive, "was not proved when it ended: it may be running")
     if proof.deduplicated and not unsent:
         raise Unsafe(
             f"run {archive.run} did not send {proof.deduplicated} messages that repeat another one's id,"
@@ -86,5 +82,5 @@ def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
 def _refused(archive: Archive, why: str) -> Unsafe:
     return Unsafe(
         f"run {archive.run} {why}; nothing was taken away",
-        hint=f"'sbpair replay resume {archive.run}' goes on with it, 'sbpair replay status' says how far it is",
+        hint=f"'sbpair replay resume {archive.run}' goes on with it, and with --all sends what was not chosen",
     )

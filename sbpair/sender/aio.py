@@ -38,7 +38,7 @@ class PairedSender(client.Sender):
         self._watch = Watch()
 
     async def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
-        """Send one message, several in one batch, or a batch; returns once all of it is in the primary or the backlog.
+        """Send one message, several in one batch, or a batch; returns once a side, or the outbox, has all of it.
 
         Raises the SDK's errors, and UsageError for a message that has an `x-ms-path` or another alias already.
         """
@@ -64,13 +64,13 @@ class PairedSender(client.Sender):
     async def schedule_messages(
         self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
     ) -> list[int]:
-        """Send for later. The numbers are to cancel by; negative ones are of messages in the backlog."""
+        """Send for later. The numbers are to cancel by; negative ones are of messages in the backlog or the outbox."""
         return await self._run(timeout, self._exchange.schedule, messages, schedule_time_utc)
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
     ) -> None:
-        """Cancel what waits in the primary. Raises UsageError for what waits in the backlog."""
+        """Cancel what waits in the primary. Raises UsageError for what waits elsewhere."""
         await self._run(timeout, self._exchange.cancel, sequence_numbers)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import (
@@ -20,8 +21,8 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from sbpair.bus.data_errors import is_answer
-from sbpair.errors import SbpairError, UsageError
+from sbpair.bus.data_errors import error_of, is_answer
+from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.sender import outgoing
 from sbpair.sender.failures import is_passing
 from sbpair.sender.outgoing import LEAST_LIMIT_BYTES, Batch, Content, Message, Messages, OneMessage
@@ -280,6 +281,8 @@ class Exchange:
                 self._known.queue_failed(self.queue, error, self._now())
                 if not spares or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has taken the message.")
+                    if isinstance(error, AzureError) and isinstance(error_of(error, "sending"), EntityMissing):
+                        error.add_note(f"There is no queue {self.queue}: `sbpair provision` creates backlog queues.")
                     raise
                 self._doubt(inside, error)
             else:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from sbpair.amqp import frames
 from sbpair.amqp.connection import Connection
@@ -113,11 +112,6 @@ def performatives(data: bytes) -> Iterator[Composite]:
         if size > frames.HEADER_SIZE:
             yield decode_composite(data[position + 8 : position + size])[0]
         position += size
-
-
-# On a busy machine drawing an example may take long for no fault of the test.
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")

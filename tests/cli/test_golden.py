@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 GROUPS = {
     "partition": ["queue", "topic", "list", "key"],
-    "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc"],
+    "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package"],
     "runs": ["list", "show"],
 }
 HELPS = {

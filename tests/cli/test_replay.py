@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +26,7 @@ import pytest
 from sbpair.__main__ import run
 from sbpair.replay.archive import DEDUPLICATED, DRAINED, EXPIRED, LEDGER, PROVED, QUARANTINE, SWEPT, Archive
 from sbpair.replay.ledger import Entry, Ledger
-from sbpair.replay.run import Options, Run, save
+from sbpair.replay.run import Mode, Options, Run, save
 from sbpair.replay.schema import SEGMENT
 
 NAMESPACES = {
@@ -349,6 +350,17 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
     assert len(proved.files("segments")) == 1
     assert gc(proved, "--yes", "--unsent")[0] == 0
     assert proved.files("segments") == []
+
+
+def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archive) -> None:
+    save(proved, replace(RUN, options=Options(mode=Mode.DIRECT)))
+    proved.delete("segments")
+    proved.write_json(DRAINED, {"messages": 0})
+    Ledger(proved, RUN.shards, "dead").has_in_hand([Entry((QUEUE, 8, 1_000, "m8"), "orders")])
+    assert "has 1 messages left to send" in gc(proved, "--yes")[2]
+    proved.delete("sending")
+    assert gc(proved, "--yes")[0] == 0
+    assert proved.files("ledger") == []
 
 
 def test_a_removal_that_was_cut_short_is_finished(proved: Archive) -> None:

@@ -197,6 +197,7 @@ def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None:
     assert balanced(result)
 
 
+@pytest.mark.slow
 def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Rig) -> None:
     events: list[Any] = []
     with rig.broken("entity_down", "contoso-dr", rig.paths[0]):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +25,9 @@ from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.direct import Booked, Direct
 from sbpair.replay.drain import tasks_of
+from sbpair.replay.lease import Held
 from sbpair.replay.ledger import Entry, Ledger, keys_of
+from sbpair.replay.progress import Phase, moved
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import Proof, verify
@@ -68,6 +73,27 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
     assert place.altered() == []
     assert made.open().files(SENDING) == []
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> None:
+    place.strand_many(2)
+    made = job_of(place, tmp_path)
+    told = job.document(move(made), made.run)
+    assert (told["mode"], told["archived"], told["left"], told["taken"], told["in_doubt"]) == (
+        "direct",
+        None,
+        None,
+        2,
+        0,
+    )
+    assert told["queues"][place.queues[0]] == {
+        "taken": 1,
+        "acknowledged": 1,
+        "expired": 0,
+        "quarantined": 0,
+        "deduplicated": 0,
+        "in_doubt": 0,
+    }
 
 
 def test_what_can_go_nowhere_is_dead_lettered_where_it_was(place: World, tmp_path: Path) -> None:
@@ -252,6 +278,34 @@ def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path
     told = job.status(made.open())
     assert (told["mode"], told["acknowledged_rows"], told["archived_rows"]) == ("direct", 6, 0)
     assert told["queues"] == dict.fromkeys(place.queues, 3)
+
+
+def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.job.LOOK_SECONDS", 0.01)
+    archive = job_of(place, tmp_path).open()
+    told, finished = list[Any](), list[bool]()
+    begun, stopped, looked = threading.Event(), threading.Event(), threading.Event()
+
+    def act() -> None:
+        assert begun.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        finished.append(stopped.wait(10) and looked.wait(10))
+
+    def tell(event: Any) -> None:
+        told.append(event)
+        begun.set()
+        if isinstance(event, Phase):
+            stopped.set()
+        elif stopped.is_set():
+            looked.set()
+
+    job._watched(moved(archive), archive, act, Held(), tell)
+
+    assert archive.stopped()
+    assert finished == [True], "it was not waited for"
+    assert [event.name for event in told if isinstance(event, Phase)] == ["stop"]
 
 
 @pytest.mark.java
