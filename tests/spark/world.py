@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
 from sbpair.emulator.entities.message import DeadLetter, Message
 from sbpair.emulator.testing import Fault
 from sbpair.emulator.timespan import TICKS_PER_SECOND
@@ -43,7 +43,7 @@ class World:
         self.environment = environment(running)
         for name in destinations:
             running.do(lambda name=name: running.namespace.create_queue(name, QueueDescription()))  # type: ignore[misc]
-        backlog = QueueDescription(lock_duration=lock_seconds * TICKS_PER_SECOND)
+        backlog = QueueDescription(lock_duration=lock_seconds * TICKS_PER_SECOND, max_delivery_count=INT32_MAX)
         for path in self.queues:
             running.do(lambda path=path: running.other.create_queue(path, backlog))  # type: ignore[misc]
 
