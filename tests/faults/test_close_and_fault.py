@@ -155,7 +155,7 @@ def test_what_is_in_flight_when_the_backlog_goes_has_five_seconds_for_its_answer
         watching = stage.start()
         await opened(stage)
         stage.strand(1)
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
+        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.ids(stage.backlog()))
         fall_silent(stage, "primary", server=True)
         stage.strand(2)
         await stage.until(lambda: stage.ids(stage.destination()) == ["m1", "m2"])

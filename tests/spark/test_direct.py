@@ -284,6 +284,8 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.job.LOOK_SECONDS", 0.01)
+    # A shell has what it starts in the background ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     archive = job_of(place, tmp_path).open()
     told, finished = list[Any](), list[bool]()
     begun, stopped, looked = threading.Event(), threading.Event(), threading.Event()
@@ -301,7 +303,10 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
         elif stopped.is_set():
             looked.set()
 
-    job._watched(moved(archive), archive, act, Held(), tell)
+    try:
+        job._watched(moved(archive), archive, act, Held(), tell)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
     assert archive.stopped()
     assert finished == [True], "it was not waited for"

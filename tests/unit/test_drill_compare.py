@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -22,6 +22,7 @@ from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.drill import _result
 from sbpair.drill.compare import differences
 from sbpair.drill.corpus import Original, every_type, originals
+from sbpair.drill.story import Sending
 from sbpair.move.envelope import facts_of, restored
 from sbpair.move.receipt import Receipt
 from sbpair.move.route import Send, route
@@ -177,8 +178,9 @@ def test_what_is_no_message_is_reported(payload):
     assert differences(full(), payload)
 
 
-def drilled(back):
-    return _result(list(originals(4, now_ms=NOW)), back, Receipt(), 0.0)
+def drilled(back, **sending):
+    told = dict.fromkeys((each.name for each in fields(Sending) if each.type == "int"), 0) | sending
+    return _result(list(originals(4, now_ms=NOW)), back, Receipt(), Sending(entity="orders", receipt=Receipt(), **told))
 
 
 def whole_back() -> list[tuple[str, bytes]]:
@@ -220,3 +222,7 @@ def test_the_corpus_is_the_same_for_the_same_seed_and_has_every_kind():
     assert any((each.ttl_ticks or 0) // 10_000 > 0xFFFFFFFF for each in first)
     assert {code for each in first for code, _ in each.sections.read_body()} == {0x75, 0x76, 0x77}
     assert ULong(0) in [value for _, value in every_type(0)]
+
+
+def test_a_drill_fails_where_a_message_that_was_sent_on_is_lost():
+    assert drilled(whole_back(), lost=1).exit_code == 3
