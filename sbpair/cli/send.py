@@ -203,7 +203,8 @@ def table(fed: "Fed") -> Iterator[str]:
 def _say_where_to_go_on(screen: Screen, fed: "Fed", entity: str, file: str) -> None:
     if fed.error is not None and not fed.stopped:
         where = "" if fed.line is None else f"line {fed.line}: "
-        screen.warn(f"{where}{fed.error.message}{f'; {fed.error.hint}' if fed.error.hint else ''}")
+        why = "; ".join(part.rstrip(".") for part in (fed.error.message, fed.error.hint) if part)
+        screen.warn(f"{where}{why}")
     if (fed.error is not None or fed.stopped) and fed.next_line > 1:
         what = f" {shlex.quote(file)}" if file != STDIN else ""
         screen.say(f"go on with: sbpair send {shlex.quote(entity)}{what} --skip {fed.next_line - 1}")
