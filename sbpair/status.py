@@ -22,7 +22,7 @@ from sbpair.errors import AccessError, SbpairError, UsageError
 from sbpair.model import Fill
 from sbpair.move.places import OTHERS
 from sbpair.report import Outcome
-from sbpair.sender import ping
+from sbpair.sender import ping, pinger
 from sbpair.sender.ping import ACCESS, DOWN, Health, Pinged
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float
 async def _links(primary: Side, names: Sequence[str], seconds: float) -> tuple[Pinged, ...]:
     if primary.error is not None:
         return tuple(Pinged(name, Health.DOWN, primary.seconds, primary.error) for name in names)
-    return await ping.run(primary.endpoint, names, seconds=seconds, ask=ping.link)
+    return await ping.run(primary.endpoint, names, seconds=seconds, ask=pinger.link)
 
 
 async def _backlog(pair: Pair) -> _Backlog:

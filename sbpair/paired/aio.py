@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.errors import UsageError
-from sbpair.paired.watch import CLOSE_SECONDS, HURRY_SECONDS, Options, Watch
+from sbpair.paired.watch import CLOSE_SECONDS, HURRY_SECONDS, Beside, Options, Watch
 from sbpair.sender import aio
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
-    from sbpair.move.events import SyphonEvent
     from sbpair.sender.events import SyphonFaulted
     from sbpair.syphon import Result
-    from sbpair.syphon.terms import Terms
 
 
 class Syphon:
@@ -48,32 +44,11 @@ class Syphon:
             task.cancel()
 
 
-class PairedClient(aio.PairedClient):
+class PairedClient(aio.PairedClient, Beside[Syphon]):
     __doc__ = aio.PairedClient.__doc__
-    _syphon: Syphon | None = None
 
-    def syphon(
-        self,
-        *,
-        state: Path | None = None,
-        lease_queue: str | None = None,
-        terms: Terms | None = None,
-        hold: int = 1_000,
-        ordered: bool = True,
-        allow_missing: bool = False,
-        on_event: Callable[[SyphonEvent], None] = lambda _event: None,
-    ) -> Syphon:
-        """Bring the backlog back, in a task, until the client is closed or `stop` is awaited.
-
-        As `sbpair.PairedClient.syphon`. To be called in the loop. Raises UsageError where there is one.
-        """
-        if self._closed:
-            raise ValueError("the client has been closed: make another one")
-        if self._syphon is not None and self._syphon.running:
-            raise UsageError("this client has a syphon already", hint="one brings all of the backlog back")
-        options = Options(state, lease_queue, terms, hold, ordered, allow_missing, on_event)
-        self._syphon = Syphon(self.pair, options, self.known.tell)
-        return self._syphon
+    def _begun(self, options: Options) -> Syphon:
+        return Syphon(self.pair, options, self.known.tell)
 
     async def close(self) -> None:
         """Stop its syphon, close its senders, and ping no more."""

@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from sbpair import syphon
-from sbpair.errors import LeaseHeld, SbpairError
+from sbpair.errors import LeaseHeld, SbpairError, UsageError
 from sbpair.sender.events import SyphonFaulted
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
     from sbpair.move.events import SyphonEvent
+    from sbpair.sender.availability import Availability
     from sbpair.syphon import Result
     from sbpair.syphon.terms import Terms
 
@@ -108,3 +109,47 @@ class Watch:
 
 def _line(error: Exception) -> str:
     return error.message if isinstance(error, SbpairError) else f"unexpected {type(error).__name__}"
+
+
+class AtWork(Protocol):
+    @property
+    def running(self) -> bool: ...
+
+
+S = TypeVar("S", bound=AtWork)
+
+
+class Beside(Generic[S]):
+    """What a client has that may have a syphon beside it. `_begun` makes one that is at work."""
+
+    pair: Pair
+    known: Availability
+    _closed: bool
+    _syphon: S | None = None
+
+    def _begun(self, options: Options) -> S:
+        raise NotImplementedError
+
+    def syphon(
+        self,
+        *,
+        state: Path | None = None,
+        lease_queue: str | None = None,
+        terms: Terms | None = None,
+        hold: int = 1_000,
+        ordered: bool = True,
+        allow_missing: bool = False,
+        on_event: Callable[[SyphonEvent], None] = lambda _event: None,
+    ) -> S:
+        """Bring the backlog back, in a thread or a task, until the client is closed or the syphon is stopped.
+
+        With `state`, a directory, what it moves is written down, and it waits while another process of this machine
+        moves the pair with the same directory; with `lease_queue` while one of any machine does. It is tried again
+        whatever ends it, and the client's `on_event` is told (SyphonFaulted). Raises UsageError where there is one.
+        """
+        if self._closed:
+            raise ValueError("the client has been closed: make another one")
+        if self._syphon is not None and self._syphon.running:
+            raise UsageError("this client has a syphon already", hint="one brings all of the backlog back")
+        self._syphon = self._begun(Options(state, lease_queue, terms, hold, ordered, allow_missing, on_event))
+        return self._syphon

@@ -447,18 +447,7 @@ def status(archive: Archive) -> dict[str, Any]:
     run = load(archive)
     drained, stopped = archive.exists(DRAINED), archive.stopped()
     archived, sent = progress.drained(archive).look(), progress.sent(archive).look()
-    proved = archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True
-    phase = (
-        "swept"
-        if archive.exists(SWEPT)
-        else "proved"
-        if proved
-        else "send"
-        if sent.files
-        else "drained"
-        if drained
-        else "drain"
-    )
+    phase = _phase(archive, sent.files)
     if run.direct:
         archived, phase = progress.moved(archive).look(), "moved" if drained else "move"
     return {
@@ -472,6 +461,16 @@ def status(archive: Archive) -> dict[str, Any]:
         "acknowledged_rows": sent.messages,
         "queues": archived.by,
     }
+
+
+def _phase(archive: Archive, chunks_sent: int) -> str:
+    if archive.exists(SWEPT):
+        return "swept"
+    if archive.exists(PROVED) and archive.read_json(PROVED).get("balanced") is True:
+        return "proved"
+    if chunks_sent:
+        return "send"
+    return "drained" if archive.exists(DRAINED) else "drain"
 
 
 def proved(archive: Archive) -> tuple[Run, Proof]:

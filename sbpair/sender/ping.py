@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sbpair.bus.data_plane import open_sender
 from sbpair.errors import AccessError, SbpairError, TimedOut
 from sbpair.model import Endpoint
 from sbpair.sender.pinger import ping
@@ -39,12 +38,6 @@ class Pinged:
 
 
 Ask = Callable[[Endpoint, str, float], Awaitable[None]]
-
-
-async def link(primary: Endpoint, entity: str, _seconds: float) -> None:
-    """Open a link to the entity and close it again: what may be asked without a message."""
-    async with open_sender(primary, entity):
-        pass
 
 
 async def run(

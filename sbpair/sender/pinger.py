@@ -40,6 +40,12 @@ async def ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) ->
         await sender.send(outgoing.ping(uuid.uuid4().hex), seconds)
 
 
+async def link(side: Endpoint, entity: str, _seconds: float = PING_SECONDS) -> None:
+    """Open a link to the entity and close it again: what may be asked without a message."""
+    async with open_sender(side, entity):
+        pass
+
+
 class Pinger:
     """Runs the agenda of an Availability for as long as `run` is not cancelled."""
 
@@ -127,8 +133,7 @@ class Pinger:
         """A link that opens is enough: a message would stay, as a dead one at last."""
         if self._outage is not None:
             self._outage.check_errand("backlog", queue)
-        async with open_sender(self._pair.secondary, queue):
-            pass
+        await link(self._pair.secondary, queue)
 
 
 class PingerThread:

@@ -7,6 +7,7 @@ else uses, between two lines of the test. The clients are unmodified; only the t
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import threading
@@ -27,6 +28,9 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
+from sbpair.sender import exchange
+from sbpair.syphon import lane
+from tests.integration.sender_rig import Rig
 from tests.node import install
 
 if TYPE_CHECKING:
@@ -279,3 +283,21 @@ def modules() -> Path:
         return install.modules()
     except install.NotHere as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """A pair with two backlog queues, for paired clients of both kinds."""
+    with Running() as running:
+        yield Rig(running, queues=2)
+    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
+    gc.collect()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A syphon that soon believes that a queue is empty, and a paired client that soon leaves a silent primary."""
+    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    # Opening a link takes the SDK half a second at least.
+    monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,19 +17,12 @@ from sbpair.move import events
 from sbpair.move.receipt import Tally
 from sbpair.sender import outgoing
 from sbpair.sender.exchange import Delivered
-from tests.integration.conftest import Running
-from tests.integration.sender_rig import Rig
+
+if TYPE_CHECKING:
+    from tests.integration.sender_rig import Rig
 
 # The SDK leaves the sockets of what has failed to whoever collects the garbage.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 def test_a_drill_brings_every_message_back_whole() -> None:

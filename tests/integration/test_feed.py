@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,10 @@ from sbpair.sender.outbox import Outbox, summary
 from sbpair.sender.ping import Health
 from sbpair.sender.reader import Reader
 from sbpair.sender.states import State
-from tests.integration.conftest import Running
-from tests.integration.sender_rig import Rig
 
 if TYPE_CHECKING:
     from sbpair.sender.feed import Fed
+    from tests.integration.sender_rig import Rig
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
@@ -37,14 +35,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "RETRY_SECONDS", 0.01)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 def fed(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from sbpair.sender import exchange
 from sbpair.sender.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
 from sbpair.sender.outage import Outage
 from sbpair.sender.states import State
-from tests.integration.conftest import Running
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
@@ -26,13 +23,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "RETRY_SECONDS", 0.01)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    gc.collect()
 
 
 def a_message(name: str) -> ServiceBusMessage:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from sbpair.paired import watch
 from sbpair.sender import exchange
 from sbpair.sender.events import SyphonFaulted
 from sbpair.syphon import lane
-from tests.integration.conftest import Running
 from tests.integration.sender_rig import PATIENCE_SECONDS, Rig, ids
 
 pytestmark = [
@@ -53,14 +50,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)
     monkeypatch.setattr(watch, "FIRST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(watch, "LEASE_WAIT_SECONDS", 0.05)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 def syphon_of(client: Any, **options: Any) -> Any:

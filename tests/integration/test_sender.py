@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -30,15 +28,13 @@ from sbpair import aio
 from sbpair.bus.data_errors import error_of
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
-from sbpair.sender import exchange
 from sbpair.sender.client import ShortTimeout
 from sbpair.sender.events import InDoubt, QueueLeft, QueueReturned
 from sbpair.sender.states import State
-from sbpair.syphon import lane
-from tests.integration.conftest import Running
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
+    pytest.mark.usefixtures("impatient"),
     pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -65,22 +61,6 @@ OLD_CLIENTS_BYTES = (
     b"\xa1\x0fx-ms-timetolive\x00\xa3\x16com.microsoft:timespan\x81" + (36_000_000_000).to_bytes(8, "big")
 )
 """The aliases of a message for `orders` in session `s` that lives for an hour."""
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    # Opening a link takes the SDK half a second at least.
-    monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 OUTAGES = [

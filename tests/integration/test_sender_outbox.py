@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +21,6 @@ import sbpair
 from sbpair import aio
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, StateRefused, UsageError
-from sbpair.sender import exchange
 from sbpair.sender.events import (
     InDoubt,
     OutboxBegun,
@@ -34,11 +32,10 @@ from sbpair.sender.events import (
 )
 from sbpair.sender.outbox import summary
 from sbpair.sender.states import State
-from sbpair.syphon import lane
-from tests.integration.conftest import Running
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
+    pytest.mark.usefixtures("impatient"),
     pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -51,21 +48,6 @@ ROOT = Path(__file__).parents[2]
 
 def a_message(name: str, **own: Any) -> ServiceBusMessage:
     return ServiceBusMessage(name.encode(), message_id=name, **own)
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,33 +17,17 @@ from azure.servicebus.exceptions import ServiceBusError
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.setup import Setup
 from sbpair.model import Identity
-from sbpair.sender import exchange
 from sbpair.sender.states import State
-from sbpair.syphon import lane
 from tests.integration.conftest import Running
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
+    pytest.mark.usefixtures("impatient"),
     pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 PRIMARY, SECONDARY = "contoso", "contoso-dr"
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Running() as running:
-        yield Rig(running, queues=2)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 def body(name: str) -> bytes:
