@@ -51,6 +51,10 @@ class Cluster:
         for _ in dead:
             self.add_worker()
 
+    def daemons(self) -> list[int]:
+        """The pids of master and workers."""
+        return [process.pid for process in self._processes]
+
     def executors(self) -> list[int]:
         """The pids of the executors' JVMs."""
         found = []
