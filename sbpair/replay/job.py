@@ -435,7 +435,7 @@ def _translated(error: BaseException, archive: Archive) -> BaseException:
         name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)
         if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
-            message, hint = said or name, f"then 'sbpair replay resume {archive.run}': nothing is lost"
+            message, hint = said or name, f"put that right, then 'sbpair replay resume {archive.run}': nothing is lost"
             return kind(message, hint=hint)
     if isinstance(error, (KeyboardInterrupt, SbpairError)):
         return error

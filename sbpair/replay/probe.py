@@ -5,13 +5,13 @@ And whether Spark itself can read it: what is in an object store it reads with a
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import MachineLacks, Unsafe
 from sbpair.replay.archive import REPORT, RUN_FILE, Archive
+from sbpair.replay.spark import said
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Job
@@ -58,15 +58,9 @@ def read_by_spark(spark: Any, archive: Archive) -> None:
         spark.read.text(archive.spark_url(RUN_FILE)).collect()
     except (Py4JError, PySparkException) as error:
         raise MachineLacks(
-            f"Spark cannot read the archive {archive.url}: {_reason(error)}; nothing was received or sent",
+            f"Spark cannot read the archive {archive.url}: {said(error)}; nothing was received or sent",
             hint=f"{_fix(spark, archive)}; then 'sbpair replay resume {archive.run}'",
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """What Java says, without its traceback and the names of its exceptions."""
-    said = next((line for line in str(error).splitlines() if line.startswith(": ")), str(error).splitlines()[0])
-    return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", said).strip()
 
 
 def _fix(spark: Any, archive: Archive) -> str:
