@@ -41,7 +41,7 @@ def rows() -> st.SearchStrategy[list[Row]]:
         st.sampled_from(["a", "b", "", None]),
         st.sampled_from(["orders", "Orders", "invoices"]),
         st.sampled_from([None, "s1", "s2"]),
-        st.sampled_from([None, 1, 10_000, 100_001, 1_000_000, 10**15]),
+        st.sampled_from([None, 0, 1, 10_000, 100_001, 1_000_000, 10**15]),
         st.one_of(st.none(), moments),
     )
     drawn = st.tuples(message, st.sampled_from([False, False, False, True]))
@@ -176,3 +176,12 @@ def test_the_sql_says_what_the_naive_plan_says(
         (row.queue, row.destination, row.verdict): tuple(row[3:]) for row in spark.sql(plan.summary("plan")).collect()
     }
     assert flows == summed(drawn, expected)
+
+
+def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any) -> None:
+    """So that as many tasks as there are have something to do."""
+    told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
+    for session in ("cast(null AS string)", "concat('s', id)"):
+        spark.sql(told.format(session)).createOrReplaceTempView(plan.MESSAGES)
+        shards = spark.sql(f"SELECT DISTINCT {plan.shard(8)} AS shard FROM {plan.MESSAGES}").collect()
+        assert {row.shard for row in shards} == set(range(8))
