@@ -1,6 +1,6 @@
 """How a replay gets faster with a second worker: a standalone cluster on this machine, and what bounded it.
 
-Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 250]
+Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
 
 Each worker has one core. Each namespace is emulated by a process of its own, with a core at most: it has one thread.
 All of them share this machine: where its CPU is used up, two workers cannot be twice as fast, and the figures say so.
@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--answer-ms", nargs="+", type=int, default=[0, 250])
+    parser.add_argument("--answer-ms", nargs="+", type=int, default=[0, 100])
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     told = document(options.messages, options.workers, options.answer_ms)

@@ -31,6 +31,21 @@ def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
     assert spark._java_options("spark://host:7077", "", tmp_path, verbose=True) == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "Calling o1.text.\n: java.lang.RuntimeException: a.b$C.DError: Class org.x.Store not found\n\tat x.y(z:7)",
+            "Class org.x.Store not found",
+        ),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x.\nmore", "[PATH_NOT_FOUND] Path does not exist: file:/x."),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
+    assert spark.said(RuntimeError(text)) == told
+
+
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
