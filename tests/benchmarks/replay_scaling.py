@@ -2,7 +2,7 @@
 
 Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
 
-Each worker has one core. Each namespace is emulated by a process of its own, with a core at most: it has one thread.
+Each worker has one core, and the work is cut alike for any number of them. Each namespace is emulated by a process of its own, with a core at most: it has one thread.
 All of them share this machine: where its CPU is used up, two workers cannot be twice as fast, and the figures say so.
 So it is done again with namespaces that are far away, whose answers come later: then a worker waits, and another gains.
 A rate is messages over the time of a phase; CPU is user and system of every process, by what it is, within the phase.
@@ -41,6 +41,8 @@ LOOK_SECONDS = 0.5
 """Rarely: to look at every process costs CPU that is then missing elsewhere."""
 USED_UP = 0.85
 """From which share of what it may have on something is what the rest waits for."""
+WORTH_TELLING = 0.1
+"""From which share of the time a process has a part in how long a phase takes."""
 MOST_SECONDS = 240.0
 """A run that takes longer hangs."""
 
@@ -115,8 +117,11 @@ def namespaces() -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
         yield {PRIMARY: first, SECONDARY: second}, {**primary, **secondary}
 
 
-def measured(count: int, workers: int, answer_ms: int) -> dict[str, Any]:
-    """The phases of one run on so many workers. Raises RuntimeError where a message did not arrive as it should."""
+def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, Any]:
+    """The phases of one run, cut for so many tasks at once, on so many workers.
+
+    Raises RuntimeError where a message did not arrive as it should.
+    """
     stranded = Stranded(count, int(time.time() * 1000))
     with TemporaryDirectory() as directory, namespaces() as (pids, said):
         sides = [endpoint_from_connection_string(said[name]["connection_string"], name=name) for name in pids]
@@ -124,7 +129,7 @@ def measured(count: int, workers: int, answer_ms: int) -> dict[str, Any]:
         asyncio.run(stranded.fill(sides[1]))
         environment = emulated_environment(said, directory)
         with standalone(Path(directory, "cluster"), environment, workers) as cluster, far_away(sides, answer_ms):
-            marks = watched(command(cluster.url, workers, directory), environment, cluster, pids)
+            marks = watched(command(cluster.url, tasks, directory), environment, cluster, pids)
         asyncio.run(stranded.check(*sides))
     return {name: figures(count, *span, answer_ms=answer_ms) for name, span in spans(marks).items()}
 
@@ -146,9 +151,9 @@ def control(side: Endpoint, method: str, path: str, body: str | None = None) -> 
         return connection.getresponse().read()
 
 
-def command(master: str, workers: int, directory: str) -> list[str]:
+def command(master: str, tasks: int, directory: str) -> list[str]:
     settings = [word for each in SPARK for word in ("--conf", each)]
-    place = ("--archive", f"{directory}/archive", "--shared-archive", "--master", master, "--parallelism", str(workers))
+    place = ("--archive", f"{directory}/archive", "--shared-archive", "--master", master, "--parallelism", str(tasks))
     told = ("--log-format", "json", "--output", "json")
     return [sys.executable, "-m", "sbpair", "replay", "run", *place, *settings, *told]
 
@@ -223,9 +228,10 @@ def bound(seconds: float, cost: Counter[str], cores: dict[str, float], answer_ms
     if cores["used"] + cores["used_by_others"] >= USED_UP * cores["there"]:
         others = f", {cores['used_by_others']} of them used by others" if cores["used_by_others"] >= 1 - USED_UP else ""
         return f"CPU: the {cores['there']} cores of this machine{others}, {cores['used_by_emulators']} by the emulators"
-    if answer_ms:
-        return f"the way to the namespaces: each answer takes {answer_ms} ms"
-    return "nothing for long: it waits, by turns, for one another and for the disk"
+    shares = {kind: value / seconds for kind, value in cost.most_common() if value / seconds >= WORTH_TELLING}
+    busy = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) or "nothing"
+    waits = f"answers, which take {answer_ms} ms, for " if answer_ms else ""
+    return f"no core: of the time {busy} worked; what is left is waiting for {waits}one another and the disk"
 
 
 def document(count: int, workers: list[int], answers_ms: list[int]) -> dict[str, Any]:
@@ -233,7 +239,7 @@ def document(count: int, workers: list[int], answers_ms: list[int]) -> dict[str,
     for answer_ms in answers_ms:
         runs: dict[str, Any] = {}
         for number in workers:
-            runs[str(number)] = measured(count, number, answer_ms)
+            runs[str(number)] = measured(count, number, max(workers), answer_ms)
             sys.stderr.write(f"{number} workers, answers after {answer_ms} ms: {runs[str(number)]}\n")
         told["answer_ms"][str(answer_ms)] = {"workers": runs, "speedup": speedup(runs)}
     return told
@@ -260,7 +266,7 @@ def table(told: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--messages", type=int, default=30_000)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--answer-ms", nargs="+", type=int, default=[0, 100])
     parser.add_argument("--output", choices=("table", "json"), default="table")

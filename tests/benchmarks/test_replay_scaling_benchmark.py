@@ -45,15 +45,20 @@ def test_a_phase_lasts_until_the_next_one_and_costs_what_was_spent_meanwhile() -
 @pytest.mark.parametrize(
     ("cost", "cores", "answer_ms", "said"),
     [
-        ({PYTHON: 9, JAVA: 10}, {}, 250, f"{PYTHON}: a core each is all that they can use"),
-        ({JAVA: 10}, {}, 0, "nothing for long"),
-        ({PYTHON: 1}, {}, 250, "each answer takes 250 ms"),
+        ({PYTHON: 9, JAVA: 10}, {}, 0, f"{PYTHON}: a core each is all that they can use"),
+        ({PYTHON: 0.5, JAVA: 6}, {}, 0, f"of the time {JAVA} 60% worked; what is left is waiting for one another"),
+        (
+            {PYTHON: 2, JAVA: 6},
+            {},
+            250,
+            f"{JAVA} 60%, {PYTHON} 20% worked; what is left is waiting for answers, which take 250",
+        ),
         ({PYTHON: 8}, {"used": 1.8}, 250, "CPU: the 2 cores of this machine, 0.25 by the emulators"),
         ({PYTHON: 8}, {"used_by_others": 0.9}, 0, "0.9 of them used by others"),
     ],
 )
 def test_what_bounds_a_phase_is_what_has_nothing_left(
-    cost: dict[str, int], cores: dict[str, float], answer_ms: int, said: str
+    cost: dict[str, float], cores: dict[str, float], answer_ms: int, said: str
 ) -> None:
     assert said in bound(10.0, Counter(cost), {**TWO, **cores}, answer_ms)
 

@@ -52,12 +52,12 @@ def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
     """In two segments. What has the same key says the same, for it is the same message."""
     of_key: dict[Row, Row] = {}
     found = []
-    for position, (message, is_flawed) in enumerate(drawn):
+    for number, (message, is_flawed) in enumerate(drawn):
         key, rest = message[:4], message[4:]
         destination, *envelope = of_key.setdefault(key, (None if is_flawed else rest[0], *rest[1:]))
         flaw = "no destination" if destination is None else None
-        body = b"body %d" % position
-        found.append((f"s{position % 2}", position, *key, destination, *envelope, 10 + position, flaw, body))
+        place = (f"s{number % 2}", number // 2)
+        found.append((*place, *key, destination, *envelope, 10 + number, flaw, b"body %d" % number))
     return found
 
 
