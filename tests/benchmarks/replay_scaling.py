@@ -2,8 +2,9 @@
 
 Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
 
-Each worker has one core, and the work is cut alike for any number of them. Each namespace is emulated by a process of its own, with a core at most: it has one thread.
-All of them share this machine: where its CPU is used up, two workers cannot be twice as fast, and the figures say so.
+Each worker has one core, and the work is cut alike for any number of them. Each namespace is emulated by a process of
+its own, with a core at most: it has one thread. All of them share this machine: where its CPU is used up, two workers
+cannot be twice as fast, and the figures say so.
 So it is done again with namespaces that are far away, whose answers come later: then a worker waits, and another gains.
 A rate is messages over the time of a phase; CPU is user and system of every process, by what it is, within the phase.
 """
