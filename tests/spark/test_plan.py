@@ -158,7 +158,7 @@ def test_the_sql_says_what_the_naive_plan_says(
     for joined in {True, any(verdict in plan.LOSING for verdict in verdicts.values())}:
         work = spark.sql(plan.work(run, joined=joined)).collect()
         given_out = sorted(
-            (bytes(row.message), *row[: len(KEY)], row.destination, row.session_id, row.verdict, row.shard)
+            (bytes(row.message), *(row[name] for name in KEY), row.destination, row.session_id, row.verdict, row.shard)
             for row in work
         )
         assert given_out == sorted(
