@@ -46,7 +46,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # What a disk has changed is not sent.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    # A --where is what it says, and no template.
+    # A --where is what it says, whichever Spark reads it, and no template.
+    "spark.sql.ansi.enabled": "true",
     "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
