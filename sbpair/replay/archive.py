@@ -11,11 +11,13 @@ import errno
 import json
 import os
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -171,6 +173,11 @@ class Archive:
                 return file.read(columns=columns)
             except (pa.ArrowException, OSError) as error:
                 raise self._broken(path, str(error).splitlines()[0]) from error
+
+    def counts(self, path: str, column: str) -> Counter[str]:
+        """How many rows of a file have each of the values that there are in a column."""
+        values = self.read_table(path, [column]).column(column).combine_chunks()
+        return Counter({str(each["values"]): each["counts"] for each in pc.value_counts(values).to_pylist()})
 
     def rows(self, path: str) -> int:
         """How many a file has, by its footer."""
