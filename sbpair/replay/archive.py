@@ -49,6 +49,30 @@ class Footer(NamedTuple):
     schema: pa.Schema
 
 
+class TableFile:
+    """A Parquet file that is being made, in memory: one group of rows after the other, each as it will lie there."""
+
+    def __init__(self, schema: pa.Schema, compression: str) -> None:
+        self.rows = 0
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            write_page_checksum=True,
+            compression=compression,
+            compression_level=1 if compression == "zstd" else None,
+        )
+
+    def add(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+        self.rows += len(table)
+
+    def content(self) -> pa.Buffer:
+        """All of it; nothing more can be added."""
+        self._writer.close()
+        return self._sink.getvalue()
+
+
 class Archive:
     """One run's place. `url` is a local directory or a URL such as s3://bucket/backlog."""
 
@@ -146,25 +170,25 @@ class Archive:
             raise self._broken(path, "it is no JSON object")
         return document
 
-    def write_table(
-        self, path: str, table: pa.Table, shards: int, *, sync: bool = True, compression: str = "snappy"
-    ) -> None:
-        """Write rows, whose file says which run, version and shard count they are of; and read the footer back.
+    def new_table(self, schema: pa.Schema, shards: int, *, compression: str = "snappy") -> TableFile:
+        """A file that says which run, version and shard count its rows are of, and is nowhere yet.
 
-        A file of some hundred rows is written in half the time with "snappy", a large one is smaller with "zstd".
+        One of some hundred rows is written in half the time with "snappy", a large one is smaller with "zstd".
         """
         about = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
-        sink, level = pa.BufferOutputStream(), 1 if compression == "zstd" else None
-        pq.write_table(
-            table.replace_schema_metadata(about),
-            sink,
-            write_page_checksum=True,
-            compression=compression,
-            compression_level=level,
-        )
-        self.write(path, sink.getvalue(), sync=sync)
-        if sync and self.rows(path) != table.num_rows:
+        return TableFile(schema.with_metadata(about), compression)
+
+    def put(self, path: str, file: TableFile, *, sync: bool = True) -> None:
+        """Write a file that is complete, and read its footer back."""
+        self.write(path, file.content(), sync=sync)
+        if sync and self.rows(path) != file.rows:
             raise self._broken(path, "it does not hold what was written")
+
+    def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
+        """Write rows as one file."""
+        file = self.new_table(table.schema, shards)
+        file.add(table)
+        self.put(path, file, sync=sync)
 
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """Raises StateRefused for a file that is broken, or cut short."""
