@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import ClassVar
 
 from sbpair.amqp import codec
@@ -132,9 +132,19 @@ class Sections:
     @classmethod
     def split(cls, payload: bytes) -> Sections:
         """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
+        parts = _walk(payload)
+        if _is_usual(tuple([code for code, _, _ in parts])):
+            found = cls()
+            for code, start, end in parts:
+                setattr(found, _SLOTS[code], payload[start:end])
+            return found
+        return cls._split_carefully(payload, parts)
+
+    @classmethod
+    def _split_carefully(cls, payload: bytes, parts: Sequence[tuple[int, int, int]]) -> Sections:
         found = cls()
         last = body_start = body_end = 0
-        for code, start, end in _walk(payload):
+        for code, start, end in parts:
             if code <= last or last >= DATA:
                 if code == DELIVERY_ANNOTATIONS and not found.delivery_annotations:
                     # The SDK for Python puts them behind everything else, and the service takes them.
@@ -142,9 +152,7 @@ class Sections:
                     last = FOOTER
                     continue
                 _check_order(code, last)
-            if code == PROPERTIES:
-                found.properties = payload[start:end]
-            elif DATA <= code <= VALUE:
+            if DATA <= code <= VALUE:
                 body_start, body_end = body_start if code == last else start, end
             else:
                 setattr(found, _SLOTS[code], payload[start:end])
@@ -209,8 +217,17 @@ _SLOTS = {
     MESSAGE_ANNOTATIONS: "message_annotations",
     PROPERTIES: "properties",
     APPLICATION_PROPERTIES: "application_properties",
+    DATA: "body",
+    SEQUENCE: "body",
+    VALUE: "body",
     FOOTER: "footer",
 }
+
+
+@lru_cache(256)
+def _is_usual(codes: tuple[int, ...]) -> bool:
+    """Whether sections stand in their order, one of each and one for the body, as in nearly every message."""
+    return all(before < after for before, after in pairwise(codes)) and sum(DATA <= code <= VALUE for code in codes) < 2
 
 
 def encode_map(code: int, values: Map | dict[Symbol, Value] | dict[str, Value]) -> bytes:
@@ -288,21 +305,6 @@ def data_heads(size: int) -> tuple[bytes, ...]:
 
 
 _SHORT_DATA = bytes((0x00, 0x53, DATA, 0xA0))
-
-
-def leading_properties(payload: bytes) -> bytes:
-    """The properties of a message that has nothing before them and a body after them, as most have; else b"".
-
-    Raises ProtocolError as `Sections.split` does, except for what is out of order: that has no leading properties.
-    """
-    parts = _walk(payload)
-    if len(parts) < 2 or parts[0][0] != PROPERTIES:
-        return b""
-    if len(parts) == 2:
-        usual = DATA <= parts[1][0] <= VALUE
-    else:
-        usual = len(parts) == 3 and parts[1][0] == APPLICATION_PROPERTIES and DATA <= parts[2][0] <= VALUE
-    return payload[: parts[0][2]] if usual else b""
 
 
 _SHORT_PROPERTIES = bytes((0x00, 0x53, PROPERTIES, 0xC0))

@@ -11,7 +11,7 @@ import struct
 import uuid
 from copy import copy
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
@@ -24,7 +24,6 @@ from sbpair.amqp.message import (
     Sections,
     batch_members,
     is_plain,
-    leading_properties,
     section,
     skip,
 )
@@ -33,7 +32,6 @@ from sbpair.emulator.entities.message import DeadLetter, Message
 from sbpair.errors import ProtocolError
 
 PING: Final = "application/vnd.ms-servicebus-ping"
-_PING: Final = PING.encode()
 
 TTL_ELSEWHERE: Final = 0xFFFFFFFF
 """A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
@@ -75,35 +73,47 @@ def read_message(payload: bytes, *, with_id: bool = False) -> Message | None:
     """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
     if not with_id and is_plain(payload):
         return Message(payload, len(payload))
-    properties = leading_properties(payload)
-    if properties and _begins_with_text(properties):
-        plain = Message(payload, len(payload))
-        return plain if _take_properties(plain, Sections(properties=properties), with_id) else None
     sections = Sections.split(payload)
+    if _goes_on_whole(sections):
+        message = Message(payload, len(payload))
+    else:
+        message = _with_what_is_before(sections, len(payload))
+    return message if _take_properties(message, sections, with_id) else None
+
+
+def _goes_on_whole(sections: Sections) -> bool:
+    """Whether what the service writes goes before all that is there, so that nobody has to know its parts."""
+    before = sections.header or sections.delivery_annotations or sections.message_annotations
+    return _begins_with_text(sections.properties) and not before and not sections.footer and sections.body != b""
+
+
+def _with_what_is_before(sections: Sections, size: int) -> Message:
     sections.delivery_annotations = b""
     if _lacks_id(sections.properties):
         sections.properties = _with_new_id(sections.properties)
-    message = Message(sections, len(payload))
+    message = Message(sections, size)
     if sections.header:
         message.ttl_ms = _ttl_of(sections.header)
     if sections.message_annotations:
         message.scheduled_at_ms, message.partition_key = _told_by(sections.message_annotations)
-    return message if _take_properties(message, sections, with_id) else None
+    return message
 
 
 def _begins_with_text(properties: bytes) -> bool:
     """Whether the first of the properties, the message id, is a string, in the usual short forms."""
-    return properties[3] == 0xC0 and properties[6:7] == b"\xa1"
+    return properties[3:4] == b"\xc0" and properties[6:7] == b"\xa1"
 
 
 def _take_properties(message: Message, sections: Sections, with_id: bool) -> bool:
     """Note what the entity has to know; False for a ping."""
-    if with_id or not _only_an_id(sections.properties):
-        if _PING in sections.properties and sections.read_properties().content_type == PING:
-            return False
-        _read_properties(message, sections, with_id)
-    elif message.ttl_ms == TTL_ELSEWHERE:
-        message.ttl_ms = None
+    said = _said(sections.properties)
+    if said.is_ping:
+        return False
+    message.session_id = said.session_id
+    if with_id:
+        message.message_id = message_id_of(message)
+    if message.ttl_ms is None or message.ttl_ms == TTL_ELSEWHERE:
+        message.ttl_ms = said.lives_ms
     return True
 
 
@@ -124,24 +134,34 @@ def _with_new_id(properties: bytes) -> bytes:
     return section(PROPERTIES, b"\xd0" + (len(fields) + 4).to_bytes(4) + count.to_bytes(4) + fields)
 
 
-def _only_an_id(properties: bytes) -> bool:
-    """Whether nothing but a message id is there, as in most messages: then there is nothing to decode."""
-    try:
-        start = {0xC0: 6, 0xD0: 12, 0x45: 4}[properties[3]]
-        end = skip(properties, start) if start < len(properties) else start
-    except (KeyError, IndexError, ProtocolError):
-        return False
-    return properties.count(0x40, end) == len(properties) - end
+class _Said(NamedTuple):
+    """What the properties of a message say to the service, besides its id. `lives_ms` is from creation to expiry."""
+
+    is_ping: bool
+    session_id: str | None
+    lives_ms: int | None
 
 
-def _read_properties(message: Message, sections: Sections, with_id: bool) -> None:
-    properties = sections.read_properties()
-    message.session_id = properties.group_id
-    if with_id:
-        message.message_id = text_of(properties.message_id)
-    if message.ttl_ms is None or message.ttl_ms == TTL_ELSEWHERE:
-        created, expires = properties.creation_time, properties.absolute_expiry_time
-        message.ttl_ms = max(0, expires - created) if created is not None and expires is not None else None
+def _said(properties: bytes) -> _Said:
+    """Raises ProtocolError."""
+    if _begins_with_text(properties):
+        end = 8 + properties[7]
+        if len(properties) - _WORTH_REMEMBERING <= end <= len(properties):
+            return _said_besides_id(properties[5], properties[end:])
+    return _read_properties(properties)
+
+
+@lru_cache(_REMEMBERED)
+def _said_besides_id(count: int, rest: bytes) -> _Said:
+    """The same where `rest` is what follows the id: it repeats from message to message."""
+    return _read_properties(section(PROPERTIES, bytes((0xC0, len(rest) + 2, count)) + b"\x40" + rest))
+
+
+def _read_properties(raw: bytes) -> _Said:
+    properties = Sections(properties=raw).read_properties()
+    created, expires = properties.creation_time, properties.absolute_expiry_time
+    lives_ms = max(0, expires - created) if created is not None and expires is not None else None
+    return _Said(properties.content_type == PING, properties.group_id, lives_ms)
 
 
 @lru_cache(_REMEMBERED)
@@ -151,10 +171,17 @@ def _ttl_of(header: bytes) -> int | None:
 
 def _told_by(annotations: bytes) -> tuple[int | None, str | None]:
     """When it is to be enqueued, and its partition key."""
+    return _remembered(annotations) if len(annotations) <= _WORTH_REMEMBERING else _read_annotations(annotations)
+
+
+def _read_annotations(raw: bytes) -> tuple[int | None, str | None]:
     # Decoded whatever it holds: what is broken in it must not get as far as the receivers.
-    told = Sections(message_annotations=annotations).read_message_annotations()
+    told = Sections(message_annotations=raw).read_message_annotations()
     at, key = told.get("x-opt-scheduled-enqueue-time"), told.get("x-opt-partition-key")
     return int(at) if isinstance(at, int) else None, None if key is None else text_of(key)
+
+
+_remembered = lru_cache(_REMEMBERED)(_read_annotations)
 
 
 # Giving out

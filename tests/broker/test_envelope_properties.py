@@ -1,0 +1,68 @@
+"""What the service remembers of properties is what they say, whatever their id."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.amqp.message import PROPERTIES, Properties, Sections, data_body, section
+from sbpair.amqp.types import ULong, text_of
+from sbpair.emulator.entities.envelope import PING, read_message
+from sbpair.errors import ProtocolError
+
+texts = st.none() | st.text(max_size=9)
+times = st.none() | st.integers(0, 10_000)
+properties = st.builds(
+    Properties,
+    message_id=st.none() | st.text(max_size=300) | st.integers(0, 9).map(ULong) | st.binary(max_size=3),
+    subject=texts | st.text(min_size=200, max_size=300),
+    content_type=st.sampled_from([None, "text/plain", PING]),
+    creation_time=times,
+    absolute_expiry_time=times,
+    group_id=texts,
+)
+
+
+def read(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
+    message = read_message(raw + data_body(b"x"), with_id=with_id)
+    return None if message is None else (message.session_id, message.ttl_ms, message.message_id)
+
+
+def decoded(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
+    said = Sections(properties=raw).read_properties()
+    created, expires = said.creation_time, said.absolute_expiry_time
+    lives = None if created is None or expires is None else max(0, expires - created)
+    return None if said.content_type == PING else (said.group_id, lives, text_of(said.message_id) if with_id else None)
+
+
+@given(properties, st.booleans())
+def test_what_is_read_is_what_is_said(said: Properties, with_id: bool) -> None:
+    raw = said.encode()
+    found = read(raw, with_id=with_id)
+    wanted = decoded(raw, with_id=with_id)
+    if said.message_id is None and with_id and found is not None:
+        assert found[2]
+        found = (*found[:2], None)
+    assert found == wanted
+
+
+@given(properties, st.data())
+def test_what_is_damaged_is_refused_or_read_as_it_is(said: Properties, data: st.DataObject) -> None:
+    raw = bytearray(said.encode())
+    raw[data.draw(st.integers(3, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        wanted = decoded(bytes(raw), with_id=False)
+        Sections.split(bytes(raw) + data_body(b"x"))
+    except ProtocolError:
+        return
+    assert read(bytes(raw), with_id=False) == wanted
+
+
+def test_an_id_that_reaches_beyond_the_properties_is_refused() -> None:
+    raw = section(PROPERTIES, bytes((0xC0, 4, 1, 0xA1, 9)) + b"a")
+    for with_id in (False, True):
+        try:
+            read(raw, with_id=with_id)
+        except ProtocolError:
+            continue
+        raise AssertionError("it was taken in")
