@@ -19,7 +19,7 @@ from sbpair.move.opened import Content, Opener, restored
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
 from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
-from sbpair.replay.ledger import Entry, Ledger, Together
+from sbpair.replay.ledger import Entry, InHand, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ShardSource:
         self._openers: dict[str, Opener] = {}
         self._over = False
         self._ahead: deque[Archived] = deque()
-        self._in_hand: dict[int, Archived] = {}
+        self._in_hand = InHand(ledger)
         self._accepted: list[Archived] = []
         self._accepted_since = 0.0
         self._turn = 0
@@ -122,7 +122,7 @@ class ShardSource:
         except SbpairError as error:
             self.error = error
             return error
-        self._let_go(accepted)
+        self._in_hand.let_go(accepted)
         return None
 
     async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
@@ -134,7 +134,7 @@ class ShardSource:
         except SbpairError as error:
             self.error = error
             raise
-        self._let_go([mine])
+        self._in_hand.let_go([mine])
 
     def is_stopped(self) -> bool:
         """Whether somebody has asked the run to stop."""
@@ -164,7 +164,7 @@ class ShardSource:
 
     async def release(self, arrivals: Sequence[Arrival]) -> Failures:
         """They are in the archive, and were never anywhere else."""
-        self._let_go(cast("Sequence[Archived]", arrivals))
+        self._in_hand.let_go(arrivals)
         return []
 
     async def renew(self, arrivals: Sequence[Arrival]) -> None:
@@ -182,10 +182,6 @@ class ShardSource:
             yield page
 
     # Inside.
-
-    def _let_go(self, arrivals: Sequence[Archived]) -> None:
-        for arrival in arrivals:
-            self._in_hand.pop(arrival.turn, None)
 
     def _pull(self) -> list[Archived]:
         found: list[Archived] = []
@@ -210,8 +206,7 @@ class ShardSource:
         for shard, entries in repeats.items():
             self._ledger.write(DEDUPLICATED, shard, entries)
         if found:
-            self._in_hand.update((each.turn, each) for each in found)
-            self._ledger.has_in_hand([_entry(each) for each in list(self._in_hand.values())])
+            self._in_hand.take({each: _entry(each) for each in found})
         return found
 
     def _arrival(self, key: RowKey, shard: int, message: bytes) -> Archived:
