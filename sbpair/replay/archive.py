@@ -52,15 +52,17 @@ class Footer(NamedTuple):
 class TableFile:
     """A Parquet file that is being made, in memory: one group of rows after the other, each as it will lie there."""
 
-    def __init__(self, schema: pa.Schema, compression: str) -> None:
+    def __init__(self, schema: pa.Schema, *, large: bool) -> None:
+        """`large` is for many messages: of some hundred rows it would take twice as long, and gain nothing."""
         self.rows = 0
         self._sink = pa.BufferOutputStream()
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
             write_page_checksum=True,
-            compression=compression,
-            compression_level=1 if compression == "zstd" else None,
+            compression="zstd" if large else "snappy",
+            compression_level=1 if large else None,
+            write_statistics=large,
         )
 
     def add(self, table: pa.Table) -> None:
@@ -170,13 +172,10 @@ class Archive:
             raise self._broken(path, "it is no JSON object")
         return document
 
-    def new_table(self, schema: pa.Schema, shards: int, *, compression: str = "snappy") -> TableFile:
-        """A file that says which run, version and shard count its rows are of, and is nowhere yet.
-
-        One of some hundred rows is written in half the time with "snappy", a large one is smaller with "zstd".
-        """
+    def new_table(self, schema: pa.Schema, shards: int, *, large: bool) -> TableFile:
+        """A file that says which run, version and shard count its rows are of, and is nowhere yet."""
         about = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
-        return TableFile(schema.with_metadata(about), compression)
+        return TableFile(schema.with_metadata(about), large=large)
 
     def put(self, path: str, file: TableFile, *, sync: bool = True) -> None:
         """Write a file that is complete, and read its footer back."""
@@ -185,8 +184,8 @@ class Archive:
             raise self._broken(path, "it does not hold what was written")
 
     def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
-        """Write rows as one file."""
-        file = self.new_table(table.schema, shards)
+        """Write a few rows as one file."""
+        file = self.new_table(table.schema, shards, large=False)
         file.add(table)
         self.put(path, file, sync=sync)
 
@@ -274,6 +273,8 @@ def _opened(url: str) -> tuple[fs.FileSystem, str]:
 
 def _make_directories(root: Path, directory: Path) -> None:
     """Make what is missing below the root, and have it last. Raises FileNotFoundError where the root is not there."""
+    if directory.exists():
+        return
     missing = [each for each in (directory, *directory.parents) if each.is_relative_to(root) and not each.exists()]
     for each in reversed(missing):
         if each == root:

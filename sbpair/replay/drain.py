@@ -138,7 +138,7 @@ class Drain:
             await self._store_soon(source, segment, tasks)
 
     def _new_segment(self) -> Segment:
-        return Segment(self._queue, self._archive.new_table(SEGMENT, self._job.run.shards, compression="zstd"))
+        return Segment(self._queue, self._archive.new_table(SEGMENT, self._job.run.shards, large=True))
 
     def _wait(self, segment: Segment) -> float:
         return IDLE_SECONDS if segment else self._options.empty_seconds

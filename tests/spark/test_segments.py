@@ -47,7 +47,7 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(com
     with TemporaryDirectory() as directory:
         archive = Archive(directory, "r1")
         archive.create()
-        segment = Segment(QUEUE, archive.new_table(SEGMENT, 4, compression="zstd"))
+        segment = Segment(QUEUE, archive.new_table(SEGMENT, 4, large=True))
         for count, writes in comings:
             come = [arrival(len(segment) + number) for number in range(count)]
             segment.add(come, 1.0)
