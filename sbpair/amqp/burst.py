@@ -40,13 +40,11 @@ def read_on(link: Receiver, buffer: bytes, start: int, end: int, frame_most: int
     pattern = struct.Struct(f">I{len(before)}sI2s{len(tag)}s{len(behind)}s")
     unpack, head = pattern.unpack_from, pattern.size
     most = min(frame_most, head + link.max_message_size) if link.max_message_size else frame_most
-    last, add = len(buffer) - head, found.append
-    while end <= last:
+    there, constants, add = len(buffer), (before, between, behind), found.append
+    while end + head <= there:
         size, same, delivery_id, as_well, tag, too = unpack(buffer, end)
         next_one = end + size
-        if same != before or as_well != between or too != behind or not head <= size <= most:
-            break
-        if next_one > len(buffer):
+        if (same, as_well, too) != constants or not head <= size <= most or next_one > there:
             break
         add(Delivery(link, delivery_id, tag, message_format, settled, buffer[end + head : next_one]))
         end = next_one

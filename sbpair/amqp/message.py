@@ -265,12 +265,12 @@ def batch_members(payload: bytes) -> list[bytes]:
 
 def batch_of(members: Sequence[bytes], envelope: bytes = b"") -> bytes:
     """The payload of a batch (message-format BATCH_FORMAT). `envelope` is the sections that speak of all of it."""
-    return b"".join((envelope, *chain.from_iterable(zip(map(_long_head, map(len, members)), members, strict=True))))
+    return b"".join((envelope, *chain.from_iterable(zip(map(member_head, map(len, members)), members, strict=True))))
 
 
 @lru_cache(4096)
-def _long_head(size: int) -> bytes:
-    """What stands before so many bytes of data."""
+def member_head(size: int) -> bytes:
+    """What stands before a member of so many bytes in a batch: a data section begins."""
     return _LONG_DATA + size.to_bytes(4)
 
 
@@ -300,7 +300,7 @@ def ends_in_data(payload: bytes, at: int) -> bool:
 def data_heads(size: int) -> tuple[bytes, ...]:
     """What a data section of `size` bytes may begin with, head included."""
     short = _SHORT_DATA + bytes((size - 5,)) if 5 <= size < 261 else None
-    long = _long_head(size - 8) if size >= 8 else None
+    long = member_head(size - 8) if size >= 8 else None
     return tuple(filter(None, (long, short)))
 
 

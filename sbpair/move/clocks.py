@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Now = Callable[[], float]
 
@@ -26,7 +26,6 @@ class LockClock:
     def look(self) -> None:
         """See what time it is, for the locks that are told of next."""
         self.loop_time, self._wall = self._loop.time(), self._now()
-        self._last_ms, self._last = -1, 0.0
 
     @property
     def service_ms(self) -> int | None:
@@ -38,8 +37,6 @@ class LockClock:
 
     def until(self, until_ms: int) -> float:
         """When a lock runs out, by the loop's clock. More than the usual is not believed, nor is nothing at all."""
-        if until_ms == self._last_ms:  # what comes in one go is locked until the same moment
-            return self._last
         if until_ms and not self._known:
             self._known = True
             self.ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._wall))
@@ -47,5 +44,8 @@ class LockClock:
             # Whatever has told of a lock was under way for a while: the latest of all moments is nearest to the truth.
             self._offset_ms = max(self._offset_ms, until_ms - 1000 * (LOCK_SECONDS + self.loop_time))
         left = until_ms / 1000 - self._wall
-        self._last_ms, self._last = until_ms, self.loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
-        return self._last
+        return self.loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
+
+    def moments(self, locks: Sequence[int]) -> dict[int, float]:
+        """`until` of each: what comes in one go is locked until the same moment, or few of them."""
+        return {until_ms: self.until(until_ms) for until_ms in dict.fromkeys(locks)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ class Order(NamedTuple):
     arrival: Arrival
     send: Send
     turn: int
+
+
+# For `map`: what is done for every message is done by calls for many of them.
+facts_of: Callable[[Arrival], Facts] = attrgetter("facts")
+key_of: Callable[[Arrival], Key] = attrgetter("key")
+size_of: Callable[[Arrival], int] = attrgetter("facts.size")
+lock_of: Callable[[Order], float] = attrgetter("arrival.lock_until")
+arrival_of: Callable[[Order], Arrival] = attrgetter("arrival")
+turn_of: Callable[[Arrival | Order], int] = attrgetter("turn")
 
 
 class Seen(NamedTuple):

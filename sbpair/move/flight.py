@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
+from sbpair.move.engine import arrival_of, key_of, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from sbpair.move.engine import Answer, Arrival, Link, Order, Parcel
     from sbpair.move.route import Key
 
-_key_of = attrgetter("key")
-
 
 class Flight:
     """Messages that leave together, and the journal's number for them. `away` is whether an answer is waited for."""
 
     def __init__(self, orders: Sequence[Order], parcel: Parcel) -> None:
         self.orders = orders
-        self.arrivals: list[Arrival] = [order.arrival for order in orders]
-        self.keys: list[Key] = list(map(_key_of, self.arrivals))
+        self.arrivals: list[Arrival] = list(map(arrival_of, orders))
+        self.keys: list[Key] = list(map(key_of, self.arrivals))
         self.number = 0
         self._parcel = parcel
         self._answer: Answer | None = None
@@ -34,7 +32,7 @@ class Flight:
     @property
     def size(self) -> int:
         """Bytes that its messages have in the backlog."""
-        return sum([arrival.facts.size for arrival in self.arrivals])
+        return sum(map(size_of, self.arrivals))
 
     def depart(self, link: Link) -> SbpairError | None:
         """Leave now; answers why not, where it has not left."""

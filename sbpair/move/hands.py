@@ -7,10 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from itertools import takewhile
-from operator import attrgetter, is_
+from operator import is_
 from typing import TYPE_CHECKING
 
 from sbpair.errors import MessageLockLost, SbpairError
+from sbpair.move.engine import key_of, size_of
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Source
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 RENEW_LEFT_SECONDS = 25.0
 """Locks are renewed when this much is left of them."""
 
-_key_of = attrgetter("key")
 
 RENEW_REST_SECONDS = 1.0
 """How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
@@ -75,7 +75,7 @@ class Hands:
     def take_all(self, arrivals: dict[Key, Arrival]) -> None:
         """Take deliveries over, none of which is of a message that is in hand."""
         self._by_key.update(arrivals)
-        sizes = [arrival.facts.size for arrival in arrivals.values()]
+        sizes = list(map(size_of, arrivals.values()))
         self.bytes += sum(sizes)
         self.largest = max([self.largest, *sizes])
 
@@ -103,13 +103,13 @@ class Hands:
 
     def let_go_all(self, arrivals: Sequence[Arrival]) -> None:
         """Of what is in hand."""
-        keys = list(map(_key_of, arrivals))
+        keys = list(map(key_of, arrivals))
         if not all(map(is_, map(self._by_key.get, keys), arrivals)):
             for arrival in arrivals:
                 self.let_go(arrival)
             return
         deque(map(self._by_key.__delitem__, keys), maxlen=0)
-        self.bytes -= sum([arrival.facts.size for arrival in arrivals])
+        self.bytes -= sum(map(size_of, arrivals))
 
     async def keep_locks(self, source: Source, tally: Tally) -> None:
         """Renew locks until cancelled."""

@@ -13,6 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sbpair.cost import UNIT_BYTES, units
@@ -26,14 +27,14 @@ from sbpair.errors import (
     Unavailable,
 )
 from sbpair.move.departures import Departures
-from sbpair.move.engine import Order
+from sbpair.move.engine import Order, facts_of, key_of, lock_of, turn_of
 from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
 from sbpair.move.flight import Flight
 from sbpair.move.hands import Hands
 from sbpair.move.receipt import Named
 from sbpair.move.road import ROUND_MOST
 from sbpair.move.roads import Roads
-from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, missing, refused, router
+from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, keys_of, missing, refused, router
 from sbpair.move.settling import Gathering
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ LARGEST_BYTES = 1024 * 1024
 
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
+
+
+_order = partial(tuple.__new__, Order)
+"""As Order(…) is, at a third of its cost."""
 
 
 class Mover:
@@ -157,15 +162,10 @@ class Mover:
 
     def _by_key(self, arrivals: Sequence[Arrival]) -> dict[Key, Arrival]:
         """Deliveries by their keys, which they are given here as `key_of` has them."""
-        namespace, spelled, queue = self._setting.namespace, "", ""
-        come: dict[Key, Arrival] = {}
-        for arrival in arrivals:
-            facts = arrival.facts
-            if facts.queue != spelled:
-                spelled, queue = facts.queue, facts.queue.lower()
-            key = arrival.key = (namespace, queue, facts.sequence_number, facts.enqueued_at, facts.message_id)
-            come[key] = arrival
-        return come
+        keys = keys_of(self._setting.namespace, list(map(facts_of, arrivals)))
+        for arrival, key in zip(arrivals, keys, strict=True):
+            arrival.key = key
+        return dict(zip(keys, arrivals, strict=True))
 
     def _accept(self, arrival: Arrival) -> bool:
         """Take one over. Answers whether its message has been delivered before."""
@@ -231,10 +231,10 @@ class Mover:
 
     def _direct(self, arrivals: Sequence[Arrival]) -> None:
         orders: defaultdict[str, list[Order]] = defaultdict(list)
-        for arrival, decision in zip(arrivals, self._route([arrival.facts for arrival in arrivals]), strict=True):
+        decisions = self._route(list(map(facts_of, arrivals)))
+        for arrival, decision, turn in zip(arrivals, decisions, map(turn_of, arrivals), strict=True):
             if isinstance(decision, Send):
-                # As Order(…) would be, at a third of its cost.
-                orders[decision.destination].append(tuple.__new__(Order, (arrival, decision, arrival.turn)))
+                orders[decision.destination].append(_order((arrival, decision, turn)))
             else:
                 self._spawn(self._dead_letter(arrival, decision), arrival)
         for destination, come in orders.items():
@@ -291,11 +291,11 @@ class Mover:
         left_over: list[Order] = []
         now = self._loop.time()
         for group in road.next_round(self._most(road), link.room):
-            orders = [order for order in group if order.arrival.lock_until > now]
-            if len(orders) < len(group):
+            orders = group
+            if min(map(lock_of, group)) <= now:
                 # Whatever has come in their place goes before those behind them.
                 self._return_lost(group, now)
-                left_over += orders
+                left_over += [order for order in group if order.arrival.lock_until > now]
                 continue
             if self._setting.ttl is not TimeToLive.ORIGINAL:
                 orders = [order for order in map(self._directed_anew, orders) if order is not None]
@@ -477,7 +477,7 @@ class Mover:
             self._not_settled("completed", failures)
             failed = {id(arrival) for arrival, _ in failures}
             done = [arrival for arrival in arrivals if id(arrival) not in failed]
-        self._setting.journal.completed([arrival.key for arrival in done])
+        self._setting.journal.completed(list(map(key_of, done)))
         self._end_all(arrivals)
 
     async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:

@@ -5,28 +5,44 @@ The law: nothing is refused here. What cannot be read is in the facts as a flaw,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from sbpair.amqp.message import Sections
 from sbpair.errors import ProtocolError
 from sbpair.move import envelope
 from sbpair.move.route import Facts
 from sbpair.move.usual import Reader, Usual
 
 if TYPE_CHECKING:
+    from sbpair.amqp.message import Sections
     from sbpair.move.route import Send
 
-Content: TypeAlias = Usual | Sections | None
-"""What is kept of a message; None of what is none."""
+
+class General(NamedTuple):
+    """A message that is not as they usually are."""
+
+    sections: Sections
+
+    def restored(self, send: Send, now_ms: int) -> tuple[bytes, ...]:
+        """The message as it was before it went into the backlog, encoded, in parts that follow one another."""
+        return (envelope.restored(self.sections, send, now_ms),)
+
+
+Content: TypeAlias = Usual | General
+"""What is kept of a message."""
 
 
 class Opened(NamedTuple):
-    """`locked_until` is ms since 1970; 0 where the service did not say."""
+    """`content` is None of what is no message at all; `locked_until` is ms since 1970, 0 where nobody said so."""
 
     facts: Facts
-    content: Content
+    content: Content | None
     partition_key: str | None
     locked_until: int
+
+
+_opened = partial(tuple.__new__, Opened)
 
 
 class Opener:
@@ -36,24 +52,25 @@ class Opener:
         self._queue = queue
         self._reader = Reader(queue)
 
-    def open(self, payload: bytes, name: str) -> Opened:
-        """`name` is what the facts call something that is no message, and so has no id of its own."""
-        read = self._reader.read(payload)
+    def open_all(self, payloads: Sequence[bytes]) -> list[Opened]:
+        """What is no message has no id; whoever wants one for it gives it one."""
+        found = self._reader.read(payloads)
+        if all(found):
+            return list(map(_opened, found))  # as Opened(*read) of each would be, at a third of its cost
+        return [
+            self._open(payload) if read is None else _opened(read)
+            for payload, read in zip(payloads, found, strict=True)
+        ]
+
+    def _open(self, payload: bytes) -> Opened:
+        # Since it was looked at, another one may have been learnt from.
+        [read] = self._reader.read([payload])
         if read is not None:
-            return tuple.__new__(Opened, read)  # as Opened(*read) would be, at a third of its cost
+            return _opened(read)
         try:
             sections, facts = envelope.facts_of(self._queue, payload)
         except ProtocolError as error:
-            nothing = Facts(self._queue, 0, 0, name, None, size=len(payload), flaw=error.message)
-            return Opened(nothing, None, None, 0)
+            return Opened(Facts(self._queue, 0, 0, "", None, size=len(payload), flaw=error.message), None, None, 0)
         if not facts.flaw:
             self._reader.learn(payload, sections)
-        return Opened(facts, sections, envelope.partition_key(sections), envelope.locked_until(sections))
-
-
-def restored(content: Content, send: Send, now_ms: int) -> bytes:
-    """The message as it was before it went into the backlog, encoded."""
-    if isinstance(content, Usual):
-        return content.restored(send, now_ms)
-    assert content is not None  # noqa: S101  what is no message has a flaw, and no Send
-    return envelope.restored(content, send, now_ms)
+        return Opened(facts, General(sections), envelope.partition_key(sections), envelope.locked_until(sections))

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING
+
+from sbpair.move.engine import turn_of
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Order
 
 ROUND_MOST = 1_000
 """How many messages leave in one round. What is larger than a batch goes in the next one."""
-
-
-turn_of = attrgetter("turn")
 
 
 WORTH_A_ROUND = 50

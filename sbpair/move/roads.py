@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sbpair.move.road import Road, turn_of
+from sbpair.move.engine import turn_of
+from sbpair.move.road import Road
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import starmap
+from itertools import repeat, starmap
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -67,6 +67,19 @@ def key_of(namespace: str, facts: Facts) -> Key:
     return (namespace, facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
 
 
+REMEMBERED = 4_096
+
+_lowered = lru_cache(REMEMBERED)(str.lower)
+
+
+def keys_of(namespace: str, many: Sequence[Facts]) -> list[Key]:
+    """`key_of` of each."""
+    if not many:
+        return []
+    queues, numbers, times, ids, *_ = zip(*many, strict=True)
+    return list(zip(repeat(namespace), map(_lowered, queues), numbers, times, ids, strict=False))
+
+
 class Send(NamedTuple):
     """Send it on. `ttl_ms` is None for a message that never expires."""
 
@@ -94,7 +107,6 @@ class DeadLetter:
 
 Route: TypeAlias = Send | Expire | DeadLetter
 
-REMEMBERED = 4_096
 
 INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"

@@ -7,9 +7,12 @@ where a message is not as they usually are it answers nothing, and `envelope` is
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from functools import lru_cache
-from operator import itemgetter
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import repeat
+from operator import eq, getitem, itemgetter, sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.amqp import codec, splice
@@ -50,6 +53,8 @@ _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, T
 Told = tuple[str | None, bool, bytes]
 """(content type, whether an absolute expiry is stated, all of it): what properties say behind the message id."""
 
+Parts = tuple[bytes, ...]
+
 Said = tuple[str, str | None, int | None, int | None, bytes]
 """(path, session id, ticks to live, scheduled at, the application properties without them)"""
 
@@ -66,21 +71,21 @@ class Usual(NamedTuple):
     kept: bytes
     rest_at: int
 
-    def restored(self, send: Send, now_ms: int) -> bytes:
-        """The message as it was before it went into the backlog, encoded."""
+    def restored(self, send: Send, now_ms: int) -> Parts:
+        """The message as it was before it went into the backlog, encoded, in parts that follow one another."""
         layout, payload, told, kept, rest_at = self
         around = _around_id(layout, told, send)
         if around is None:
             return self._restored_now(send, now_ms)
         before, after = around
-        return b"".join((before, payload[layout.id_at : layout.id_end], after, kept, payload[rest_at:]))
+        return before, payload[layout.id_at : layout.id_end], after, kept, payload[rest_at:]
 
-    def _restored_now(self, send: Send, now_ms: int) -> bytes:
+    def _restored_now(self, send: Send, now_ms: int) -> Parts:
         """As above, where the properties say what time it is, or are long."""
         layout, payload = self.layout, self.payload
-        raw = payload[layout.id_at - _BEFORE_ID : layout.size - len(_SHORT_MAP) - 1]
+        raw = payload[layout.id_at - _BEFORE_ID : layout.map_at]
         properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
-        return b"".join((_before_properties(layout.shape, send), properties, self.kept, payload[self.rest_at :]))
+        return _before_properties(layout.shape, send), properties, self.kept, payload[self.rest_at :]
 
 
 @lru_cache(REMEMBERED)
@@ -197,7 +202,7 @@ class Layout:
     numbers, the message id, the properties behind it, and how long the application properties are.
     """
 
-    __slots__ = ("constant", "constants", "count", "id_at", "id_end", "shape", "size", "unpack", "variable")
+    __slots__ = ("constant", "constants", "count", "id_at", "id_end", "map_at", "shape", "size", "unpack", "variable")
 
     def __init__(self, shape: Shape, beginning: bytes, count: int, id_size: int, tail_size: int) -> None:
         self.shape = shape
@@ -207,6 +212,7 @@ class Layout:
         before_id = f"{shape.format}{self.id_at - shape.end}s"
         pattern = struct.Struct(f"{before_id}{id_size}s{tail_size}s{len(_SHORT_MAP)}sB")
         self.size = pattern.size
+        self.map_at = self.size - len(_SHORT_MAP) - 1
         self.unpack = pattern.unpack_from
         values = pattern.unpack(shape.before + beginning + bytes(id_size + tail_size) + _SHORT_MAP + b"\x00")
         *fixed, id_index, tail_index, map_index, size_index = range(len(values))
@@ -217,7 +223,39 @@ class Layout:
             *(numbers[shape.names.index(name)] for name in _NUMBERS), id_index, tail_index, size_index
         )
 
+    def fits(self, payload: bytes) -> bool:
+        """Whether a message is written like this up to its application properties."""
+        return len(payload) >= self.size and self.constant(self.unpack(payload)) == self.constants
 
+    def read(self, queue: str, payloads: Sequence[bytes]) -> list[Read]:
+        """What the messages of a queue say. Raises one of UNUSUAL where one of them is not as usual.
+
+        Every message comes through here: whatever can be is done by one call for all of them.
+        """
+        if min(map(len, payloads)) < self.size:
+            raise ProtocolError(_OTHERWISE)
+        values = list(map(self.unpack, payloads))
+        if not all(map(eq, map(self.constant, values), repeat(self.constants))):
+            raise ProtocolError(_OTHERWISE)
+        *numbers, locks, raw_ids, tails, sizes = zip(*map(self.variable, values), strict=True)
+        ids, told = map(bytes.decode, raw_ids), list(map(_told_by, repeat(self.count), tails))
+        ends = list(map(self.size.__add__, sizes))
+        aliases = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
+        *directions, kept = zip(*map(_aliases, aliases), strict=True)
+        lengths = list(map(len, payloads))
+        if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, lengths, ends)), ends)):
+            raise ProtocolError(_OTHERWISE)
+        about = (ids, *directions, lengths, map(_content_type, told))
+        # As Facts(…) would be, at a third of its cost; and Usual(…) too. What repeats has no end.
+        facts = map(_facts, zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
+        usual = map(_usual, zip(repeat(self), payloads, told, kept, ends, strict=False))
+        return list(zip(facts, usual, repeat(self.shape.partition_key), locks, strict=False))
+
+
+UNUSUAL = (ProtocolError, IndexError, ValueError, struct.error)
+_OTHERWISE = "a message is written in another way"
+_facts, _usual = partial(tuple.__new__, Facts), partial(tuple.__new__, Usual)
+_content_type: Callable[[Told], str | None] = itemgetter(0)
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
 _TOKEN = (0x98,)
@@ -244,49 +282,45 @@ class Reader:
         self._queue = queue
         self._shapes: list[Shape] = []
 
-    def read(self, payload: bytes) -> Read | None:
-        """(what is known, what is kept, its partition key, when its lock runs out), or None: `envelope` is to be asked.
+    def read(self, payloads: Sequence[bytes]) -> list[Read] | list[Read | None]:
+        """(what is known, what is kept, its partition key, when its lock runs out) of each message.
 
-        Every message comes through here: whatever can be is done by one call for all of it.
+        None of one that is not as usual: `envelope` is to be asked.
         """
+        layout = self._layout(payloads[0]) if payloads else None
+        if layout is not None:
+            with suppress(*UNUSUAL):
+                return layout.read(self._queue, payloads)
+        return self._read_apart(payloads)
+
+    def _read_apart(self, payloads: Sequence[bytes]) -> list[Read | None]:
+        """The same where not all of them are written alike: those that are are read together."""
+        found: list[Read | None] = [None] * len(payloads)
+        alike: defaultdict[Layout, list[int]] = defaultdict(list)
+        for place, payload in enumerate(payloads):
+            layout = self._layout(payload)
+            if layout is not None:
+                alike[layout].append(place)
+        for layout, places in alike.items():
+            read = self._read_each(layout, [payloads[place] for place in places])
+            for place, each in zip(places, read, strict=True):
+                found[place] = each
+        return found
+
+    def _read_each(self, layout: Layout, payloads: list[bytes]) -> Sequence[Read | None]:
+        try:
+            return layout.read(self._queue, payloads)
+        except UNUSUAL:
+            if len(payloads) == 1:
+                return [None]
+        return [read for payload in payloads for read in self._read_each(layout, [payload])]
+
+    def _layout(self, payload: bytes) -> Layout | None:
         for shape in self._shapes:
             layout = shape.layouts.get(payload[shape.size : shape.id_at]) or shape.lay_out(payload)
-            if layout is None or len(payload) < layout.size:
-                continue
-            values = layout.unpack(payload)
-            if layout.constant(values) == layout.constants:
-                break
-        else:
-            return None
-        sequence_number, enqueued_at, locked_until, raw_id, tail, size = layout.variable(values)
-        rest_at = layout.size + size
-        try:
-            told = _told_by(layout.count, tail)
-            said = _aliases(payload[layout.size - _MAP_BEGINNING : rest_at])
-            message_id = raw_id.decode()
-        except (IndexError, UnicodeDecodeError, struct.error, ProtocolError):
-            return None
-        if told is None or said is None or not payload.startswith(data_heads(len(payload) - rest_at), rest_at):
-            return None
-        path, session_id, ttl_ticks, scheduled_at, kept = said
-        # As Facts(…) would be, at a third of its cost; and Usual(…) too.
-        facts = _new(
-            Facts,
-            (
-                self._queue,
-                sequence_number,
-                enqueued_at,
-                message_id,
-                path,
-                session_id,
-                ttl_ticks,
-                scheduled_at,
-                len(payload),
-                told[0],
-                "",
-            ),
-        )
-        return facts, _new(Usual, (layout, payload, told, kept, rest_at)), shape.partition_key, locked_until
+            if layout is not None and layout.fits(payload):
+                return layout
+        return None
 
     def learn(self, payload: bytes, sections: Sections) -> None:
         """Remember how a message is written that `envelope` has read, and found nothing wrong with."""
@@ -297,32 +331,25 @@ class Reader:
             self._shapes = [shape, *self._shapes[: SHAPES_MOST - 1]]
 
 
-_new = tuple.__new__
-_MAP_BEGINNING = len(_SHORT_MAP) + 1
-
-
 @lru_cache(REMEMBERED)
-def _told_by(count: int, tail: bytes) -> Told | None:
-    """What properties say behind the message id; None where they are not to be read."""
-    try:
-        raw = _without_id(count, tail)
-        splice.with_fields(raw, PROPERTIES, {})
-        properties = Sections(properties=raw).read_properties()
-    except (ProtocolError, ValueError):
-        return None
+def _told_by(count: int, tail: bytes) -> Told:
+    """What properties say behind the message id. Raises ProtocolError, ValueError where they are not to be read."""
+    raw = _without_id(count, tail)
+    splice.with_fields(raw, PROPERTIES, {})
+    properties = Sections(properties=raw).read_properties()
     return properties.content_type, properties.absolute_expiry_time is not None, tail
 
 
 @lru_cache(REMEMBERED)
-def _aliases(raw: bytes) -> Said | None:
-    """What application properties say; None where they are not as usual."""
+def _aliases(raw: bytes) -> Said:
+    """What application properties say. Raises one of UNUSUAL where they are not as usual."""
     found: dict[str, bytes] = {}
     kept: list[bytes] = []
     position = 6
     for _ in range(raw[5] // 2):
         value_at = position + 2 + raw[position + 1]
         if raw[position] != _TEXT or not raw[position + 2 : value_at].isascii():
-            return None
+            raise ProtocolError(_OTHERWISE)
         code = raw[value_at]
         if code == _TEXT:
             end = value_at + 2 + raw[value_at + 1]
@@ -332,20 +359,20 @@ def _aliases(raw: bytes) -> Said | None:
         if name is None:
             kept.append(raw[position:end])
         elif name in found:
-            return None
+            raise ProtocolError(_OTHERWISE)
         else:
             found[name] = raw[value_at:end]
         position = end
     if position != len(raw) or raw[5] % 2 or raw[4] != len(raw) - 5:
-        return None
+        raise ProtocolError(_OTHERWISE)
     return _decoded(found, kept)
 
 
-def _decoded(found: dict[str, bytes], kept: list[bytes]) -> Said | None:
+def _decoded(found: dict[str, bytes], kept: list[bytes]) -> Said:
     values = {name: _alias(name, raw) for name, raw in found.items()}
     path = values.get(PATH)
     if not isinstance(path, str) or None in values.values():
-        return None
+        raise ProtocolError(_OTHERWISE)
     body = b"".join(kept)
     rest = _SHORT_MAP + bytes((len(body) + 1, 2 * len(kept))) + body if kept else b""
     session_id, ttl_ticks, scheduled_at = map(values.get, (SESSION_ID, TIME_TO_LIVE, SCHEDULED))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, batch_of, encode_map
+from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
 from sbpair.amqp.types import Symbol
 from sbpair.errors import InDoubt, Unreachable
 from sbpair.move.envelope import PARTITION_KEY
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sbpair.errors import SbpairError
     from sbpair.model import Endpoint
     from sbpair.move.engine import Order, Parcel
-    from sbpair.move.wire_source import WireArrival
+    from sbpair.move.opened import Content
+    from sbpair.move.route import Send
     from sbpair.wire.client import GetToken
     from sbpair.wire.links import Waiting
 
@@ -35,6 +36,12 @@ ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 Now = Callable[[], float]
 
 _NOT_CONNECTED = Unreachable("there is no connection to the primary", hint="it may work a little later")
+
+
+class Sendable(Protocol):
+    """An arrival that has content: what is no message is sent nowhere."""
+
+    content: Content
 
 
 @dataclass(slots=True)
@@ -75,17 +82,20 @@ class WireLink:
 
     def pack(self, orders: Sequence[Order]) -> WireParcel:
         now_ms = int(self._now() * 1000)
-        payloads: list[bytes] = []
-        left = self.sender.max_batch_size - ENVELOPE_BYTES
-        for order in orders:
-            payload = cast("WireArrival", order.arrival).restored(order.send, now_ms)
-            left -= len(payload) + MEMBER_BYTES
-            if payloads and left < 0:
+        pieces: list[bytes] = []
+        count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
+        for arrival, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", orders):
+            parts = arrival.content.restored(send, now_ms)
+            size = sum(map(len, parts))
+            left -= size + MEMBER_BYTES
+            if left < 0 and count:
                 break
-            payloads.append(payload)
-        if len(payloads) == 1:
-            return WireParcel(1, payloads[0])
-        return WireParcel(len(payloads), batch_of(payloads, _envelope(orders[: len(payloads)])), BATCH_FORMAT)
+            count += 1
+            pieces.append(member_head(size))
+            pieces += parts
+        if count == 1:
+            return WireParcel(1, b"".join(pieces[1:]))
+        return WireParcel(count, b"".join((_envelope(orders[:count]), *pieces)), BATCH_FORMAT)
 
     def post(self, parcel: Parcel) -> WireAnswer:
         mine = cast("WireParcel", parcel)

@@ -15,7 +15,7 @@ from sbpair.errors import SbpairError
 from sbpair.move import envelope
 from sbpair.move.clocks import LockClock, Now
 from sbpair.move.engine import Seen
-from sbpair.move.opened import Content, Opener, restored
+from sbpair.move.opened import Opener
 from sbpair.move.route import NO_KEY
 from sbpair.wire.client import Wire, lock_token
 from sbpair.wire.links import ACCEPTED, RELEASED, dead_letter
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from sbpair.amqp.events import Delivery
     from sbpair.amqp.performatives import Outcome
     from sbpair.move.engine import Arrival, Failures
-    from sbpair.move.route import Facts, Key, Send
+    from sbpair.move.opened import Content
+    from sbpair.move.route import Facts, Key
     from sbpair.wire.links import Receiver
 
 _RENEW_MOST = 100
 _PAGE = 100
 _id_of = attrgetter("id")
+_payload_of, _delivery_of = attrgetter("payload"), attrgetter("delivery")
+_number_of = attrgetter("sequence_number")
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +47,11 @@ class WireArrival:
     facts: Facts
     lock_until: float
     delivery: Delivery
-    content: Content
+    content: Content | None
     turn: int
     partition_key: str | None = None
     key: Key = NO_KEY
     payload: bytes = b""
-
-    def restored(self, send: Send, now_ms: int) -> bytes:
-        """The message as it was before it went into the backlog, encoded."""
-        return restored(self.content, send, now_ms)
 
 
 class WireSource:
@@ -112,7 +111,7 @@ class WireSource:
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
         deliveries = await self._receiver.take(most, seconds=seconds)
         self._clock.look()
-        return [self._arrival(delivery) for delivery in deliveries]
+        return self._arrivals(deliveries)
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
@@ -147,22 +146,29 @@ class WireSource:
     async def _settle(self, arrivals: Sequence[Arrival], outcome: Outcome) -> Failures:
         mine = cast("Sequence[WireArrival]", arrivals)
         # In the order in which they came: what stands together is settled in one word.
-        deliveries = sorted([arrival.delivery for arrival in mine], key=_id_of)
+        deliveries = sorted(map(_delivery_of, mine), key=_id_of)
         failures = await self._receiver.settle_each(deliveries, outcome)
         arrival_of = {arrival.delivery.id: arrival for arrival in mine} if failures else {}
         return [(arrival_of[delivery.id], error) for delivery, error in failures]
 
-    def _arrival(self, delivery: Delivery) -> WireArrival:
-        payload, delivery.payload = delivery.payload, b""
-        facts, content, partition_key, locked_until = self._opener.open(payload, "")
-        if content is None:
-            facts = facts._replace(message_id=f"delivery {delivery.tag.hex()}")
-        until, turn, kept = (
-            self._clock.until(locked_until),
-            facts.sequence_number,
-            payload if self._keeps_payload else b"",
-        )
-        return WireArrival(facts, until, delivery, content, turn, partition_key, NO_KEY, kept)
+    def _arrivals(self, deliveries: list[Delivery]) -> list[WireArrival]:
+        if not deliveries:
+            return []
+        payloads = list(map(_payload_of, deliveries))
+        facts, contents, partition_keys, locks = zip(*self._opener.open_all(payloads), strict=True)
+        moments = map(self._clock.moments(locks).__getitem__, locks)
+        turns = map(_number_of, facts)
+        arrivals = list(map(WireArrival, facts, moments, deliveries, contents, turns, partition_keys))
+        for delivery in deliveries:
+            delivery.payload = b""
+        if self._keeps_payload:
+            for arrival, payload in zip(arrivals, payloads, strict=True):
+                arrival.payload = payload
+        if not all(contents):
+            for arrival in arrivals:
+                if arrival.content is None:
+                    arrival.facts = arrival.facts._replace(message_id=f"delivery {arrival.delivery.tag.hex()}")
+        return arrivals
 
 
 async def pages_of(wire: Wire, queue: str) -> AsyncIterator[list[Seen]]:

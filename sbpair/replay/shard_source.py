@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from sbpair.errors import SbpairError
 from sbpair.move import dead_letters
-from sbpair.move.opened import Content, Opener, restored
+from sbpair.move.opened import Opener
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
 from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
@@ -24,7 +24,8 @@ from sbpair.replay.ledger import Key as RowKey
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Failures, Seen
-    from sbpair.move.route import Facts, Key, Send
+    from sbpair.move.opened import Content, Opened
+    from sbpair.move.route import Facts, Key
 
 LOOK_SECONDS = 0.5
 """How often it is asked whether the run is to stop."""
@@ -48,14 +49,10 @@ class Archived:
     turn: int
     row: RowKey
     shard: int
-    content: Content
+    content: Content | None
     payload: bytes
     lock_until: float = float("inf")
     key: Key = NO_KEY
-
-    def restored(self, send: Send, now_ms: int) -> bytes:
-        """The message as it was before it went into the backlog, encoded."""
-        return restored(self.content, send, now_ms)
 
 
 class ShardSource:
@@ -184,10 +181,10 @@ class ShardSource:
     # Inside.
 
     def _pull(self) -> list[Archived]:
-        found: list[Archived] = []
+        rows: list[tuple[RowKey, int, bytes]] = []
         repeats: dict[int, list[Entry]] = {}
         size = 0
-        while len(found) < CHUNK_MOST and size < CHUNK_BYTES:
+        while len(rows) < CHUNK_MOST and size < CHUNK_BYTES:
             row = next(self._rows, None)
             if row is None:
                 self._over = True
@@ -201,20 +198,35 @@ class ShardSource:
             if verdict == DEDUPLICATED:
                 repeats.setdefault(shard, []).append(Entry(key, destination, AGAIN))
             else:
-                found.append(self._arrival(key, shard, message))
+                rows.append((key, shard, message))
                 size += len(message)
         for shard, entries in repeats.items():
             self._ledger.write(DEDUPLICATED, shard, entries)
+        found = self._arrivals(rows)
         if found:
             self._in_hand.take({each: _entry(each) for each in found})
         return found
 
-    def _arrival(self, key: RowKey, shard: int, message: bytes) -> Archived:
-        queue = key[0]
-        opener = self._openers.get(queue) or self._openers.setdefault(queue, Opener(queue))
-        opened = opener.open(dead_letters.revived(message) if dead_letters.is_one(queue) else message, key[3] or "")
+    def _arrivals(self, rows: list[tuple[RowKey, int, bytes]]) -> list[Archived]:
+        """In their order; the messages of a queue are opened together."""
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, (key, _, _) in enumerate(rows):
+            places[key[0]].append(place)
+        opened: dict[int, Opened] = {}
+        for queue, there in places.items():
+            opener = self._openers.get(queue) or self._openers.setdefault(queue, Opener(queue))
+            payloads = [rows[place][2] for place in there]
+            if dead_letters.is_one(queue):
+                payloads = list(map(dead_letters.revived, payloads))
+            opened.update(zip(there, opener.open_all(payloads), strict=True))
+        return [self._arrival(opened[place], *row) for place, row in enumerate(rows)]
+
+    def _arrival(self, opened: Opened, key: RowKey, shard: int, message: bytes) -> Archived:
+        facts, content, partition_key, _ = opened
+        if content is None:
+            facts = facts._replace(message_id=key[3] or "")
         self._turn += 1
-        return Archived(opened.facts, opened.partition_key, self._turn, key, shard, opened.content, message)
+        return Archived(facts, partition_key, self._turn, key, shard, content, message)
 
     def _unpacked(self, batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
         for batch in batches:

@@ -441,6 +441,8 @@ class Receiver(Link):
 
 def ranges(ids: list[int]) -> list[tuple[int, int]]:
     """Runs of delivery ids that follow one another: nothing that was not asked for may fall into a range."""
+    if ids and ids == list(range(ids[0], ids[0] + len(ids))):
+        return [(ids[0], ids[-1])]
     breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]
     starts, ends = [0, *breaks], [*breaks, len(ids)]
     return [(ids[start], ids[end - 1]) for start, end in zip(starts, ends, strict=True)] if ids else []

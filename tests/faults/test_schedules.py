@@ -14,10 +14,12 @@ import pytest
 from sbpair import syphon
 from sbpair.move import route
 from sbpair.move.journal import Journal
+from sbpair.move.opened import General
 from sbpair.move.receipt import Tally
 from sbpair.move.road import Road
+from sbpair.move.usual import Usual
 from sbpair.move.wire_primary import WireLink, WirePrimary
-from sbpair.move.wire_source import WireArrival, WireSource
+from sbpair.move.wire_source import WireSource
 from tests.faults.simulation.faults import CRASHES
 from tests.faults.simulation.plan import Plan, Step, plan
 from tests.faults.simulation.run import simulate, simulated
@@ -114,14 +116,18 @@ def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = WireArrival.restored
-
-    def restored(arrival: Any, *arguments: Any) -> bytes:
-        return exact(arrival, *arguments)[:-1] + b"?"
-
-    monkeypatch.setattr(WireArrival, "restored", restored)
+    for kind in (Usual, General):
+        monkeypatch.setattr(kind, "restored", altering(kind.restored))
 
     assert caught("altered")
+
+
+def altering(exact: Any) -> Any:
+    def restored(*arguments: Any) -> tuple[bytes, ...]:
+        *parts, last = exact(*arguments)
+        return (*parts, last[:-1] + b"?")
+
+    return restored
 
 
 def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
 from sbpair.move.envelope import facts_of, locked_until, restored
+from sbpair.move.opened import Opener
 from sbpair.move.route import Send, route
 from sbpair.move.usual import Reader
 
@@ -108,7 +109,7 @@ def taught(*known: Sections) -> Reader:
 
 def compare(reader: Reader, payload: bytes) -> bool:
     """Whether the short cut was taken; that it led where the road does."""
-    read = reader.read(payload)
+    [read] = reader.read([payload])
     if read is None:
         return False
     facts, usual, partition_key, locked = read
@@ -118,7 +119,7 @@ def compare(reader: Reader, payload: bytes) -> bool:
     assert partition_key == sections.read_message_annotations().get("x-opt-partition-key")
     decision = route(facts)
     if isinstance(decision, Send):
-        assert usual.restored(decision, NOW) == restored(sections, decision, NOW)
+        assert b"".join(usual.restored(decision, NOW)) == restored(sections, decision, NOW)
     return True
 
 
@@ -157,9 +158,48 @@ def test_a_damaged_message_reads_as_it_does_in_general(known: Sections, data: st
     try:
         facts_of("q", cut)
     except ProtocolError:
-        assert reader.read(cut) is None
+        assert reader.read([cut]) == [None]
         return
     compare(reader, cut)
+
+
+@given(MESSAGES, st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 9), max_size=12), st.data())
+@settings(max_examples=150, deadline=None)
+def test_messages_that_come_together_read_as_they_do_one_by_one(
+    known: Sections, others: list[Sections], order: list[int], data: st.DataObject
+) -> None:
+    reader = taught(known, *others[:2])
+    payloads = [[known, *others][number % (1 + len(others))].join() for number in order]
+    if payloads and data.draw(st.booleans()):
+        damaged = bytearray(payloads[-1])
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+        payloads.insert(data.draw(st.integers(0, len(payloads))), bytes(damaged))
+    assert reader.read(payloads) == [reader.read([payload])[0] for payload in payloads]
+
+
+@given(st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 9), max_size=12), st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_together_is_opened_in_its_order(
+    some: list[Sections], order: list[int], data: st.DataObject
+) -> None:
+    payloads = [some[number % len(some)].join() for number in order] if some else []
+    if data.draw(st.booleans()):
+        payloads.insert(data.draw(st.integers(0, len(payloads))), b"no message")
+    opener = Opener("q")
+    for _ in range(2):  # the second time most of them are known
+        for payload, opened in zip(payloads, opener.open_all(payloads), strict=True):
+            try:
+                _, facts = facts_of("q", payload)
+            except ProtocolError:
+                assert opened.content is None
+                assert opened.facts.flaw
+                continue
+            decision = route(facts)
+            assert opened.facts == facts
+            if isinstance(decision, Send):
+                assert opened.content is not None
+                whole = b"".join(opened.content.restored(decision, NOW))
+                assert whole == restored(Sections.split(payload), decision, NOW)
 
 
 PLAIN = backlog_copy(1, Properties(message_id="one"), Aliases("orders"), [], None)
@@ -207,8 +247,8 @@ def test_what_is_written_in_another_way_is_left_to_the_general_road() -> None:
     reader = taught(PLAIN)
     assert not compare(reader, replace_body(PLAIN, value_body("text")).join())
     assert not compare(reader, replace_body(PLAIN, data_body(b"a") * 2).join())
-    assert reader.read(b"") is None
-    assert reader.read(PLAIN.join()[:-1]) is None
+    assert reader.read([]) == []
+    assert reader.read([b"", PLAIN.join()[:-1]]) == [None, None]
 
 
 def replace_body(sections: Sections, body: bytes) -> Sections:
