@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from sbpair.move.wire_source import WireArrival
 from sbpair.replay.archive import SEGMENTS, Archive
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import Segment
-from tests.spark.tasks import drain, job_of, proof_of
+from tests.spark.tasks import drain, job_of, proof_of, send
 from tests.spark.world import World, world
 
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -116,6 +117,23 @@ def test_the_next_segment_is_received_while_one_is_stored(
     assert stores.most_at_once == 1, "two segments in memory, and not more"
     assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
     assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
+
+
+def test_a_drain_brings_messages_into_the_file_as_they_come(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.drain.GROUP_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.drain.TAKE_MOST", 10)
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=MESSAGES)
+
+    drain(job)
+
+    [path] = job.open().files(SEGMENTS)
+    assert pq.read_metadata(f"{job.open().root}/{path}").num_row_groups >= MESSAGES // 10
+    send(job)
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert (place.altered(), proof_of(job).balanced) == ([], True)
 
 
 def test_what_was_received_behind_a_segment_that_cannot_be_stored_is_neither_stored_nor_settled(
