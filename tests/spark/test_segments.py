@@ -36,10 +36,17 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def arrival(number: int) -> WireArrival:
-    facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", "orders" if number % 3 else None, size=10, flaw="none")
+    """Every third one has no destination, and of these every other one is no message at all: it has no byte."""
+    payload = payload_of(number)
+    destination = "orders" if number % 3 else None
+    facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", destination, size=len(payload), flaw="none")
     made: Any = WireArrival(facts, 60.0, None, None, number)  # type: ignore[arg-type]
-    made.payload = b"message %03d" % number
+    made.payload = payload
     return made
+
+
+def payload_of(number: int) -> bytes:
+    return b"message %03d" % number if number % 6 else b""
 
 
 @settings(max_examples=40, deadline=None)
@@ -55,6 +62,7 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(com
             if writes:
                 segment.write_group()
                 assert segment.loose == 0
+                assert segment.written == segment.arrivals
                 assert not any(each.payload for each in segment.arrivals), "nothing is held twice"
         segment.write_group()
         archive.put(segment.path, segment.file)
@@ -66,10 +74,11 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(com
     assert (about["sbpair.run"], about["sbpair.shards"]) == ("r1", "4")
     assert rows.column("position").to_pylist() == list(range(total))
     assert rows.column("sequence_number").to_pylist() == list(range(total))
-    assert rows.column("message").to_pylist() == [b"message %03d" % number for number in range(total)]
+    assert rows.column("message").to_pylist() == [*map(payload_of, range(total))]
     assert rows.column("destination").to_pylist() == ["orders" if number % 3 else None for number in range(total)]
     assert rows.column("flaw").to_pylist() == [None if number % 3 else "none" for number in range(total)]
-    assert segment.bytes == 10 * total == 10 * len(segment)
+    assert segment.bytes == sum(len(payload_of(number)) for number in range(total))
+    assert len(segment.written) == len(segment) == total
 
 
 class Stores:
