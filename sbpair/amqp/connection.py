@@ -157,6 +157,11 @@ class Connection(Endpoint):
         return NEVER if self._over else min(self._quiet_at, self._beat_at)
 
     @property
+    def heard(self) -> float:
+        """When anything came last, by the clock that `receive` is told."""
+        return self._heard
+
+    @property
     def _quiet_at(self) -> float:
         return self._heard + self._idle_seconds if self._idle_seconds else NEVER
 

@@ -254,6 +254,8 @@ class Archive:
 
 
 def _opened(url: str) -> tuple[fs.FileSystem, str]:
+    if not url.strip():
+        raise UsageError("--archive names nothing", hint="name a directory, or a URL such as s3://bucket/backlog")
     if GLOB & set(url):
         raise UsageError(
             f"--archive {url} has one of the characters {' '.join(sorted(GLOB))}", hint="Spark takes it for a pattern"

@@ -35,6 +35,7 @@ from sbpair.replay.direct import move
 from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.patience import patiently
+from sbpair.replay.probe import answer, question, read_by_spark
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS, SEGMENT_IN_SPARK
@@ -171,6 +172,8 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
         choosing.check(spark, run.options.selection)
         if request.shared_archive:
             _probe(spark, job)
+        if not (archive.is_local or run.direct):
+            read_by_spark(spark, archive)
         if run.direct:
             _move(spark, job, archive, request.pair, held, tell)
         else:
@@ -242,8 +245,6 @@ def _keep_journal(request: Request, archive: Archive) -> None:
 
 def _probe(spark: Any, job: Job) -> None:
     """See that the executors have the same archive, and may write to it."""
-    from sbpair.replay.probe import answer, question
-
     archive = job.open()
     nonce = question(archive)
     said = spark.range(0, job.tasks, 1, job.tasks).mapInArrow(answer(job, nonce), "answer string").collect()
@@ -443,7 +444,7 @@ def _translated(error: BaseException, archive: Archive) -> BaseException:
         name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)
         if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
-            message, hint = said or name, f"then 'sbpair replay resume {archive.run}': nothing is lost"
+            message, hint = said or name, f"put that right, then 'sbpair replay resume {archive.run}': nothing is lost"
             return kind(message, hint=hint)
     if isinstance(error, (KeyboardInterrupt, SbpairError)):
         return error

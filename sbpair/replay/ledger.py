@@ -161,9 +161,14 @@ def check_shards(archive: Archive, shards: int) -> None:
             about, _, schema = archive.footer(path)
             if not schema.equals(OUTCOME):
                 raise foreign(archive, path)
-            if about.get("sbpair.shards") != str(shards) or about.get("sbpair.run") != archive.run:
+            run, number = about.get("sbpair.run"), about.get("sbpair.shards")
+            if run != archive.run:
                 raise StateRefused(
-                    f"{archive.root}/{path} is of run {about.get('sbpair.run')} with {about.get('sbpair.shards')}"
-                    f" shards, and not of {archive.run} with {shards}",
-                    hint="take it away: a message that only it knows of would be sent again, or never",
+                    f"{archive.root}/{path} is of run {run}, and not of {archive.run}",
+                    hint="put it back where it belongs: it says nothing of this run's messages",
+                )
+            if number != str(shards):
+                raise StateRefused(
+                    f"{archive.root}/{path} was written for {number} shards, and run {run} has {shards}",
+                    hint="bring run.json back from a copy, as it was when the run began: its shards never change",
                 )

@@ -1,4 +1,7 @@
-"""Whether those who run the tasks have the same archive: each reads what the driver wrote, and answers there."""
+"""Whether those who run the tasks have the same archive: each reads what the driver wrote, and answers there.
+
+And whether Spark itself can read it: what is in an object store it reads with a connector of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sbpair.errors import Unsafe
-from sbpair.replay.archive import REPORT, Archive
+from sbpair.errors import MachineLacks, Unsafe
+from sbpair.replay.archive import REPORT, RUN_FILE, Archive
+from sbpair.replay.spark import said
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Job
+
+CONNECTORS = {"s3": "hadoop-aws", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}
+"""What Hadoop calls the part that reads from a kind of store."""
 
 
 def question(archive: Archive) -> str:
@@ -40,3 +47,26 @@ def answer(job: Job, path: str) -> Any:
             yield pa.RecordBatch.from_pydict({"answer": [mine]})
 
     return task
+
+
+def read_by_spark(spark: Any, archive: Archive) -> None:
+    """Have Spark read the run's file, on whoever runs its tasks. Raises MachineLacks where it cannot."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        spark.read.text(archive.spark_url(RUN_FILE)).collect()
+    except (Py4JError, PySparkException) as error:
+        raise MachineLacks(
+            f"Spark cannot read the archive {archive.url}: {said(error)}; nothing was received or sent",
+            hint=f"{_fix(spark, archive)}; then 'sbpair replay resume {archive.run}'",
+        ) from error
+
+
+def _fix(spark: Any, archive: Archive) -> str:
+    connector = CONNECTORS.get(archive.url.partition("://")[0])
+    if connector is None:
+        return "give Spark the connector for it, and what it signs in with, by --conf"
+    version = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+    jar = f"spark.jars.packages=org.apache.hadoop:{connector}:{version}"
+    return f"give it the connector by --conf {jar}, and what it signs in with by its own settings"

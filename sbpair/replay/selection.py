@@ -65,7 +65,7 @@ def check(spark: Any, selection: Selection) -> None:
 
 def said(error: Any) -> str:
     """What Spark says of SQL, in one line."""
-    return re.sub(r"^\[\S+\] | SQLSTATE: \S+.*", "", str(error).strip().splitlines()[0])
+    return re.sub(r"^\[\S+\] | SQLSTATE: \S+.*|;? ?\(?line \d+,? pos \d+.*", "", str(error).strip().splitlines()[0])
 
 
 def _nothing(columns: Iterable[str]) -> str:

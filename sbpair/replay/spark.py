@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -45,7 +46,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # What a disk has changed is not sent.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    # A --where is what it says, and no template.
+    # A --where is what it says, whichever Spark reads it, and no template.
+    "spark.sql.ansi.enabled": "true",
     "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
@@ -109,11 +111,12 @@ def check(speculation: str) -> None:
     if speculation.strip().lower() == "true":
         raise Unsafe(
             "spark.speculation is on, and would send messages twice",
-            hint="take it out of --conf and of spark-defaults.conf",
+            hint="take it out of --conf",
         )
 
 
 def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -122,10 +125,18 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
-    except (PySparkException, OSError, RuntimeError) as error:
+    except (PySparkException, Py4JError, OSError, RuntimeError) as error:
         raise MachineLacks(
-            f"Spark does not start: {str(error).splitlines()[0]}", hint="run again with -v to see what Java says"
+            f"Spark does not start on {master}: {said(error)}",
+            hint="check --master and --conf, or run again with -v to see what Java says",
         ) from error
+
+
+def said(error: Exception) -> str:
+    """What Spark, or Java, says in one line: without its traceback, and without the names of its exceptions."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    java = next((line for line in lines if line.startswith(": ")), lines[0])
+    return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", java).strip()
 
 
 def local_settings(master: str) -> dict[str, str]:

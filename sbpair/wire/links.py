@@ -53,18 +53,16 @@ class Waiting:
     `failures` are those that it refused, or gave no answer for, with why.
     """
 
-    __slots__ = ("_among", "_asked", "_doing", "_done", "_open", "failures")
+    __slots__ = ("_asked", "_doing", "_done", "_link", "_open", "failures")
 
-    def __init__(
-        self, asked: Outcome, doing: str, among: dict[Waiting, None], deliveries: Sequence[events.Delivery] = ()
-    ) -> None:
+    def __init__(self, asked: Outcome, doing: str, link: Link, deliveries: Sequence[events.Delivery] = ()) -> None:
         self.failures: list[tuple[events.Delivery | None, errors.SbpairError]] = []
         self._asked = asked
         self._doing = doing
         self._open: dict[int, events.Delivery | None] = dict(zip(map(_id_of, deliveries), deliveries, strict=True))
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._among = among
-        among[self] = None
+        self._link = link
+        link.waiting[self] = None
 
     def sent(self, delivery_id: int) -> None:
         """A delivery of ours is one of them."""
@@ -72,14 +70,16 @@ class Waiting:
 
     async def ended(self, seconds: float) -> None:
         """Wait for the answers, but not longer: what is unanswered then is a failure. Raises nothing of its own."""
+        asked_at = asyncio.get_running_loop().time()
         try:
             if self._open:
                 async with asyncio.timeout(seconds):
                     await self._done
         except TimeoutError:
             self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY))
+            self._link.unanswered(asked_at)
         finally:
-            self._among.pop(self, None)
+            self._link.waiting.pop(self, None)
 
     async def outcome(self, seconds: float) -> None:
         """Raises what the first refusal means; InDoubt where there was no answer."""
@@ -143,7 +143,8 @@ class Waiting:
 class Link:
     """What sender and receiver share: opening, closing, and learning that the link is gone.
 
-    `unused` is whether the peer let go of it for no other reason than that nothing went over it.
+    `unused` is whether the peer let go of it for no other reason than that nothing went over it; `waiting` is what was
+    asked of the peer.
     """
 
     def __init__(self, stream: Stream, link: amqp.Sender | amqp.Receiver, address: str) -> None:
@@ -154,7 +155,7 @@ class Link:
         self.unused = False
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
-        self._waiting: dict[Waiting, None] = {}
+        self.waiting: dict[Waiting, None] = {}
         link.context = self
         stream.owners[self] = None
 
@@ -167,6 +168,7 @@ class Link:
         if self._stream.error is not None:
             self.on_lost(self._stream.error)
             raise self._stream.error
+        asked_at = asyncio.get_running_loop().time()
         try:
             self._amqp.open(source=source, target=target, **terms)
             self._stream.flush_soon()
@@ -174,6 +176,7 @@ class Link:
                 await self._attached
         except TimeoutError:
             self.close()
+            self.unanswered(asked_at)
             raise errors.TimedOut(f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY) from None
         except BaseException:
             self.close()
@@ -184,6 +187,10 @@ class Link:
         self._amqp.close()
         self._stream.flush_soon()
         self.on_lost(errors.Unreachable(f"the link to {self.address!r} is closed"))
+
+    def unanswered(self, asked_at: float) -> None:
+        """What was asked then has no answer: it may be that the whole connection has none any more."""
+        self._stream.unanswered(asked_at)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, events.LinkAttached):
@@ -203,7 +210,7 @@ class Link:
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # whoever waits for it is told; nobody need be waiting
-        for waiting in tuple(self._waiting):
+        for waiting in tuple(self.waiting):
             waiting.lost(error)
         self._changed.set()
 
@@ -213,7 +220,7 @@ class Link:
             self.on_lost(error_of(error, doing))
             return
         self.unused = is_unused(error)
-        waiting = tuple(self._waiting)
+        waiting = tuple(self.waiting)
         if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
             # Some peers refuse a message by letting go of the link.
             waiting[0].refused(error_of(error, doing))
@@ -254,7 +261,7 @@ class Sender(Link):
     @property
     def idle(self) -> bool:
         """Whether nothing that was sent waits for its outcome."""
-        return not self._waiting
+        return not self.waiting
 
     async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
         """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
@@ -285,7 +292,7 @@ class Sender(Link):
             raise self.error
         if self.credit == 0:
             raise errors.TimedOut(f"{self.address!r} takes nothing at this moment", hint=_RETRY)
-        waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}", self._waiting)
+        waiting = Waiting(_ACCEPTED, f"sending to {self.address!r}", self)
         tag = next(self._tags).to_bytes(8)
         waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
         self._stream.flush_soon()
@@ -421,7 +428,7 @@ class Receiver(Link):
         if any(map(_settled_of, deliveries)):
             taken_back = [delivery for delivery in deliveries if delivery.settled]
             open_ones = [delivery for delivery in deliveries if not delivery.settled]
-        waiting = Waiting(outcome, f"settling in {self.address!r}", self._waiting, open_ones)
+        waiting = Waiting(outcome, f"settling in {self.address!r}", self, open_ones)
         for delivery in open_ones:
             delivery.context = waiting
         for first, last in ranges(list(map(_id_of, open_ones))):

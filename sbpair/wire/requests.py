@@ -63,12 +63,14 @@ class Requests:
             application_properties=encode_map(APPLICATION_PROPERTIES, properties),
             body=value_body(body),
         )
+        asked_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(seconds):
                 with self._receiver.expecting(number) as answer:
                     await self._sender.send(request.join())
                     return await answer
         except TimeoutError:
+            self._sender.unanswered(asked_at)
             raise errors.TimedOut(
                 f"{self._sender.address} did not answer within {seconds:g} s", hint="it may work a little later"
             ) from None

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 30.0
 GOODBYE_SECONDS = 5.0
 
+SILENT_SECONDS = 15.0
+"""A peer that has been asked something may say nothing at all for so long: a partition has time to move."""
+
 _LINK_EVENTS = (events.LinkAttached, events.LinkDetached, events.CreditChanged)
 _link_of = attrgetter("link")
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
@@ -137,6 +140,13 @@ class Stream(asyncio.Protocol):
         if self.error is None:
             self.connection.close()
             self.fail(error)
+
+    def unanswered(self, asked_at: float) -> None:
+        """What was asked then, by the loop's clock, has no answer. Where nothing has come since, nothing will."""
+        seconds = self._loop.time() - asked_at
+        if self.connection.heard <= asked_at and seconds >= SILENT_SECONDS:
+            silent = f"nothing has come from {self.where} for {seconds:.0f} s"
+            self.break_off(Unreachable(silent, hint="it may work a little later"))
 
     async def close(self, seconds: float = GOODBYE_SECONDS) -> None:
         """Say goodbye and wait for the answer, but not for long. Cancelled, it does not wait at all."""

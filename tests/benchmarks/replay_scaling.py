@@ -1,9 +1,11 @@
 """How a replay gets faster with a second worker: a standalone cluster on this machine, and what bounded it.
 
-Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--output json]
+Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
 
-Each worker has one core. Each namespace is emulated by a process of its own, with a core at most: it has one thread.
-All of them share this machine: where its CPU is used up, two workers cannot be twice as fast, and the figures say so.
+Each worker has one core, and the work is cut alike for any number of them. Each namespace is emulated by a process of
+its own, with a core at most: it has one thread. All of them share this machine: where its CPU is used up, two workers
+cannot be twice as fast, and the figures say so.
+So it is done again with namespaces that are far away, whose answers come later: then a worker waits, and another gains.
 A rate is messages over the time of a phase; CPU is user and system of every process, by what it is, within the phase.
 """
 
@@ -22,15 +24,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.model import endpoint_from_connection_string
+from sbpair.model import Endpoint, endpoint_from_connection_string
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
-from tests.spark.cluster import Cluster, standalone
+from tests.spark.cluster import HASTY, Cluster, standalone
 from tests.spark.replays import is_java, offspring
 
 SCHEMA = "sbpair/benchmark/1"
@@ -39,9 +42,20 @@ LOOK_SECONDS = 0.5
 """Rarely: to look at every process costs CPU that is then missing elsewhere."""
 USED_UP = 0.85
 """From which share of what it may have on something is what the rest waits for."""
+WORTH_TELLING = 0.1
+"""From which share of the time a process has a part in how long a phase takes."""
+MOST_SECONDS = 240.0
+"""A run that takes longer hangs."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
-SPARK = ("spark.executor.memory=768m", "spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
+EMULATOR, MACHINE = "emulator of ", "everything on this machine"
+SPARK = (
+    "spark.executor.memory=768m",
+    "spark.driver.host=127.0.0.1",
+    "spark.driver.bindAddress=127.0.0.1",
+    f"spark.driver.extraJavaOptions={HASTY}",
+    f"spark.executor.extraJavaOptions={HASTY}",
+)
 
 
 @dataclass
@@ -52,18 +66,22 @@ class Costs:
     cluster: Cluster
     emulators: dict[str, int]
     _of: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> None:
-        for kind, pids in self._kinds():
-            for pid in pids:
-                with contextlib.suppress(OSError):
-                    self._of[pid] = (kind, cpu_seconds(pid))
+        with self._lock:
+            for kind, pids in self._kinds():
+                for pid in pids:
+                    with contextlib.suppress(OSError):
+                        self._of[pid] = (kind, cpu_seconds(pid))
 
     def spent(self) -> Counter[str]:
+        self.look()
         found: Counter[str] = Counter()
-        for kind, seconds in self._of.values():
-            found[kind] += seconds  # type: ignore[assignment]
-        found["everything on this machine"] = busy_seconds()  # type: ignore[assignment]
+        with self._lock:
+            for kind, seconds in self._of.values():
+                found[kind] += seconds  # type: ignore[assignment]
+        found[MACHINE] = busy_seconds()  # type: ignore[assignment]
         return found
 
     def _kinds(self) -> Iterator[tuple[str, list[int]]]:
@@ -73,8 +91,9 @@ class Costs:
         for number, pid in enumerate(sorted(self.cluster.executors())):
             yield "executors' Java", [pid]
             yield f"Python of executor {number}", offspring(pid)
+        yield "cluster's Java", self.cluster.daemons()
         for name, pid in self.emulators.items():
-            yield f"emulator of {name}", [pid]
+            yield f"{EMULATOR}{name}", [pid]
 
 
 def busy_seconds() -> float:
@@ -99,23 +118,43 @@ def namespaces() -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
         yield {PRIMARY: first, SECONDARY: second}, {**primary, **secondary}
 
 
-def measured(count: int, workers: int) -> dict[str, Any]:
-    """One run on so many workers. Raises RuntimeError where a message did not arrive as it should."""
+def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, Any]:
+    """The phases of one run, cut for so many tasks at once, on so many workers.
+
+    Raises RuntimeError where a message did not arrive as it should.
+    """
     stranded = Stranded(count, int(time.time() * 1000))
     with TemporaryDirectory() as directory, namespaces() as (pids, said):
-        sides = [endpoint_from_connection_string(said[name]["connection_string"]) for name in (PRIMARY, SECONDARY)]
+        sides = [endpoint_from_connection_string(said[name]["connection_string"], name=name) for name in pids]
         asyncio.run(stranded.create(*sides))
         asyncio.run(stranded.fill(sides[1]))
         environment = emulated_environment(said, directory)
-        with standalone(Path(directory, "cluster"), environment, workers) as cluster:
-            marks = watched(command(cluster.url, workers, directory), environment, cluster, pids)
+        with standalone(Path(directory, "cluster"), environment, workers) as cluster, far_away(sides, answer_ms):
+            marks = watched(command(cluster.url, tasks, directory), environment, cluster, pids)
         asyncio.run(stranded.check(*sides))
-    return {"phases": {name: figures(count, *span) for name, span in spans(marks).items()}}
+    return {name: figures(count, *span, answer_ms=answer_ms) for name, span in spans(marks).items()}
 
 
-def command(master: str, workers: int, directory: str) -> list[str]:
+@contextmanager
+def far_away(sides: list[Endpoint], answer_ms: int) -> Iterator[None]:
+    """Have the namespaces answer later, as long as the block."""
+    with contextlib.ExitStack() as lifted:
+        for side in sides if answer_ms else ():
+            fault = {"kind": "latency", "namespace": side.name, "ms": answer_ms}
+            begun = control(side, "POST", "faults", json.dumps(fault))
+            lifted.callback(control, side, "DELETE", f"faults/{json.loads(begun)['id']}")
+        yield
+
+
+def control(side: Endpoint, method: str, path: str, body: str | None = None) -> bytes:
+    with contextlib.closing(HTTPConnection(side.host, side.port)) as connection:
+        connection.request(method, f"/$control/{path}", body)
+        return connection.getresponse().read()
+
+
+def command(master: str, tasks: int, directory: str) -> list[str]:
     settings = [word for each in SPARK for word in ("--conf", each)]
-    place = ("--archive", f"{directory}/archive", "--shared-archive", "--master", master, "--parallelism", str(workers))
+    place = ("--archive", f"{directory}/archive", "--shared-archive", "--master", master, "--parallelism", str(tasks))
     told = ("--log-format", "json", "--output", "json")
     return [sys.executable, "-m", "sbpair", "replay", "run", *place, *settings, *told]
 
@@ -140,9 +179,12 @@ def watched(words: list[str], environment: dict[str, str], cluster: Cluster, pid
 
         listener = threading.Thread(target=listen)
         listener.start()
+        limit = time.monotonic() + MOST_SECONDS
         while process.poll() is None:
             costs.look()
             time.sleep(LOOK_SECONDS)
+            if time.monotonic() > limit:
+                process.kill()
         listener.join()
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode}\n{''.join(said)}")
@@ -159,57 +201,78 @@ def spans(marks: list[Mark]) -> dict[str, tuple[float, Counter[str]]]:
     return found
 
 
-def figures(count: int, seconds: float, spent: Counter[str]) -> dict[str, Any]:
-    machine = spent.pop("everything on this machine")
-    cores = os.cpu_count() or 1
-    own = sum(spent.values())
+def figures(count: int, seconds: float, spent: Counter[str], *, answer_ms: int = 0) -> dict[str, Any]:
+    """`cores` are CPU seconds a second: what there is, and what the run and others of this machine use of it."""
+    cost = Counter(spent)
+    machine = cost.pop(MACHINE)
+    own = sum(cost.values())
+    emulated = sum(value for kind, value in cost.items() if kind.startswith(EMULATOR))
+    cores = {"there": os.cpu_count() or 1, "used": round(own / seconds, 2)}
+    cores |= {
+        "used_by_emulators": round(emulated / seconds, 2),
+        "used_by_others": round(max(0.0, machine - own) / seconds, 2),
+    }
     return {
         "seconds": round(seconds, 2),
         "msg_per_s": round(count / seconds),
-        "cpu_s": {kind: round(value, 2) for kind, value in sorted(spent.items())},
-        "own_share_of_machine": round(own / seconds / cores, 2),
-        "others_share_of_machine": round(max(0.0, machine - own) / seconds / cores, 2),
-        "bound_by": bound(seconds, spent, machine / seconds / cores),
+        "cpu_s": {kind: round(value, 2) for kind, value in sorted(cost.items())},
+        "cores": cores,
+        "bound_by": bound(seconds, cost, cores, answer_ms),
     }
 
 
-def bound(seconds: float, spent: Counter[str], busy: float) -> str:
+def bound(seconds: float, cost: Counter[str], cores: dict[str, float], answer_ms: int) -> str:
     """What had nothing left to give."""
-    alone = [kind for kind, value in spent.items() if "Java" not in kind and value / seconds >= USED_UP]
+    alone = [kind for kind, value in cost.items() if "Java" not in kind and value / seconds >= USED_UP]
     if alone:
         return f"{', '.join(sorted(alone))}: a core each is all that they can use"
-    if busy >= USED_UP:
-        return f"CPU: the {os.cpu_count()} cores of this machine"
-    return "nothing for long: it waits, by turns, for one another and for the disk"
+    if cores["used"] + cores["used_by_others"] >= USED_UP * cores["there"]:
+        others = f", {cores['used_by_others']} of them used by others" if cores["used_by_others"] >= 1 - USED_UP else ""
+        return f"CPU: the {cores['there']} cores of this machine{others}, {cores['used_by_emulators']} by the emulators"
+    shares = {kind: value / seconds for kind, value in cost.most_common() if value / seconds >= WORTH_TELLING}
+    busy = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) or "nothing"
+    waits = f"answers, which take {answer_ms} ms, for " if answer_ms else ""
+    return f"no core: of the time {busy} worked; what is left is waiting for {waits}one another and the disk"
 
 
-def document(count: int, workers: list[int]) -> dict[str, Any]:
-    told: dict[str, Any] = {"schema": SCHEMA, "messages": count, "cores": os.cpu_count(), "workers": {}}
-    for number in workers:
-        told["workers"][str(number)] = measured(count, number)
-        sys.stderr.write(f"{number}: {told['workers'][str(number)]}\n")
-    first, last = (told["workers"][str(number)]["phases"] for number in (workers[0], workers[-1]))
-    told["speedup"] = {phase: round(first[phase]["seconds"] / last[phase]["seconds"], 2) for phase in PHASES}
+def document(count: int, workers: list[int], answers_ms: list[int]) -> dict[str, Any]:
+    told: dict[str, Any] = {"schema": SCHEMA, "messages": count, "cores": os.cpu_count(), "answer_ms": {}}
+    for answer_ms in answers_ms:
+        runs: dict[str, Any] = {}
+        for number in workers:
+            runs[str(number)] = measured(count, number, max(workers), answer_ms)
+            sys.stderr.write(f"{number} workers, answers after {answer_ms} ms: {runs[str(number)]}\n")
+        told["answer_ms"][str(answer_ms)] = {"workers": runs, "speedup": speedup(runs)}
     return told
 
 
+def speedup(runs: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast the last run is as the first, by phases."""
+    first, *_, last = (*runs.values(), *runs.values())
+    return {phase: round(first[phase]["seconds"] / last[phase]["seconds"], 2) for phase in PHASES}
+
+
 def table(told: dict[str, Any]) -> Iterator[str]:
-    for number, each in told["workers"].items():
-        for phase, found in each["phases"].items():
-            ours, others = found["own_share_of_machine"], found["others_share_of_machine"]
-            shares = f"{ours:.0%} of the machine, others {others:.0%}"
-            yield f"{number} workers, {phase}: {found['msg_per_s']} messages a second; {shares}; {found['bound_by']}"
-            yield f"    {found['cpu_s']}"
-    yield f"so many times as fast: {told['speedup']}"
+    for answer_ms, each in told["answer_ms"].items():
+        yield f"answers after {answer_ms} ms"
+        for number, phases in each["workers"].items():
+            for phase, found in phases.items():
+                cores = found["cores"]
+                used = f"{cores['used']} of {cores['there']} cores, {cores['used_by_emulators']} by the emulators"
+                yield f"  {number} workers, {phase}: {found['msg_per_s']} messages a second; {used}"
+                yield f"    bound by {found['bound_by']}"
+                yield f"    {found['cpu_s']}"
+        yield f"  so many times as fast: {each['speedup']}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=40_000)
+    parser.add_argument("--messages", type=int, default=30_000)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--answer-ms", nargs="+", type=int, default=[0, 100])
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    told = document(options.messages, options.workers)
+    told = document(options.messages, options.workers, options.answer_ms)
     lines = [json.dumps(told, indent=2)] if options.output == "json" else table(told)
     for line in lines:
         sys.stdout.write(line + "\n")

@@ -203,7 +203,7 @@ def bring_in_another_runs_segment(archive: Archive) -> None:
     [
         (cut_a_segment_short, "one.parquet is broken"),
         (lose_a_segment, "holds 0 messages, and 1 were drained"),
-        (bring_in_a_ledger_of_another_shard_count, "with 7 shards, and not of r1 with 4"),
+        (bring_in_a_ledger_of_another_shard_count, "for 7 shards, and run r1 has 4"),
         (bring_in_another_runs_segment, "two.parquet is of run r2, and not of r1"),
     ],
 )

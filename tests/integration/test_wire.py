@@ -635,6 +635,31 @@ async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
             await sender.send(message(), seconds=0.02)
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_connection_on_which_nothing_comes_is_left_and_one_without_an_answer_is_not(
+    silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "SILENT_SECONDS", 0.02)
+
+    def act(peer: Peer, event: events.Delivery) -> None:
+        if not silent:
+            event.link.grant(7)
+            peer.flush()
+
+    @sync
+    async def asked_in_vain() -> None:
+        async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+            sender = await wire.sender(QUEUE)
+            with pytest.raises(errors.InDoubt):
+                await sender.send(message(), seconds=0.1)
+            assert (wire.error is not None) == silent
+            if silent:
+                with pytest.raises(errors.Unreachable, match="nothing has come from"):
+                    await wire.sender("other")
+
+    asked_in_vain()
+
+
 @sync
 async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
     def script(_peer: Peer, event: Any) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+REGISTERED = r"Successfully registered with master (\S+)"
 START_SECONDS = 120.0
 HASTY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Nothing here runs long enough for Java to compile it twice, or has enough memory to be collected by many."""
@@ -33,15 +34,18 @@ class Cluster:
     def start(self, workers: int) -> None:
         self._launch("master", MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         self.url = self._said("master", r"Starting Spark master at (\S+)")
-        for _ in range(workers):
-            self.add_worker()
+        for name in [self._begin_worker() for _ in range(workers)]:
+            self._said(name, REGISTERED)
 
     def add_worker(self) -> None:
+        self._said(self._begin_worker(), REGISTERED)
+
+    def _begin_worker(self) -> str:
         name = f"worker-{len(self._processes)}"
         place = ("--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._directory / name))
         process = self._launch(name, WORKER, *place, "--cores", "1", "--memory", "1g", self.url)
-        self._said(name, r"Successfully registered with master (\S+)")
         self.workers.append(process.pid)
+        return name
 
     def replace_dead(self) -> None:
         """Another worker instead of each that has been killed."""
@@ -50,6 +54,10 @@ class Cluster:
         self.workers = [pid for pid in self.workers if pid in alive]
         for _ in dead:
             self.add_worker()
+
+    def daemons(self) -> list[int]:
+        """The pids of master and workers."""
+        return [process.pid for process in self._processes]
 
     def executors(self) -> list[int]:
         """The pids of the executors' JVMs."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sbpair.replay.spark import SETTINGS
 from tests.spark.world import HASTY
 
 
@@ -67,6 +68,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, own_java: None) -> Iterator[
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.ansi.enabled", SETTINGS["spark.sql.ansi.enabled"])
         .config(map=HASTY)
         .getOrCreate()
     )

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
@@ -28,6 +29,15 @@ class Store(ThreadingHTTPServer):
         self.parts: dict[str, dict[int, bytes]] = {}
         self.puts: list[str] = []
         self.full = False
+        self.copies: Path | None = None
+
+    def put(self, key: str, data: bytes) -> None:
+        """One object, whole; `copies` is a directory that has each of them as a file, for who cannot speak S3."""
+        self.objects[key] = data
+        self.puts.append(key)
+        if self.copies is not None and not key.endswith("/"):
+            (self.copies / key).parent.mkdir(parents=True, exist_ok=True)
+            (self.copies / key).write_bytes(data)
 
     @property
     def url(self) -> str:
@@ -80,8 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         if "partNumber" in query:
             self.server.parts[query["uploadId"]][int(query["partNumber"])] = body
         else:
-            self.server.objects[key] = body
-            self.server.puts.append(key)
+            self.server.put(key, body)
         return self._answer(200, ETag='"e"')
 
     def do_POST(self) -> None:
@@ -93,8 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             return self._xml(f"<InitiateMultipartUploadResult {XMLNS}>{name}</InitiateMultipartUploadResult>")
         if "uploadId" in query:
             parts = self.server.parts.pop(query["uploadId"])
-            self.server.objects[key] = b"".join(parts[number] for number in sorted(parts))
-            self.server.puts.append(key)
+            self.server.put(key, b"".join(parts[number] for number in sorted(parts)))
             said = f"<Key>{escape(key)}</Key><ETag>e</ETag>"
             return self._xml(f"<CompleteMultipartUploadResult {XMLNS}>{said}</CompleteMultipartUploadResult>")
         bucket = key.partition("/")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +50,11 @@ REFUSED = {
     "'true'": "not a boolean",
     "size > :most": "unbound parameter",
     "size > ${env:HOME}": "Syntax error",
-    "nonsense(size)": "Cannot resolve routine",
+    "nonsense(size)": "`nonsense`",
     "count(1) > 0": "count(1)",
     "row_number() OVER (ORDER BY size) = 1": "window functions",
     "explode(array(true))": "generator",
-    "hash(*) > 0": "asks for all columns",
+    "hash(*) > 0": "all columns",
     "size IN (SELECT 1)": "has a query in it",
     "EXISTS (SELECT 1)": "has a query in it",
     "rand() > 0.5": "something else each time",
@@ -61,6 +62,8 @@ REFUSED = {
     "java_method('java.lang.System', 'getenv', 'HOME') = 'x'": "something else each time",
     "input_file_name() = 'x'": "something else each time",
 }
+IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
+"""What Spark 3.5 does not take itself."""
 
 
 @pytest.fixture
@@ -114,7 +117,8 @@ def test_a_condition_is_taken_or_refused_with_a_reason(capfd: pytest.CaptureFixt
         for where, said in REFUSED.items():
             with pytest.raises(errors.UsageError) as refused:
                 selection.check(session, Selection((), where))
-            assert said in refused.value.message, where
+            assert said in refused.value.message or IN_3_5.get(where, said) in refused.value.message, where
+            assert not re.search(r"\bpos \d", refused.value.message), "a place in SQL that nobody has written"
             assert "\n" not in refused.value.message
             assert "the columns are queue, sequence_number" in refused.value.hint
     out, err = capfd.readouterr()

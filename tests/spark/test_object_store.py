@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sbpair import errors
+from sbpair.replay import job, sweep
 from sbpair.replay import run as runs
-from sbpair.replay import sweep
 from sbpair.replay.archive import DRAINED, LEDGER, PROVED, SEGMENTS, Archive
+from sbpair.replay.run import Options
 from sbpair.replay.verify import verify
 from tests.spark.object_store import Store, running
 from tests.spark.test_archive import RUN, end, key, put
+from tests.spark.world import HASTY, World, world
+
+BUCKET = "s3://bucket/backlog"
+QUICK = Options(empty_seconds=0.1)
+
+COPIES = {
+    "spark.hadoop.fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+    "spark.hadoop.fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+}
+"""What Spark calls s3a are the copies of the objects: PySpark brings no connector for S3, and cannot do without one."""
 
 
 @pytest.fixture
@@ -30,8 +43,16 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield found
 
 
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, own_java: None) -> Iterator[World]:  # noqa: ARG001  # it is there for what it does
+    with world(queues=2) as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
 def opened() -> Archive:
-    return Archive("s3://bucket/backlog", RUN.id)
+    return Archive(BUCKET, RUN.id)
 
 
 def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
@@ -87,3 +108,28 @@ def test_a_run_that_is_not_there_is_told_of(store: Store) -> None:
     assert store.objects == {}
     with pytest.raises(errors.UsageError, match="there is no run r1"):
         runs.load(opened())
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_nothing_is_received_for_a_spark_that_cannot_read_there_and_all_is_sent_by_one_that_can(
+    store: Store, place: World, tmp_path: Path
+) -> None:
+    place.strand_many(40)
+    store.copies = tmp_path
+    request = place.request(tmp_path, settings=HASTY)
+    with pytest.raises(errors.MachineLacks, match=r"Spark cannot read .*S3AFileSystem not found") as refused:
+        job.start(replace(request, archive=BUCKET), QUICK, place.queues, 4, lambda _event: None)
+    assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in refused.value.hint
+    assert (place.left(), place.ids()) == (40, [])
+
+    link = {"spark.hadoop.fs.viewfs.mounttable.bucket.link./backlog": f"file://{tmp_path}/bucket/backlog"}
+    able = replace(request, archive=BUCKET, settings={**HASTY, **COPIES, **link})
+    run = refused.value.hint.split()[-1].rstrip("'")
+    result = job.resume(able, run, lambda _event: None)
+
+    assert result.proof.balanced
+    assert (result.proof.acknowledged, place.left(), place.altered()) == (40, 0, [])
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert any(f"/{SEGMENTS}/" in name for name in store.puts)

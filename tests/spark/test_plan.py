@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sbpair.move.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import plan
 from sbpair.replay.run import Dedup, Options, Run
+from sbpair.replay.schema import KEY
 from sbpair.replay.selection import EVERYTHING, Selection
 
 pytestmark = [
@@ -31,7 +32,7 @@ CHOICES = (EVERYTHING, Selection(("orders",)), Selection((), WHERE), Selection((
 
 
 def rows() -> st.SearchStrategy[list[Row]]:
-    """Few values of everything, so that most of it meets."""
+    """Few values of everything, and many rows, so that most of it meets; left to itself, a list has five of them."""
     moments = st.sampled_from([0, 1, NOW - 100, NOW - 10, NOW, NOW + 50])
     message = st.tuples(
         st.sampled_from(["q/0", "q/1"]),
@@ -40,21 +41,23 @@ def rows() -> st.SearchStrategy[list[Row]]:
         st.sampled_from(["a", "b", "", None]),
         st.sampled_from(["orders", "Orders", "invoices"]),
         st.sampled_from([None, "s1", "s2"]),
-        st.sampled_from([None, 1, 10_000, 100_001, 1_000_000, 10**15]),
+        st.sampled_from([None, 0, 1, 10_000, 100_001, 1_000_000, 10**15]),
         st.one_of(st.none(), moments),
     )
-    return st.lists(st.tuples(message, st.booleans()), max_size=60).map(_placed)
+    drawn = st.tuples(message, st.sampled_from([False, False, False, True]))
+    return st.one_of(st.lists(drawn, max_size=5), st.lists(drawn, min_size=40, max_size=60)).map(_placed)
 
 
 def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
     """In two segments. What has the same key says the same, for it is the same message."""
     of_key: dict[Row, Row] = {}
     found = []
-    for position, (message, is_flawed) in enumerate(drawn):
+    for number, (message, is_flawed) in enumerate(drawn):
         key, rest = message[:4], message[4:]
         destination, *envelope = of_key.setdefault(key, (None if is_flawed else rest[0], *rest[1:]))
         flaw = "no destination" if destination is None else None
-        found.append((f"s{position % 2}", position, *key, destination, *envelope, 10, flaw, b"body"))
+        place = (f"s{number % 2}", number // 2)
+        found.append((*place, *key, destination, *envelope, 10 + number, flaw, b"body %d" % number))
     return found
 
 
@@ -115,6 +118,23 @@ def is_expired(row: Row, options: Options) -> bool:
     return isinstance(route(facts, ttl=options.ttl, now_ms=NOW), Expire)
 
 
+def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -> dict[Row, Row]:
+    """Messages, bytes, how many of them have an id that came before, and the first and the last moment."""
+    flows: dict[Row, list[Row]] = {}
+    for row in rows:
+        flows.setdefault((row[2], row[6], expected[row[:2]][0]), []).append(row)
+    return {
+        flow: (
+            len(each),
+            sum(row[10] for row in each),
+            sum(expected[row[:2]][1] for row in each),
+            min(row[4] for row in each),
+            max(row[4] for row in each),
+        )
+        for flow, each in flows.items()
+    }
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     drawn=rows(),
@@ -124,9 +144,7 @@ def is_expired(row: Row, options: Options) -> bool:
     selection=st.sampled_from(CHOICES),
     looked=st.booleans(),
 )
-@example(
-    drawn=_STRANGERS, dedup=Dedup.MESSAGE_ID, ttl=TimeToLive.REMAINING, shards=4, selection=CHOICES[1], looked=True
-)
+@example(drawn=_STRANGERS, looked=True, **_CHOSEN)
 @example(drawn=_TWINS, looked=True, **_CHOSEN)
 def test_the_sql_says_what_the_naive_plan_says(
     spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection, looked: bool
@@ -153,14 +171,36 @@ def test_the_sql_says_what_the_naive_plan_says(
     assert (among is plan.Compare.NONE) == (looked and not names.count())
     assert all(len(each) == 1 for each in together.values())
 
-    work = spark.sql(plan.work(run, joined=True)).collect()
-    given_out = sorted((row.queue, row.sequence_number, row.enqueued_at_ms, str(row.message_id)) for row in work)
-    kept = (plan.LEFT, plan.WAITING)
-    chosen = [row for row in drawn if expected[row[0], row[1]][0] not in (*kept, plan.COPY)]
-    assert given_out == sorted((row[2], row[3], row[4], str(row[5])) for row in chosen)
-    flagged = sum(row.verdict == plan.DEDUPLICATED for row in work)
-    assert flagged == sum(verdict == plan.DEDUPLICATED for verdict, _ in expected.values())
-    assert {bytes(row.message) for row in work} <= {b"body"}
+    verdicts = {at: verdict for at, (verdict, _) in expected.items()}
+    for joined in {True, any(verdict in plan.LOSING for verdict in verdicts.values())}:
+        work = spark.sql(plan.work(run, joined=joined)).collect()
+        given_out = sorted(
+            (bytes(row.message), *(row[name] for name in KEY), row.destination, row.session_id, row.verdict, row.shard)
+            for row in work
+        )
+        assert given_out == sorted(
+            (
+                row[-1],
+                *row[2:8],
+                plan.DEDUPLICATED if verdicts[row[:2]] == plan.DEDUPLICATED else None,
+                found[row[:2]].shard,
+            )
+            for row in drawn
+            if verdicts[row[:2]] not in (plan.LEFT, plan.WAITING, plan.COPY)
+        )
+
+    flows = {
+        (row.queue, row.destination, row.verdict): tuple(row[3:]) for row in spark.sql(plan.summary("plan")).collect()
+    }
+    assert flows == summed(drawn, expected)
+
+
+def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any) -> None:
+    """So that as many tasks as there are have something to do."""
+    told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
+    for session in ("cast(null AS string)", "concat('s', id)"):
+        shards = spark.sql(told.format(session)).selectExpr(f"{plan.shard(8)} AS shard").distinct().collect()
+        assert {row.shard for row in shards} == set(range(8))
 
 
 def test_rows_are_looked_for_by_their_names_while_these_are_few() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sbpair import errors
 from sbpair.replay import spark
+from tests.spark.world import HASTY
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,35 @@ def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
     assert said.endswith("-XX:+UseG1GC")
     assert "log4j2" in said
     assert spark._java_options("spark://host:7077", "", tmp_path, verbose=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "Calling o1.text.\n: java.lang.RuntimeException: a.b$C.DError: Class org.x.Store not found\n\tat x.y(z:7)",
+            "Class org.x.Store not found",
+        ),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x.\nmore", "[PATH_NOT_FOUND] Path does not exist: file:/x."),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
+    assert spark.said(RuntimeError(text)) == told
+
+
+@pytest.mark.java
+@pytest.mark.usefixtures("own_java")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_what_is_no_master_is_told_of_and_speculation_in_a_file_of_spark_is_overruled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\nspark.speculation.quantile 0.5\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+    for master in ("local[x]", "nonsense"):
+        with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.session(master, HASTY):
+            pass
+    with spark.session("local[1]", HASTY) as session:
+        conf = session.sparkContext.getConf()
+        assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")
