@@ -186,8 +186,8 @@ class Drain:
             self._unstored = error
 
     async def _settle(self, source: WireSource, segment: Segment) -> None:
-        self._messages += len(segment)
-        failures = await source.complete(segment.arrivals)
+        self._messages += segment.file.rows
+        failures = await source.complete(segment.written)
         if failures:
             # They come again, and are copies then: the same key, told apart by nobody.
             why = failures[0][1]

@@ -41,6 +41,11 @@ class Segment:
     def __len__(self) -> int:
         return len(self.arrivals)
 
+    @property
+    def written(self) -> list[WireArrival]:
+        """Those that the file has: nothing else may be settled when it is stored."""
+        return self.arrivals[: self.file.rows]
+
     def add(self, arrivals: list[WireArrival], due: float) -> None:
         for arrival in arrivals:
             arrival.content = None  # it is in the payload, and would be held twice
@@ -52,7 +57,7 @@ class Segment:
 
     def write_group(self) -> None:
         """Bring into the file what is not in it yet."""
-        if self.loose:
+        if self._grouped < len(self.arrivals):
             self.file.add(self._group())
 
     def _group(self) -> pa.Table:

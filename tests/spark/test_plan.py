@@ -144,9 +144,7 @@ def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -
     selection=st.sampled_from(CHOICES),
     looked=st.booleans(),
 )
-@example(
-    drawn=_STRANGERS, dedup=Dedup.MESSAGE_ID, ttl=TimeToLive.REMAINING, shards=4, selection=CHOICES[1], looked=True
-)
+@example(drawn=_STRANGERS, looked=True, **_CHOSEN)
 @example(drawn=_TWINS, looked=True, **_CHOSEN)
 def test_the_sql_says_what_the_naive_plan_says(
     spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection, looked: bool

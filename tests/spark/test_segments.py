@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from sbpair.move.wire_source import WireArrival
 from sbpair.replay.archive import SEGMENTS, Archive
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import Segment
-from tests.spark.tasks import drain, job_of, proof_of
+from tests.spark.tasks import drain, job_of, proof_of, send
 from tests.spark.world import World, world
 
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -35,10 +36,17 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def arrival(number: int) -> WireArrival:
-    facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", "orders" if number % 3 else None, size=10, flaw="none")
+    """Every third one has no destination, and of these every other one is no message at all: it has no byte."""
+    payload = payload_of(number)
+    destination = "orders" if number % 3 else None
+    facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", destination, size=len(payload), flaw="none")
     made: Any = WireArrival(facts, 60.0, None, None, number)  # type: ignore[arg-type]
-    made.payload = b"message %03d" % number
+    made.payload = payload
     return made
+
+
+def payload_of(number: int) -> bytes:
+    return b"message %03d" % number if number % 6 else b""
 
 
 @settings(max_examples=40, deadline=None)
@@ -54,6 +62,7 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(com
             if writes:
                 segment.write_group()
                 assert segment.loose == 0
+                assert segment.written == segment.arrivals
                 assert not any(each.payload for each in segment.arrivals), "nothing is held twice"
         segment.write_group()
         archive.put(segment.path, segment.file)
@@ -65,10 +74,11 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(com
     assert (about["sbpair.run"], about["sbpair.shards"]) == ("r1", "4")
     assert rows.column("position").to_pylist() == list(range(total))
     assert rows.column("sequence_number").to_pylist() == list(range(total))
-    assert rows.column("message").to_pylist() == [b"message %03d" % number for number in range(total)]
+    assert rows.column("message").to_pylist() == [*map(payload_of, range(total))]
     assert rows.column("destination").to_pylist() == ["orders" if number % 3 else None for number in range(total)]
     assert rows.column("flaw").to_pylist() == [None if number % 3 else "none" for number in range(total)]
-    assert segment.bytes == 10 * total == 10 * len(segment)
+    assert segment.bytes == sum(len(payload_of(number)) for number in range(total))
+    assert len(segment.written) == len(segment) == total
 
 
 class Stores:
@@ -116,6 +126,23 @@ def test_the_next_segment_is_received_while_one_is_stored(
     assert stores.most_at_once == 1, "two segments in memory, and not more"
     assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
     assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
+
+
+def test_a_drain_brings_messages_into_the_file_as_they_come(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.drain.GROUP_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.drain.TAKE_MOST", 10)
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=MESSAGES)
+
+    drain(job)
+
+    [path] = job.open().files(SEGMENTS)
+    assert pq.read_metadata(f"{job.open().root}/{path}").num_row_groups >= MESSAGES // 10
+    send(job)
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert (place.altered(), proof_of(job).balanced) == ([], True)
 
 
 def test_what_was_received_behind_a_segment_that_cannot_be_stored_is_neither_stored_nor_settled(
