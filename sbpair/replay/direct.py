@@ -22,7 +22,7 @@ from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
 from sbpair.replay.drain import IDLE_SECONDS, accepted_before, tasks_of
 from sbpair.replay.ending import Ending
 from sbpair.replay.lease import Permit
-from sbpair.replay.ledger import Entry, Ledger, Together, keys_of
+from sbpair.replay.ledger import Entry, InHand, Ledger, Together, keys_of
 from sbpair.replay.patience import TRIES as CONNECTIONS
 from sbpair.replay.patience import back_off_seconds
 from sbpair.replay.schema import KEY
@@ -70,7 +70,7 @@ class Booked(WireSource):
         """`known` is what is completed, and neither sent nor written down again."""
         self._ledger, self._shard, self._known = ledger, shard, known
         self._others = Together(ledger)
-        self._in_hand: dict[Arrival, Entry] = {}
+        self._in_hand = InHand(ledger)
 
     async def take(self, most: int, *, seconds: float) -> list[WireArrival]:
         arrivals = await super().take(most, seconds=seconds)
@@ -78,13 +78,12 @@ class Booked(WireSource):
             await super().complete([each for each in arrivals if self._has(each)])
             arrivals = [each for each in arrivals if not self._has(each)]
         if arrivals:
-            self._in_hand.update((each, _entry(each)) for each in arrivals)
-            self._ledger.has_in_hand(list(self._in_hand.values()))
+            self._in_hand.take({each: _entry(each) for each in arrivals})
         return arrivals
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
         # What the backlog was not heard to confirm comes again, and is in the ledger.
-        entries = [self._in_hand.get(each) or _entry(each) for each in arrivals if not self._has(each)]
+        entries = [_entry(each) for each in arrivals if not self._has(each)]
         try:
             await asyncio.to_thread(self._ledger.write, LEDGER, self._shard, entries)
         except SbpairError as error:
@@ -92,11 +91,11 @@ class Booked(WireSource):
             return [(each, error) for each in arrivals]
         failures = await super().complete(arrivals)
         self._known.update(_known_as(each) for each, _ in failures)
-        self._let_go(arrivals)
+        self._in_hand.let_go(arrivals)
         return failures
 
     async def release(self, arrivals: Sequence[Arrival]) -> Failures:
-        self._let_go(arrivals)
+        self._in_hand.let_go(arrivals)
         return await super().release(arrivals)
 
     async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
@@ -106,14 +105,10 @@ class Booked(WireSource):
             await self._others.write(EXPIRED if reason == EXPIRED_REASON else QUARANTINE, self._shard, entry)
         except SbpairError as error:
             self.unwritten = error
-        self._let_go([arrival])
+        self._in_hand.let_go([arrival])
 
     def _has(self, arrival: Arrival) -> bool:
         return bool(self._known) and _known_as(arrival) in self._known
-
-    def _let_go(self, arrivals: Sequence[Arrival]) -> None:
-        for each in arrivals:
-            self._in_hand.pop(each, None)
 
 
 def _entry(arrival: Arrival) -> Entry:
@@ -157,10 +152,7 @@ class Direct:
     def _keep_unconfirmed(self, setting: Setting) -> None:
         """The backlog may give them again to whoever resumes, who is not to send them."""
         entries = [Entry((self._queue, *key[2:]), None) for key in setting.journal.unconfirmed()]
-        if entries:
-            self._ledger.has_in_hand(entries)
-        else:
-            self._ledger.has_nothing_in_hand()
+        self._ledger.has_nothing_in_hand(but=self._ledger.has_in_hand(entries) if entries else None)
 
     async def _until_over(self, primary: WirePrimary, setting: Setting, get_token: Any) -> None:
         """Go on over as many connections as it takes."""

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import Unavailable
+from sbpair.errors import SbpairError, Unavailable
 from sbpair.move.route import Key, key_of
 from sbpair.move.wire_source import WireSource, pages_of
 from sbpair.replay.archive import REPORT, Archive
 from sbpair.replay.ending import Ending, is_ours
 from sbpair.replay.patience import TRIES, back_off_seconds, patiently
+from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import Segment
 from sbpair.replay.task import run
 from sbpair.wire.client import connect
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 TAKE_MOST = 2_000
 LOCK_SHARE = 0.4
 """How much of a lock may be over before its message has to be in a segment."""
+
+GROUP_BYTES = 4 * 1024 * 1024
+"""So much of a segment becomes a group of its rows, and is held compressed from then on."""
 
 IDLE_SECONDS = 0.25
 """After how long without a message what there is becomes a segment."""
@@ -68,7 +72,7 @@ def drain(job: Job) -> Any:
 
 
 class Drain:
-    """Empties one queue into segments, as far as the run's cut-off."""
+    """Empties one queue into segments, as far as the run's cut-off. While one is stored, the next is received."""
 
     def __init__(self, job: Job, queue: str) -> None:
         self._job = job
@@ -78,6 +82,8 @@ class Drain:
         self._accepted = accepted_before(self._archive, queue)
         self._messages = 0
         self._ending = Ending(job.run)
+        self._storing: asyncio.Task[None] | None = None
+        self._unstored: SbpairError | None = None
 
     async def run(self) -> int:
         """How many messages it has archived. Raises Unavailable where the namespace stays away, MachineLacks."""
@@ -98,9 +104,23 @@ class Drain:
                     return self._messages
 
     async def _empty(self, source: WireSource) -> None:
-        segment = Segment(self._queue)
+        failure: SbpairError | None = None
+        self._unstored = None
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                await self._receive(source, tasks)
+            except SbpairError as error:
+                failure = error
+            await self._stored()
+        failure = self._unstored or failure
+        if failure is not None:
+            raise failure
+        await source.stop()
+
+    async def _receive(self, source: WireSource, tasks: asyncio.TaskGroup) -> None:
+        segment = self._new_segment()
         self._ending.came()
-        while not self._archive.stopped():
+        while self._unstored is None and not self._archive.stopped():
             source.grant(TAKE_MOST)
             most = max(1, self._options.segment_messages - len(segment))
             arrivals = await source.take(min(TAKE_MOST, most), seconds=self._wait(segment))
@@ -108,13 +128,17 @@ class Drain:
                 self._ending.came()
                 await self._take(source, segment, arrivals)
             if segment and (not arrivals or self._is_full(segment)):
-                await self._store(source, segment)
-                segment = Segment(self._queue)
-            elif not arrivals and await self._ending.reached(source):
-                break
+                await self._store_soon(source, segment, tasks)
+                segment = self._new_segment()
+            elif not arrivals:
+                await self._stored()
+                if await self._ending.reached(source):
+                    break
         if segment:
-            await self._store(source, segment)
-        await source.stop()
+            await self._store_soon(source, segment, tasks)
+
+    def _new_segment(self) -> Segment:
+        return Segment(self._queue, self._archive.new_table(SEGMENT, self._job.run.shards, large=True))
 
     def _wait(self, segment: Segment) -> float:
         return IDLE_SECONDS if segment else self._options.empty_seconds
@@ -137,16 +161,31 @@ class Drain:
         if arrivals:
             soonest = min(each.lock_until for each in arrivals)
             segment.add(arrivals, now + LOCK_SHARE * max(0.0, soonest - now))
+        if segment.loose >= GROUP_BYTES:
+            # In a thread: what the service sends meanwhile is taken in, and its heartbeats are answered.
+            await asyncio.to_thread(segment.write_group)
 
-    def _write(self, segment: Segment) -> None:
-        self._archive.write_table(segment.path, segment.table(), self._job.run.shards, compression="zstd")
+    async def _store_soon(self, source: WireSource, segment: Segment, tasks: asyncio.TaskGroup) -> None:
+        """One at a time: there are two segments in memory at most."""
+        await self._stored()
+        if self._unstored is None:
+            self._storing = tasks.create_task(self._store(source, segment), name=f"store {segment.path}")
+
+    async def _stored(self) -> None:
+        """Wait until what is being stored has been settled, or has not."""
+        if self._storing is not None:
+            await self._storing
+            self._storing = None
 
     async def _store(self, source: WireSource, segment: Segment) -> None:
-        shards = self._job.run.shards
-        # In a thread: what the service sends meanwhile is taken in, and its heartbeats are answered.
-        await asyncio.to_thread(
-            lambda: self._archive.write_table(segment.path, segment.table(), shards, compression="zstd")
-        )
+        try:
+            await asyncio.to_thread(segment.write_group)
+            await asyncio.to_thread(self._archive.put, segment.path, segment.file)
+            await self._settle(source, segment)
+        except SbpairError as error:
+            self._unstored = error
+
+    async def _settle(self, source: WireSource, segment: Segment) -> None:
         self._messages += len(segment)
         failures = await source.complete(segment.arrivals)
         if failures:

@@ -38,7 +38,7 @@ from sbpair.replay.patience import patiently
 from sbpair.replay.probe import answer, question, read_by_spark
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
-from sbpair.replay.schema import PROGRESS
+from sbpair.replay.schema import PROGRESS, SEGMENT_IN_SPARK
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
 from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
@@ -296,8 +296,8 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     run = job.run
     tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
     files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
-    spark.read.parquet(*files).createOrReplaceTempView(planning.MESSAGES)
-    spark.sql(planning.plan(run, int(time.time() * 1000))).createOrReplaceTempView("plan")
+    spark.read.schema(SEGMENT_IN_SPARK).parquet(*files).createOrReplaceTempView(planning.MESSAGES)
+    spark.sql(planning.plan(run, int(time.time() * 1000), _compare(spark))).createOrReplaceTempView("plan")
     summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
     chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
@@ -315,6 +315,15 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     ready = rows.repartition(run.shards, "shard").sortWithinPartitions("shard", *planning.ORDER)
     action = ready.mapInArrow(send(job), PROGRESS).collect
     _watched(progress.sent(archive), archive, action, held, tell)
+
+
+def _compare(spark: Any) -> planning.Compare:
+    """Which rows have to be compared. Where they are told by the names that they share, SHARED has these."""
+    [(names,)] = spark.sql(f"SELECT count(*) FROM ({planning.shared()})").collect()  # noqa: S608
+    among = planning.compare(names)
+    if among is planning.Compare.SHARING:
+        spark.sql(f"CACHE TABLE {planning.SHARED} AS {planning.shared()}")
+    return among
 
 
 def _to_send(summary: list[dict[str, Any]]) -> dict[str, int]:

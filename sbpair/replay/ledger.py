@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
@@ -35,7 +36,7 @@ class Ledger:
         self._sync = sync
         self._archive = archive
         self._shards = shards
-        self._said: str | None = None
+        self._said: set[str] = set()
         self._numbers = count()
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
@@ -44,20 +45,25 @@ class Ledger:
             path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
             self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=self._sync)
 
-    def has_in_hand(self, entries: Sequence[Entry]) -> None:
-        """Say what may be on its way from now on, instead of what was said before.
+    def has_in_hand(self, entries: Sequence[Entry]) -> str:
+        """Say what may be on its way from now on, besides what was said before. Answers where it says so.
 
-        Only a crash makes anybody read it, and only a loss of power makes it be older than it should.
+        Only a crash makes anybody read it, and only a loss of power makes it be less than it should.
         """
-        # A file of its own each time: to write over one makes filesystems wait for the disk.
-        before, self._said = self._said, f"{SENDING}/{self.attempt}.{next(self._numbers)}.parquet"
-        self._archive.write_table(self._said, table_of(entries, self.attempt), self._shards, sync=False)
-        if before is not None:
-            self._archive.remove(before)
+        path = f"{SENDING}/{self.attempt}.{next(self._numbers)}.parquet"
+        self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=False)
+        self._said.add(path)
+        return path
 
-    def has_nothing_in_hand(self) -> None:
-        if self._said is not None:
-            self._archive.remove(self._said)
+    def has_let_go(self, path: str) -> None:
+        """None of what was said there is on its way any more."""
+        self._said.discard(path)
+        self._archive.remove(path)
+
+    def has_nothing_in_hand(self, but: str | None = None) -> None:
+        """`but` is where something was said that still holds."""
+        for path in self._said - {but}:
+            self.has_let_go(path)
 
     def done(self, shard: int) -> set[Key]:
         """What has ended already, of one shard."""
@@ -66,6 +72,36 @@ class Ledger:
             for path in self._archive.files(f"{kind}/{shard}"):
                 found.update(keys_of(self._archive.read_table(path, list(KEY))))
         return found
+
+
+class InHand:
+    """What may be on its way: those that came together are in a file of their own, as long as one of them is.
+
+    Taking is for one thread, and letting go for another one.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._file_of: dict[object, str] = {}
+        self._left: dict[str, int] = {}
+        self._over: deque[str] = deque()
+
+    def take(self, arrivals: Mapping[object, Entry]) -> None:
+        """Raises MachineLacks."""
+        path = self._ledger.has_in_hand([*arrivals.values()])
+        self._left[path] = len(arrivals)
+        self._file_of.update(dict.fromkeys(arrivals, path))
+        while self._over:
+            self._ledger.has_let_go(self._over.popleft())
+
+    def let_go(self, arrivals: Iterable[object]) -> None:
+        """Of some that were taken; what was not is nothing to it. Their file goes when there is a newer one."""
+        files = Counter([self._file_of.pop(each) for each in arrivals if each in self._file_of])
+        for path, fewer in files.items():
+            self._left[path] -= fewer
+            if not self._left[path]:
+                del self._left[path]
+                self._over.append(path)
 
 
 class Together:

@@ -1,10 +1,12 @@
 """The plan as SQL over the envelope columns: which rows are copies, which are sent, in what shard and order. Pure.
 
-The law: bodies are in no window and no join but the last, and pass through one shuffle. Spark 3.5 understands it all.
+The law: bodies are in no window and no join but the last, and pass through one shuffle. Rows are compared with each
+other where they may have to do with each other, which is found out before, and cheaply. Spark 3.5 understands it all.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from sbpair.move.route import TimeToLive
@@ -14,8 +16,9 @@ from sbpair.replay.schema import KEY
 if TYPE_CHECKING:
     from sbpair.replay.run import Run
 
-MESSAGES, LOSERS = "messages", "losers"
-"""The views that the SQL reads: rows of segments, and those of them that are not sent because another one is."""
+MESSAGES, LOSERS, SHARED = "messages", "losers", "shared"
+"""The views that the SQL reads: rows of segments, those of them that are not sent because another one is, and the names
+that several rows have."""
 
 SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
 LEFT, WAITING = "left", "waiting"
@@ -39,35 +42,79 @@ def left_ms(now_ms: int) -> str:
     return f"({lives} - CASE WHEN enqueued_at_ms > 0 THEN {waited} ELSE 0 END)"
 
 
-def plan(run: Run, now_ms: int) -> str:
+class Compare(StrEnum):
+    """Which rows are compared with each other: none may be left out that shares its name with another one.
+
+    SHARING are those whose name is in SHARED.
+    """
+
+    EVERY = "every"
+    SHARING = "sharing"
+    NONE = "none"
+
+
+SHARED_MOST = 100_000
+"""Up to so many names that are shared, rows are looked for that have them: each task gets them all."""
+
+_NAME = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
+"""What copies have in common, and what repeats a message id. That others may have it too costs a comparison."""
+
+
+def compare(shared_names: int) -> Compare:
+    """By how many names there are that several rows have."""
+    if shared_names > SHARED_MOST:
+        return Compare.EVERY
+    return Compare.SHARING if shared_names else Compare.NONE
+
+
+def shared() -> str:
+    """The names that several rows have: none, as a rule."""
+    return f"SELECT name FROM (SELECT {_NAME} AS name FROM {MESSAGES}) GROUP BY name HAVING count(*) > 1"  # noqa: S608
+
+
+def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY) -> str:
     """One row for each row of the segments, without its message, with a verdict and a shard.
 
     `again` says that another message with this message id is sent to the same destination before it. What is a copy, or
     a repetition, does not depend on what was chosen: so one choice after the other comes to what one for all does.
     """
+    columns = f"segment, position, {_KEY}, destination, session_id, size"
     expires = f"{left_ms(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
-    repeats = DEDUPLICATED if run.options.dedup is Dedup.MESSAGE_ID else SEND
+    verdict = f"CASE WHEN flaw IS NOT NULL THEN '{INVALID}' WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END"
+    alone = f"SELECT {columns}, false AS again, if(chosen, verdict, '{LEFT}') AS verdict, shard FROM named"  # noqa: S608
+    if among is Compare.SHARING:
+        ours = f"JOIN {SHARED} ON named.name = {SHARED}.name"
+        compared = _compared(run, columns, f"named LEFT SEMI {ours}")
+        said = f"{compared} UNION ALL {alone} LEFT ANTI {ours}"
+    else:
+        said = _compared(run, columns, "named") if among is Compare.EVERY else alone
     return f"""
-WITH numbered AS (
-  SELECT segment, position, {_KEY}, destination, session_id, ttl_ticks, scheduled_at_ms, size, flaw,
-    {run.options.selection.sql()} AS chosen,
-    row_number() OVER (PARTITION BY {_KEY} ORDER BY segment, position) AS copy
-  FROM {MESSAGES}),
-judged AS (
-  SELECT *, CASE WHEN copy > 1 THEN '{COPY}' WHEN flaw IS NOT NULL THEN '{INVALID}'
-    WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END AS first_verdict
-  FROM numbered),
+WITH named AS (
+  SELECT {columns}, {run.options.selection.sql()} AS chosen, {verdict} AS verdict, {_NAME} AS name,
+    {shard(run.shards)} AS shard
+  FROM {MESSAGES})
+{said}"""  # noqa: S608
+
+
+def _compared(run: Run, columns: str, rows: str) -> str:
+    """The same for rows that may share names. Those that do are brought together once, for both comparisons."""
+    repeats = DEDUPLICATED if run.options.dedup is Dedup.MESSAGE_ID else SEND
+    return f"""(
+WITH gathered AS (SELECT named.* FROM {rows} DISTRIBUTE BY name),
+numbered AS (
+  SELECT *, row_number() OVER (PARTITION BY name, {_KEY} ORDER BY segment, position) AS copy FROM gathered),
+judged AS (SELECT *, if(copy > 1, '{COPY}', verdict) AS first_verdict FROM numbered),
 repeated AS (
   SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS again,
     first_value(chosen) OVER same AS first_chosen
   FROM judged
-  WINDOW same AS (PARTITION BY first_verdict, lower(destination), message_id ORDER BY {_IN_ORDER}))
-SELECT segment, position, {_KEY}, destination, session_id, size, again,
+  WINDOW same AS (PARTITION BY name, message_id, first_verdict, lower(destination) ORDER BY {_IN_ORDER}))
+SELECT {columns}, again,
   CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT chosen THEN '{LEFT}'
     WHEN again AND '{repeats}' <> '{SEND}' AND NOT first_chosen THEN '{WAITING}'
     WHEN again THEN '{repeats}' ELSE first_verdict END AS verdict,
-  {shard(run.shards)} AS shard
-FROM repeated"""  # noqa: S608
+  shard
+FROM repeated)"""  # noqa: S608
 
 
 def losers(plan_view: str) -> str:

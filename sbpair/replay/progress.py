@@ -65,21 +65,14 @@ def drained(archive: Archive) -> Watch:
 
 def sent(archive: Archive) -> Watch:
     """What is in the ledger, by destination."""
-    return Watch(archive, "send", LEDGER, partial(_rows_by, "destination"))
+    return Watch(archive, "send", LEDGER, partial(Archive.counts, column="destination"))
 
 
 def moved(archive: Archive) -> Watch:
     """What is in the ledger of a direct run, by queue."""
-    return Watch(archive, "move", LEDGER, partial(_rows_by, "queue"))
+    return Watch(archive, "move", LEDGER, partial(Archive.counts, column="queue"))
 
 
 def _rows_of_queue(archive: Archive, path: str) -> Counter[str]:
     queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
     return Counter({queue: archive.rows(path)})
-
-
-def _rows_by(name: str, archive: Archive, path: str) -> Counter[str]:
-    import pyarrow.compute as pc
-
-    counts = pc.value_counts(archive.read_table(path, [name]).column(name).combine_chunks())
-    return Counter({str(each["values"]): each["counts"] for each in counts.to_pylist()})

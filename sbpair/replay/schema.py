@@ -41,6 +41,10 @@ SEGMENT = pa.schema(
     ]
 )
 
+SPARK_TYPES = {"string": "string", "int64": "bigint", "int32": "int", "binary": "binary"}
+SEGMENT_IN_SPARK = ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in SEGMENT)
+"""For whoever has seen that the files are like that: Spark would start a job to find it out."""
+
 NOT_OF_THE_ENVELOPE = ("segment", "position", "message")
 ENVELOPE = tuple(name for name in SEGMENT.names if name not in NOT_OF_THE_ENVELOPE)
 """What a choice may be made by: what is the same of all copies of a message, and is no body."""

@@ -1,4 +1,7 @@
-"""Messages in hand that become a segment: the columns of one file, in the order in which they came. Pure."""
+"""Messages in hand that become a segment: the rows of one file, in the order in which they came. Nothing here does I/O.
+
+The law: a message is held once, as it came, or as it will lie in the file.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,25 @@ from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.move.wire_source import WireArrival
+    from sbpair.replay.archive import TableFile
 
 
 NOT_DEAD = dead_letters.Why()
 
 
 class Segment:
-    """One that is being filled. `due` is the loop's time at which it has to be written."""
+    """One that is being filled. `due` is the loop's time at which it has to be written.
 
-    def __init__(self, queue: str) -> None:
+    `loose` are the bytes of what is in no group of rows yet.
+    """
+
+    def __init__(self, queue: str, file: TableFile) -> None:
+        self.file = file
         self.name = uuid.uuid4().hex
         self.path = f"{SEGMENTS}/{queue}/{self.name}.parquet"
         self.arrivals: list[WireArrival] = []
-        self.bytes = 0
+        self.bytes = self.loose = 0
+        self._grouped = 0
         self.due = float("inf")
 
     def __len__(self) -> int:
@@ -36,18 +45,26 @@ class Segment:
         for arrival in arrivals:
             arrival.content = None  # it is in the payload, and would be held twice
         self.arrivals += arrivals
-        self.bytes += sum(arrival.facts.size for arrival in arrivals)
+        size = sum([arrival.facts.size for arrival in arrivals])
+        self.bytes += size
+        self.loose += size
         self.due = min(self.due, due)
 
-    def table(self) -> pa.Table:
+    def write_group(self) -> None:
+        """Bring into the file what is not in it yet."""
+        if self.loose:
+            self.file.add(self._group())
+
+    def _group(self) -> pa.Table:
         # Column by column: a row at a time costs three times as much.
-        facts = [arrival.facts for arrival in self.arrivals]
+        arrivals, start = self.arrivals[self._grouped :], self._grouped
+        facts = [arrival.facts for arrival in arrivals]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_end, facts), strict=True)
-        reasons, descriptions = zip(*map(_why, self.arrivals), strict=True)
+        reasons, descriptions = zip(*map(_why, arrivals), strict=True)
         columns = {
             "segment": [self.name] * len(facts),
-            "position": range(len(facts)),
+            "position": range(start, start + len(facts)),
             "queue": of["queue"],
             "sequence_number": of["sequence_number"],
             "enqueued_at_ms": of["enqueued_at"],
@@ -61,8 +78,11 @@ class Segment:
             "flaw": flaws,
             "dead_letter_reason": reasons,
             "dead_letter_description": descriptions,
-            "message": [arrival.payload for arrival in self.arrivals],
+            "message": [arrival.payload for arrival in arrivals],
         }
+        for arrival in arrivals:
+            arrival.payload = b""
+        self._grouped, self.loose = len(self.arrivals), 0
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from sbpair.errors import UsageError
 from sbpair.replay.outlook import named
-from sbpair.replay.schema import ENVELOPE, NOT_OF_THE_ENVELOPE, SEGMENT
+from sbpair.replay.schema import ENVELOPE, NOT_OF_THE_ENVELOPE, SEGMENT, SPARK_TYPES
 from sbpair.replay.spark import said as reason
 
-_SPARK_TYPES = {"string": "string", "int64": "bigint", "int32": "int", "binary": "binary"}
 _ATTRIBUTE = re.compile(r"(\w+)#\d+")
 
 
@@ -72,7 +71,7 @@ def said(error: Any) -> str:
 
 def _nothing(columns: Iterable[str]) -> str:
     """A table with these columns, for SQL that is never run."""
-    cast = (f"cast(null AS {_SPARK_TYPES[str(SEGMENT.field(name).type)]}) AS {name}" for name in columns)
+    cast = (f"cast(null AS {SPARK_TYPES[str(SEGMENT.field(name).type)]}) AS {name}" for name in columns)
     return f"(SELECT {', '.join(cast)})"
 
 

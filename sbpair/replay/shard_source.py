@@ -19,7 +19,7 @@ from sbpair.move.opened import Opener
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
 from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
-from sbpair.replay.ledger import Entry, Ledger, Together
+from sbpair.replay.ledger import Entry, InHand, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ShardSource:
         self._openers: dict[str, Opener] = {}
         self._over = False
         self._ahead: deque[Archived] = deque()
-        self._in_hand: dict[int, Archived] = {}
+        self._in_hand = InHand(ledger)
         self._accepted: list[Archived] = []
         self._accepted_since = 0.0
         self._turn = 0
@@ -119,7 +119,7 @@ class ShardSource:
         except SbpairError as error:
             self.error = error
             return error
-        self._let_go(accepted)
+        self._in_hand.let_go(accepted)
         return None
 
     async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
@@ -131,7 +131,7 @@ class ShardSource:
         except SbpairError as error:
             self.error = error
             raise
-        self._let_go([mine])
+        self._in_hand.let_go([mine])
 
     def is_stopped(self) -> bool:
         """Whether somebody has asked the run to stop."""
@@ -161,7 +161,7 @@ class ShardSource:
 
     async def release(self, arrivals: Sequence[Arrival]) -> Failures:
         """They are in the archive, and were never anywhere else."""
-        self._let_go(cast("Sequence[Archived]", arrivals))
+        self._in_hand.let_go(arrivals)
         return []
 
     async def renew(self, arrivals: Sequence[Arrival]) -> None:
@@ -179,10 +179,6 @@ class ShardSource:
             yield page
 
     # Inside.
-
-    def _let_go(self, arrivals: Sequence[Archived]) -> None:
-        for arrival in arrivals:
-            self._in_hand.pop(arrival.turn, None)
 
     def _pull(self) -> list[Archived]:
         rows: list[tuple[RowKey, int, bytes]] = []
@@ -208,8 +204,7 @@ class ShardSource:
             self._ledger.write(DEDUPLICATED, shard, entries)
         found = self._arrivals(rows)
         if found:
-            self._in_hand.update((each.turn, each) for each in found)
-            self._ledger.has_in_hand([_entry(each) for each in list(self._in_hand.values())])
+            self._in_hand.take({each: _entry(each) for each in found})
         return found
 
     def _arrivals(self, rows: list[tuple[RowKey, int, bytes]]) -> list[Archived]:

@@ -6,24 +6,27 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.model import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import run as runs
 from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, SENDING, Archive
 from sbpair.replay.ledger import Entry, Key, Ledger
-from sbpair.replay.run import Options, Reach, Run
+from sbpair.replay.run import Mode, Options, Reach, Run
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.verify import Proof, verify
 
 QUEUE = "contoso/x-servicebus-transfer/0"
-RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1_000, Options())
+RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE, QUEUE + "1"), 4, 1_000, Options())
 OPTIONS: dict[str, Any] = RUN.document()["options"]
 
 
@@ -43,7 +46,7 @@ def put(archive: Archive, name: str, *keys: Key) -> None:
         (name, at, *each, "orders", None, None, None, None, 4, None, None, None, b"body")
         for at, each in enumerate(keys)
     ]
-    columns = zip(*rows, strict=True)
+    columns = zip(*rows, strict=True) if rows else [()] * len(SEGMENT)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENT, strict=True)]
     archive.write_table(f"{SEGMENTS}/{QUEUE}/{name}.parquet", pa.Table.from_arrays(arrays, schema=SEGMENT), RUN.shards)
 
@@ -137,6 +140,63 @@ def test_what_got_no_answer_and_was_sent_again_is_named(archive: Archive) -> Non
 
     assert [each["message_id"] for each in proof.doubtful] == ["m1"]
     assert proof.balanced
+
+
+KINDS = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
+HANDS = st.sets(st.integers(-3, 12), max_size=6)
+FILES = st.lists(st.tuples(st.sampled_from((SEGMENTS, *KINDS)), st.sampled_from("ab"), HANDS), max_size=8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    files=FILES,
+    in_hand=st.dictionaries(st.sampled_from("abc"), HANDS),
+    direct=st.booleans(),
+    slice_most=st.integers(1, 40),
+)
+def test_the_proof_is_what_a_naive_count_comes_to(
+    files: list[tuple[str, str, set[int]]], in_hand: dict[str, set[int]], direct: bool, slice_most: int
+) -> None:
+    run = replace(RUN, options=Options(mode=Mode.DIRECT)) if direct else RUN
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sbpair.replay.verify.SLICE_MOST", slice_most)
+        archive = Archive(directory, RUN.id)
+        runs.save(archive, run)
+        for name, (kind, attempt, numbers) in enumerate(files):
+            keys = [odd(number) for number in numbers]
+            if kind != SEGMENTS:
+                end(archive, kind, *keys, attempt=attempt)
+            elif not direct:
+                put(archive, f"s{name}", *keys)
+        for attempt, numbers in in_hand.items():
+            Ledger(archive, RUN.shards, attempt).has_in_hand([Entry(odd(number), "orders") for number in numbers])
+        proof = verify(archive, run)
+
+    rows = [(kind, attempt, number) for kind, attempt, numbers in files for number in sorted(numbers)]
+    ends = {kind: {number for each, _, number in rows if each == kind} for kind in KINDS}
+    ended = set[int]().union(*ends.values())
+    segments = [number for kind, _, number in rows if kind == SEGMENTS and not direct]
+    archived = ended.union(*in_hand.values()) if direct else set(segments)
+    assert (proof.archived, proof.left) == (len(archived), len(archived - ended))
+    assert proof.copies == len(segments) - len(set(segments))
+    told = (proof.acknowledged, proof.expired, proof.quarantined, proof.deduplicated)
+    assert told == tuple(len(ends[kind]) for kind in KINDS)
+    assert proof.contradictions == sum(map(len, ends.values())) - len(ended)
+    assert proof.unknown == sum(len(each - archived) for each in ends.values())
+    wrote = [(number, attempt) for kind, attempt, number in rows if kind == LEDGER]
+    doubled = {
+        number
+        for number, attempt in wrote
+        if [each for each, _ in wrote].count(number) > 1
+        or any(number in numbers and other != attempt for other, numbers in in_hand.items())
+    }
+    assert {each["sequence_number"] for each in proof.doubtful} == doubled
+    assert proof.queues[QUEUE]["left"] + proof.queues[QUEUE + "1"]["left"] == proof.left
+
+
+def odd(number: int) -> Key:
+    """One of two queues, with or without an id."""
+    return (QUEUE + "1" * (number % 2), number, 1_000 + number // 2, None if number % 3 else f"m{number}")
 
 
 def test_slices_make_no_difference(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sbpair.move.route import Expire, Facts, TimeToLive, route
@@ -59,6 +59,15 @@ def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
         place = (f"s{number % 2}", number // 2)
         found.append((*place, *key, destination, *envelope, 10 + number, flaw, b"body %d" % number))
     return found
+
+
+def _row(number: int, message_id: str | None, destination: str | None, ttl_ticks: int | None = None) -> Any:
+    return ("q/0", number, NOW - 100, message_id, destination, None, ttl_ticks, None), destination is None
+
+
+_STRANGERS = _placed([_row(1, "a", "orders"), _row(2, "b", None), _row(3, None, "invoices"), _row(4, "c", "orders", 1)])
+_TWINS = _placed([_row(1, "a", "orders"), _row(1, "a", "orders"), _row(2, "a", "Orders"), _row(3, "b", "orders")])
+_CHOSEN: Any = {"dedup": Dedup.MESSAGE_ID, "ttl": TimeToLive.REMAINING, "shards": 4, "selection": CHOICES[1]}
 
 
 def naive(rows: list[Row], options: Options) -> dict[tuple[str, int], tuple[str, bool]]:
@@ -133,14 +142,23 @@ def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -
     ttl=st.sampled_from(TimeToLive),
     shards=st.sampled_from([1, 4, 7]),
     selection=st.sampled_from(CHOICES),
+    looked=st.booleans(),
 )
+@example(
+    drawn=_STRANGERS, dedup=Dedup.MESSAGE_ID, ttl=TimeToLive.REMAINING, shards=4, selection=CHOICES[1], looked=True
+)
+@example(drawn=_TWINS, looked=True, **_CHOSEN)
 def test_the_sql_says_what_the_naive_plan_says(
-    spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection
+    spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection, looked: bool
 ) -> None:
+    """Whether every row is compared with every other, or those that were found to share a name."""
     options = Options(dedup=dedup, ttl=ttl, selection=selection)
     run = Run("r", {}, ("q/0", "q/1"), shards, 0, options)
     spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan.MESSAGES)
-    planned = spark.sql(plan.plan(run, NOW))
+    names = spark.sql(plan.shared())
+    names.createOrReplaceTempView(plan.SHARED)
+    among = plan.compare(names.count()) if looked else plan.Compare.EVERY
+    planned = spark.sql(plan.plan(run, NOW, among))
     planned.createOrReplaceTempView("plan")
     spark.sql(plan.losers("plan")).createOrReplaceTempView(plan.LOSERS)
 
@@ -152,6 +170,7 @@ def test_the_sql_says_what_the_naive_plan_says(
     together: dict[Row, set[int]] = {}
     for row in found.values():
         together.setdefault((str(row.destination).lower(), row.session_id or row.message_id), set()).add(row.shard)
+    assert (among is plan.Compare.NONE) == (looked and not names.count())
     assert all(len(each) == 1 for each in together.values())
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
@@ -184,3 +203,8 @@ def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any
     for session in ("cast(null AS string)", "concat('s', id)"):
         shards = spark.sql(told.format(session)).selectExpr(f"{plan.shard(8)} AS shard").distinct().collect()
         assert {row.shard for row in shards} == set(range(8))
+
+
+def test_rows_are_looked_for_by_their_names_while_these_are_few() -> None:
+    compared = [plan.compare(names) for names in (0, 1, plan.SHARED_MOST, plan.SHARED_MOST + 1)]
+    assert compared == [plan.Compare.NONE, *2 * [plan.Compare.SHARING], plan.Compare.EVERY]

@@ -19,7 +19,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import shard_source
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.ledger import Entry, Key, Ledger, keys_of
+from sbpair.replay.ledger import Entry, InHand, Key, Ledger, keys_of
 from sbpair.replay.shard_source import COLUMNS, ShardSource
 
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -99,6 +99,18 @@ def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chu
         patched.setattr(shard_source, "CHUNK_MOST", chunk)
         patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
         asyncio.run(play(created(Path(directory))))
+
+
+def test_what_came_together_is_in_hand_until_the_last_of_it_is_not(archive: Archive) -> None:
+    hands = InHand(Ledger(archive, SHARDS))
+    hands.take({name: Entry(key(name), "orders") for name in (0, 1)})
+    hands.let_go([0])
+    hands.take({2: Entry(key(2), "orders")})
+    assert sorted(written(archive, SENDING)) == [key(0), key(1), key(2)]
+
+    hands.let_go([1, "never taken", 1])
+    hands.take({3: Entry(key(3), "orders")})
+    assert sorted(written(archive, SENDING)) == [key(2), key(3)]
 
 
 def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:

@@ -172,7 +172,7 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
     job = job_of(place, own_disk)
     root = Path(job.open().root)
 
-    with after_the_first(Archive, "write_table", broken(root)), pytest.raises(errors.MachineLacks, match="archive"):
+    with after_the_first(Archive, "put", broken(root)), pytest.raises(errors.MachineLacks, match="archive"):
         drain(job)
 
     archived = proof_of(job).archived
@@ -230,7 +230,7 @@ def test_a_drain_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pl
     job = job_of(place, tmp_path)
     trouble = place.during(kind, OTHER, **wanted)
 
-    with after_the_first(Archive, "write_table", trouble):
+    with after_the_first(Archive, "put", trouble):
         drain(job)
 
     assert place.left() == 0
@@ -260,7 +260,7 @@ def test_a_drain_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: 
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path)
 
-    with after_the_first(Archive, "write_table", place.during("stall", OTHER, count=1)):
+    with after_the_first(Archive, "put", place.during("stall", OTHER, count=1)):
         drain(job)
 
     assert proof_of(job).copies > 0

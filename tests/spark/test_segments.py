@@ -1,0 +1,133 @@
+"""A segment's rows on their way into its file, and a drain that receives one while it stores another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.move.route import Facts
+from sbpair.move.wire_source import WireArrival
+from sbpair.replay.archive import SEGMENTS, Archive
+from sbpair.replay.schema import SEGMENT
+from sbpair.replay.segment import Segment
+from tests.spark.tasks import drain, job_of, proof_of
+from tests.spark.world import World, world
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+MESSAGES, A_SEGMENT = 100, 20
+PATIENCE_SECONDS = 20.0
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with world(queues=1) as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+def arrival(number: int) -> WireArrival:
+    facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", "orders" if number % 3 else None, size=10, flaw="none")
+    made: Any = WireArrival(facts, 60.0, None, None, number)  # type: ignore[arg-type]
+    made.payload = b"message %03d" % number
+    return made
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6))
+def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(comings: list[tuple[int, bool]]) -> None:
+    with TemporaryDirectory() as directory:
+        archive = Archive(directory, "r1")
+        archive.create()
+        segment = Segment(QUEUE, archive.new_table(SEGMENT, 4, large=True))
+        for count, writes in comings:
+            come = [arrival(len(segment) + number) for number in range(count)]
+            segment.add(come, 1.0)
+            if writes:
+                segment.write_group()
+                assert segment.loose == 0
+                assert not any(each.payload for each in segment.arrivals), "nothing is held twice"
+        segment.write_group()
+        archive.put(segment.path, segment.file)
+        rows = archive.read_table(segment.path)
+        about = archive.footer(segment.path).about
+
+    total = sum(count for count, _ in comings)
+    assert rows.schema.remove_metadata() == SEGMENT
+    assert (about["sbpair.run"], about["sbpair.shards"]) == ("r1", "4")
+    assert rows.column("position").to_pylist() == list(range(total))
+    assert rows.column("sequence_number").to_pylist() == list(range(total))
+    assert rows.column("message").to_pylist() == [b"message %03d" % number for number in range(total)]
+    assert rows.column("destination").to_pylist() == ["orders" if number % 3 else None for number in range(total)]
+    assert rows.column("flaw").to_pylist() == [None if number % 3 else "none" for number in range(total)]
+    assert segment.bytes == 10 * total == 10 * len(segment)
+
+
+class Stores:
+    """What a drain stores, seen: the first is held up until a message of the next one has been received."""
+
+    def __init__(self, place: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.at_once = self.most_at_once = 0
+        self.left_when_stored: list[int] = []
+        self.overlapped = False
+        self._place, self._error = place, error
+        self._add, self._put = Segment.add, Archive.put
+        self._first: Segment | None = None
+        self._next = threading.Event()
+        # A bound method would not be told of which segment, and which archive.
+        monkeypatch.setattr(Segment, "add", lambda *said: self._added(*said))  # noqa: PLW0108
+        monkeypatch.setattr(Archive, "put", lambda *said: self._stored(*said))  # noqa: PLW0108
+
+    def _added(self, segment: Segment, *said: Any) -> None:
+        self._add(segment, *said)
+        self._first = self._first or segment
+        if segment is not self._first:
+            self._next.set()
+
+    def _stored(self, archive: Archive, path: str, file: Any) -> None:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.overlapped = self._next.wait(PATIENCE_SECONDS)
+        if self._error is not None:
+            raise self._error
+        self._put(archive, path, file)
+        self.left_when_stored.append(self._place.left())
+        self.at_once -= 1
+
+
+def test_the_next_segment_is_received_while_one_is_stored(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=A_SEGMENT)
+    stores = Stores(place, monkeypatch)
+
+    drain(job)
+
+    assert stores.overlapped
+    assert stores.most_at_once == 1, "two segments in memory, and not more"
+    assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
+    assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
+
+
+def test_what_was_received_behind_a_segment_that_cannot_be_stored_is_neither_stored_nor_settled(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=A_SEGMENT)
+    stores = Stores(place, monkeypatch, errors.MachineLacks("the archive is full", hint="make room"))
+
+    with pytest.raises(errors.MachineLacks, match="full"):
+        drain(job)
+
+    assert stores.overlapped
+    assert job.open().files(SEGMENTS) == []
+    assert place.left() == MESSAGES
