@@ -348,11 +348,12 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
 
 def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
     """Raises UsageError where the run's --where fails on what some message says."""
+    from py4j.protocol import Py4JError  # what Spark 3.5 raises
     from pyspark.errors import PySparkException
 
     try:
         return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         if run.options.selection.where is None:
             raise
         raise UsageError(

@@ -14,6 +14,7 @@ from typing import Any
 from sbpair.errors import UsageError
 from sbpair.replay.outlook import named
 from sbpair.replay.schema import ENVELOPE, NOT_OF_THE_ENVELOPE, SEGMENT, SPARK_TYPES
+from sbpair.replay.spark import said as reason
 
 _ATTRIBUTE = re.compile(r"(\w+)#\d+")
 
@@ -64,8 +65,8 @@ def check(spark: Any, selection: Selection) -> None:
 
 
 def said(error: Any) -> str:
-    """What Spark says of SQL, in one line."""
-    return re.sub(r"^\[\S+\] | SQLSTATE: \S+.*|;? ?\(?line \d+,? pos \d+.*", "", str(error).strip().splitlines()[0])
+    """What Spark says of SQL, in one line: after the name of its error, and without a place in what we have written."""
+    return re.sub(r"^.*\[[A-Z][A-Z_.]+\] | SQLSTATE: \S+.*|;? ?\(?line \d+,? pos \d+.*", "", reason(error))
 
 
 def _nothing(columns: Iterable[str]) -> str:

@@ -134,7 +134,7 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
 
 def said(error: Exception) -> str:
     """What Spark, or Java, says in one line: without its traceback, and without the names of its exceptions."""
-    lines = str(error).splitlines() or [type(error).__name__]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
     java = next((line for line in lines if line.startswith(": ")), lines[0])
     return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", java).strip()
 

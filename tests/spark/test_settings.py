@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbpair import errors
-from sbpair.replay import spark
+from sbpair.replay import selection, spark
 from tests.spark.world import HASTY
 
 
@@ -44,6 +44,19 @@ def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
 )
 def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
     assert spark.said(RuntimeError(text)) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[CAST_INVALID_INPUT] It is malformed. SQLSTATE: 22018\n== SQL ==",
+        "\n[CAST_INVALID_INPUT] It is malformed.(line 1, pos 5)\n",
+        "Calling o1.\n: org.x.SparkException: Aborted: a.b.CException: [CAST_INVALID_INPUT] It is malformed.",
+        "It is malformed.; line 1 pos 516",
+    ],
+)
+def test_of_what_is_said_of_a_condition_what_was_not_written_is_left_out(text: str) -> None:
+    assert selection.said(RuntimeError(text)) == "It is malformed."
 
 
 @pytest.mark.java
