@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sbpair.replay.spark import SETTINGS
-from tests.spark.world import HASTY
+from tests.spark.world import HASTY, World, exported
 
 
 def java() -> str | None:
@@ -50,6 +50,15 @@ def own_java() -> Iterator[None]:
     end_java()
     yield
     end_java()
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Two namespaces and two backlog queues, which Java is told of where it is needed."""
+    if request.node.get_closest_marker("java") is not None:
+        request.getfixturevalue("own_java")
+    with exported(monkeypatch, queues=2) as made:
+        yield made
 
 
 @pytest.fixture

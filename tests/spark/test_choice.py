@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sbpair.replay import job, selection, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS, Archive
 from sbpair.replay.run import Dedup, Options
 from sbpair.replay.selection import EVERYTHING, Selection
-from tests.spark.world import HASTY, HOUR_TICKS, World, world
+from tests.spark.world import HASTY, HOUR_TICKS, World
 
 pytestmark = [
     pytest.mark.java,
@@ -64,14 +63,6 @@ REFUSED = {
 }
 IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 """What Spark 3.5 does not take itself."""
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, own_java: None) -> Iterator[World]:  # noqa: ARG001  # it is there for what it does
-    with world(queues=2) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,9 @@ from sbpair.replay.progress import Phase, moved
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import Proof, verify
-from tests.spark.world import HOUR_TICKS, VARIABLES, World, world
+from tests.spark.world import HOUR_TICKS, VARIABLES, World
 
 QUICK = Options(mode=Mode.DIRECT, empty_seconds=0.05)
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(queues=2) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 def job_of(place: World, directory: Path, options: Options = QUICK, tasks: int = 2) -> Job:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,19 +21,13 @@ from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, STOP_FILE, Archive
 from sbpair.replay.lease import LOOK_SECONDS, Held, Permit, holding
 from sbpair.replay.run import Options
-from tests.spark.world import World, world
+
+if TYPE_CHECKING:
+    from tests.spark.world import World
 
 BEACON = "lease/one.json"
 LEASES = "leases"
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(queues=2) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 @pytest.fixture

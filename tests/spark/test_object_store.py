@@ -16,7 +16,7 @@ from sbpair.replay.run import Options
 from sbpair.replay.verify import verify
 from tests.spark.object_store import Store, running
 from tests.spark.test_archive import RUN, end, key, put
-from tests.spark.world import HASTY, World, world
+from tests.spark.world import HASTY, World
 
 BUCKET = "s3://bucket/backlog"
 QUICK = Options(empty_seconds=0.1)
@@ -41,14 +41,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         }.items():
             monkeypatch.setenv(name, value)
         yield found
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, own_java: None) -> Iterator[World]:  # noqa: ARG001  # it is there for what it does
-    with world(queues=2) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 def opened() -> Archive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
 from sbpair.replay.run import Dedup, Options, load
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.verify import verify
-from tests.spark.world import HOUR_TICKS, World, world
+from tests.spark.world import HOUR_TICKS, World
 
 pytestmark = [
     pytest.mark.java,
@@ -25,14 +24,6 @@ pytestmark = [
 ]
 QUICK = Options(empty_seconds=0.1)
 MS_TICKS = 10_000
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, own_java: None) -> Iterator[World]:  # noqa: ARG001  # it is there for what it does
-    with world(queues=2) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 def run(place: World, directory: Path, options: Options = QUICK, **changes: Any) -> job.Result:

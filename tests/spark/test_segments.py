@@ -20,7 +20,7 @@ from sbpair.replay.archive import SEGMENTS, Archive
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import Segment
 from tests.spark.tasks import drain, job_of, proof_of, send
-from tests.spark.world import World, world
+from tests.spark.world import World, exported
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 MESSAGES, A_SEGMENT = 100, 20
@@ -29,9 +29,7 @@ PATIENCE_SECONDS = 20.0
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(queues=1) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
+    with exported(monkeypatch, queues=1) as made:
         yield made
 
 

@@ -30,7 +30,7 @@ from sbpair.replay.archive import LEDGER, SENDING, STOP_FILE, Archive
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.shard_source import CHUNK_MOST, ShardSource
 from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
-from tests.spark.world import NAMESPACE, OTHER, World, world
+from tests.spark.world import NAMESPACE, OTHER, World, exported
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Job
@@ -43,9 +43,7 @@ BODY = os.urandom(4_000)
 @pytest.fixture
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """`short_locks` are for what a broken connection had in hand to come again soon."""
-    with world(queues=1, lock_seconds=getattr(request, "param", 300)) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
+    with exported(monkeypatch, queues=1, lock_seconds=getattr(request, "param", 300)) as made:
         yield made
 
 

@@ -22,6 +22,8 @@ from sbpair.replay.job import Request
 from tests.integration.conftest import NAMESPACE, OTHER, Running
 
 if TYPE_CHECKING:
+    import pytest
+
     from sbpair.emulator.entities.queue import Queue
 
 VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
@@ -161,3 +163,12 @@ def world(
 ) -> Iterator[World]:
     with Running(((NAMESPACE, 0), (OTHER, 0))) as running:
         yield World(running, destinations, queues, lock_seconds=lock_seconds)
+
+
+@contextmanager
+def exported(monkeypatch: pytest.MonkeyPatch, *, queues: int, lock_seconds: int = 60) -> Iterator[World]:
+    """A world that this process, and whatever it starts, finds by its environment."""
+    with world(queues=queues, lock_seconds=lock_seconds) as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
