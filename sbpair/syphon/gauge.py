@@ -85,6 +85,7 @@ class Gauge:
             return False
         if setting.pace is not None:
             setting.pace.received(asyncio.get_running_loop().time(), COUNT_CREDITS)
+        counts = lane.counts
         try:
             messages = await self._plan.count(queue)
             oldest_ms = await lane.oldest_ms() if messages else None
@@ -92,6 +93,9 @@ class Gauge:
             return False
         except SbpairError as error:
             log.debug("%s was not counted: %s", queue, error)
+            return True
+        if lane.counts != counts:
+            # The lane knows it better by now, and may be done.
             return True
         self._counted[queue] = (messages, setting.tally.count(queue, "received"))
         lane.report()

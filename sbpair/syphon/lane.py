@@ -97,6 +97,8 @@ class Lane:
         self._used = 0.0
         self._undead: list[str] = []
         self._clock_ahead_ms = 0
+        self.counts = 0
+        """How often it has counted its queue by itself, and told what came of it."""
         self.error: SbpairError | None = None
 
     async def run(self) -> None:
@@ -325,6 +327,7 @@ class Lane:
         if remaining > mover.in_hand and self._quiet >= len(COUNT_WAIT_SECONDS):
             remaining -= await self._deferred(source)
         self._tell(mover, remaining)
+        self.counts += 1
         return remaining <= mover.in_hand
 
     async def _deferred(self, source: Source) -> int:

@@ -152,6 +152,34 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
 
 
 @sync
+async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_counted_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, next_queue = syphon._counter, asyncio.Event()
+
+    def counter(*arguments: Any) -> Any:
+        count = make(*arguments)
+
+        async def answer(queue: str) -> int:
+            for_show, number = asyncio.current_task().get_name() == "count the queues", queue[-1]  # type: ignore[union-attr]
+            if number == "1":
+                await next_queue.wait() if not for_show else next_queue.set()
+            messages = await count(queue)
+            if for_show and number == "0":
+                await w.told_of(events.LaneDone)
+            return messages
+
+        return answer
+
+    monkeypatch.setattr(syphon, "_counter", counter)
+    async with world(2) as w:
+        w.strand(*range(5), index=0)
+        w.strand(5, index=1)
+        await w.run(gauge_seconds=SOON)
+        assert [(row.sent, row.left) for row in view_of(w).queues] == [(5, 0), (1, 0)]
+
+
+@sync
 async def test_a_run_is_billed_for_what_it_did() -> None:
     async with world() as w:
         w.may_only("secondary", Claim.LISTEN)  # it waits in vain twice, and counts nothing
