@@ -132,9 +132,10 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
         _keep_journal(request, archive)
         try:
             return _go_on(request, settings, archive, run, held, tell)
-        except UsageError:
-            if not archive.files(SEGMENTS):
-                archive.delete("")
+        except SbpairError:
+            if not held.used:
+                with suppress(SbpairError):
+                    archive.delete("")
             raise
 
 
@@ -281,6 +282,7 @@ def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: W
     tell(Expected(before.phase, asyncio.run(_expected(pair, job.run.queues, before.by))))
     for each in (job.in_haste(), job):
         tasks = len(tasks_of(each))
+        held.used = True
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(act(each), PROGRESS)
         _watched(watch, archive, rows.collect, held, tell)
         if archive.stopped():

@@ -40,10 +40,14 @@ READY_SECONDS = 30.0
 
 
 class Held:
-    """What a driver holds. `beacon` is the path of what its tasks go by; None where nothing could be lost."""
+    """What a driver holds. `beacon` is the path of what its tasks go by; None where nothing could be lost.
+
+    `used` is whether a task may have taken messages by it.
+    """
 
     def __init__(self) -> None:
         self.machine: Lease | None = None
+        self.used = False
         self.beacon: str | None = None
         self.lost: SbpairError | None = None
 

@@ -59,7 +59,7 @@ def read_by_spark(spark: Any, archive: Archive) -> None:
     except (Py4JError, PySparkException) as error:
         raise MachineLacks(
             f"Spark cannot read the archive {archive.url}: {said(error)}; nothing was received or sent",
-            hint=f"{_fix(spark, archive)}; then 'sbpair replay resume {archive.run}'",
+            hint=f"{_fix(spark, archive)}; then run it again",
         ) from error
 
 

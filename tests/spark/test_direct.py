@@ -333,3 +333,22 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
     again = job.resume(place.request(tmp_path), first.run.id, heard.append)
     assert again.proof == result.proof
     assert len(place.ids()) == 200
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_on_spark_a_queue_that_goes_away_leaves_the_books_of_the_others(
+    place: World, tmp_path: Path, own_java: None
+) -> None:
+    del own_java
+    place.strand_many(20)
+    gone = f"{place.queues[0]}0"
+    with pytest.raises(errors.EntityMissing):
+        job.start(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
+
+    [directory] = (tmp_path / "archive").iterdir()
+    archive = Archive(str(directory.parent), directory.name)
+    accepted = [row["message_id"] for path in archive.files(LEDGER) for row in archive.read_table(path).to_pylist()]
+    assert sorted(accepted) == sorted(place.ids())
+    assert len(accepted) + place.left() == 20
