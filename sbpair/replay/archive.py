@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused, UsageError
-from sbpair.replay.schema import VERSION
+from sbpair.replay.schema import DISTINCT, VERSION
 
 RUN_FILE, STOP_FILE = "run.json", "STOP"
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
@@ -63,6 +63,7 @@ class TableFile:
             compression="zstd" if large else "snappy",
             compression_level=1 if large else None,
             write_statistics=large,
+            use_dictionary=[name for name in schema.names if name not in DISTINCT],
         )
 
     def add(self, table: pa.Table) -> None:

@@ -41,6 +41,9 @@ SEGMENT = pa.schema(
     ]
 )
 
+DISTINCT = frozenset({"position", "sequence_number", "enqueued_at_ms", "message_id", "message"})
+"""Columns in which hardly any two rows say the same: a dictionary of their values would be all of them again."""
+
 SPARK_TYPES = {"string": "string", "int64": "bigint", "int32": "int", "binary": "binary"}
 SEGMENT_IN_SPARK = ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in SEGMENT)
 """For whoever has seen that the files are like that: Spark would start a job to find it out."""
