@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
 
-MOVING_MOST = 600
+MOVING_MOST = 480
 """How many messages a lane has in hand beyond those of resting destinations: more costs memory and gains nothing."""
 
 LARGEST_BYTES = 1024 * 1024
