@@ -47,21 +47,25 @@ class Tree:
     root: int
     cpu: dict[int, float] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
-    peaks: dict[int, float] = field(default_factory=dict)
+    peaks: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def look(self) -> None:
         for pid in (self.root, *offspring(self.root)):
             with contextlib.suppress(OSError):
-                if self.kinds.get(pid) not in (DRIVER, JVM):
-                    # One that was forked has another name until it is another program.
-                    self.kinds[pid] = self._kind(pid)
+                # Anew each time: one that was forked is what it was forked from until it is another program.
+                self.kinds[pid] = self._kind(pid)
                 self.cpu[pid] = cpu_seconds(pid)
-                self.peaks[pid] = max(self.peaks.get(pid, 0.0), peak_mb(pid) or 0.0)
+                program = pid, self.kinds[pid]
+                self.peaks[program] = max(self.peaks.get(program, 0.0), peak_mb(pid) or 0.0)
 
     def _kind(self, pid: int) -> str:
         if pid == self.root:
             return DRIVER
-        return JVM if Path(f"/proc/{pid}/comm").read_text().strip() == "java" else WORKERS
+        # Not by the name of the process, which is that of the thread that forked it.
+        program = Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
+        if not program:  # it has ended
+            return self.kinds.get(pid, WORKERS)
+        return JVM if Path(program).name == "java" else WORKERS
 
     def spent(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -70,7 +74,7 @@ class Tree:
         return found
 
     def worker_mb(self) -> float:
-        return max((mb for pid, mb in self.peaks.items() if self.kinds[pid] == WORKERS), default=0.0)
+        return max((mb for (_pid, kind), mb in self.peaks.items() if kind == WORKERS), default=0.0)
 
 
 def offspring(pid: int) -> list[int]:

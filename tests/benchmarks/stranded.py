@@ -103,10 +103,10 @@ class Stranded:
             body=data_body(BODY),
         )
 
-    def batches(self) -> list[tuple[int, range]]:
+    def batches(self, numbers: range) -> list[tuple[int, range]]:
         """(backlog queue, the numbers of its messages), in turns."""
-        starts = range(0, self.count, BATCH)
-        return [(start // BATCH % QUEUES, range(start, min(start + BATCH, self.count))) for start in starts]
+        starts = range(numbers.start, numbers.stop, BATCH)
+        return [(start // BATCH % QUEUES, range(start, min(start + BATCH, numbers.stop))) for start in starts]
 
     async def create(self, primary: Endpoint, secondary: Endpoint) -> None:
         """Make the queues of both sides."""
@@ -118,10 +118,11 @@ class Stranded:
             for index in range(QUEUES):
                 await control.create(queue_spec(PRIMARY, index))
 
-    async def fill(self, secondary: Endpoint) -> None:
+    async def fill(self, secondary: Endpoint, numbers: range | None = None) -> None:
+        """Put them there, or some of them."""
         async with connect(secondary) as wire:
             senders = [await wire.sender(queue) for queue in backlog_queues()]
-            batches = self.batches()
+            batches = self.batches(range(self.count) if numbers is None else numbers)
             for start in range(0, len(batches), FLIGHT):
                 chunk = batches[start : start + FLIGHT]
                 await asyncio.gather(*(self._send(senders[index], numbers) for index, numbers in chunk))
@@ -130,13 +131,16 @@ class Stranded:
         payload = b"".join(section(DATA, encode(self.message(number))) for number in numbers)
         await sender.send(payload, message_format=BATCH_FORMAT)
 
-    async def check(self, primary: Endpoint, secondary: Endpoint) -> float:
-        """Look at every message that has arrived; answers how many came in a second. Raises RuntimeError."""
+    async def check(self, primary: Endpoint, secondary: Endpoint, *, early: int = 0) -> float:
+        """Look at every message that has arrived; answers how many came in a second. Raises RuntimeError.
+
+        The first ones, so many as are `early`, came at another time.
+        """
         async with open_queues(secondary) as control:
             left = [(await control.counts(queue)).total for queue in backlog_queues()]
         if any(left):
             raise RuntimeError(f"the backlog queues still hold {left}")
-        found = Found(self)
+        found = Found(self, early)
         async with connect(primary) as wire:
             for number in range(min(DESTINATIONS, self.count)):
                 async for payload in _peeked(wire, destination(number)):
@@ -147,8 +151,9 @@ class Stranded:
 class Found:
     """The messages that have arrived, by their numbers, and when the first and the last of them did."""
 
-    def __init__(self, stranded: Stranded) -> None:
+    def __init__(self, stranded: Stranded, early: int = 0) -> None:
         self._stranded = stranded
+        self._early = early
         self._seen = bytearray(stranded.count)
         self._first, self._last = math.inf, 0
 
@@ -167,7 +172,7 @@ class Found:
         if found != wanted:
             raise RuntimeError(f"message {number} arrived as {found}, not as {wanted}")
         self._seen[number] += 1
-        if SCHEDULE not in annotations:
+        if number >= self._early and SCHEDULE not in annotations:
             self._first, self._last = min(self._first, enqueued_at), max(self._last, enqueued_at)
 
     def rate(self) -> float:
@@ -176,7 +181,7 @@ class Found:
         twice = len(self._seen) - missing - self._seen.count(1)
         if missing or twice:
             raise RuntimeError(f"{missing} messages did not arrive, {twice} did twice")
-        return 1000 * len(self._seen) / max(1, self._last - self._first)
+        return 1000 * (len(self._seen) - self._early) / max(1, self._last - self._first)
 
 
 def _told(message: Sections) -> tuple[object, ...]:

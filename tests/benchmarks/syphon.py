@@ -4,7 +4,7 @@ Run it by hand: python -m tests.benchmarks.syphon [--messages N] [--engine NAME 
 
 All take turns, round after round, since a machine's speed changes within minutes; figures are medians over the rounds,
 and ratios are of medians. CPU is that of the process that moves, user and system. What it costs to start is measured
-with an empty backlog, told, and taken off, for every engine alike; the relay measures itself, without its start.
+with some hundred messages, told, and taken off, for every engine alike; the relay measures itself, without its start.
 Messages a second are counted by the primary, from the first one that it enqueued to the last.
 """
 

@@ -53,10 +53,10 @@ def test_the_benchmark_measures_the_official_client_for_python() -> None:
     assert told["engines"]["sdk"] == {"absent": "not built yet"} or set(told["engines"]["sdk"]) >= FIGURES
 
 
-def found(*numbers: int, count: int) -> stranded.Found:
+def found(*numbers: int, count: int, early: int = 0) -> stranded.Found:
     """What the check makes of a primary that holds these of `count` messages."""
     made = stranded.Stranded(count, 0)
-    seen = stranded.Found(made)
+    seen = stranded.Found(made, early)
     for number in numbers:
         seen.see(stranded.destination(number), made.restored(number, enqueued_at=1_000 * number))
     return seen
@@ -64,8 +64,11 @@ def found(*numbers: int, count: int) -> stranded.Found:
 
 def test_a_run_counts_only_when_every_message_is_there_once() -> None:
     assert found(0, 1, 2, count=3).rate() == 1.5
+    assert found(0, 1, 2, count=3, early=1).rate() == 2.0
     with pytest.raises(RuntimeError, match="1 messages did not arrive, 0 did twice"):
         found(0, 2, count=3).rate()
+    with pytest.raises(RuntimeError, match="1 messages did not arrive, 0 did twice"):
+        found(1, 2, count=3, early=1).rate()
     with pytest.raises(RuntimeError, match="1 messages did not arrive, 1 did twice"):
         found(0, 2, 2, count=3).rate()
 
