@@ -12,7 +12,7 @@ import json
 import os
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,22 +141,27 @@ class Archive:
         start = len(self.root.lstrip("/")) + 1
         return {info.path.lstrip("/")[start:]: int(info.size or 0) for info in found if info.type == fs.FileType.File}
 
-    def delete(self, under: str) -> int:
-        """Take away all files below a directory, and it too; "" for all that the run has. Answers their bytes."""
-        sizes = self.sizes(under)
-        for path in sizes:
+    def delete(self, under: str, only: Iterable[str] | None = None) -> None:
+        """Take away the files below a directory, or some of them, and it too, where nothing else is in it.
+
+        "" is for all that the run has.
+        """
+        for path in self.sizes(under) if only is None else only:
             self.remove(path)
         place = f"{self.root}/{under}".rstrip("/")
         try:
-            if self._fs.get_file_info(place).type == fs.FileType.Directory:
+            if not self.sizes(under) and self._fs.get_file_info(place).type == fs.FileType.Directory:
                 self._fs.delete_dir(place)
         except OSError as error:
             raise self._unusable(error) from error
-        return sum(sizes.values())
 
     def files(self, under: str, suffix: str = ".parquet") -> list[str]:
-        """Paths of whole files below a directory, sorted."""
-        return sorted(path for path in self.sizes(under) if path.endswith(suffix))
+        """Paths of whole files below a directory, sorted.
+
+        A store may have a file there, empty, while it is written; and for good, where the writer was killed meanwhile.
+        """
+        sizes = self.sizes(under)
+        return sorted(path for path in sizes if path.endswith(suffix) and (self.is_local or sizes[path]))
 
     # JSON and Parquet.
 
@@ -168,9 +173,9 @@ class Archive:
         try:
             document = json.loads(self.read(path))
         except ValueError as error:
-            raise self._broken(path, str(error)) from error
+            raise self.broken(path, str(error)) from error
         if not isinstance(document, dict):
-            raise self._broken(path, "it is no JSON object")
+            raise self.broken(path, "it is no JSON object")
         return document
 
     def new_table(self, schema: pa.Schema, shards: int, *, large: bool) -> TableFile:
@@ -182,7 +187,7 @@ class Archive:
         """Write a file that is complete, and read its footer back."""
         self.write(path, file.content(), sync=sync)
         if sync and self.rows(path) != file.rows:
-            raise self._broken(path, "it does not hold what was written")
+            raise self.broken(path, "it does not hold what was written")
 
     def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
         """Write a few rows as one file."""
@@ -194,9 +199,12 @@ class Archive:
         """Raises StateRefused for a file that is broken, or cut short."""
         with self._parquet(path) as file:
             try:
-                return file.read(columns=columns)
+                table = file.read(columns=columns)
             except (pa.ArrowException, OSError) as error:
-                raise self._broken(path, str(error).splitlines()[0]) from error
+                raise self.broken(path, str(error).splitlines()[0]) from error
+        if missing := [name for name in columns or () if name not in table.column_names]:
+            raise self.broken(path, f"it has no {', '.join(missing)}")
+        return table
 
     def counts(self, path: str, column: str) -> Counter[str]:
         """How many rows of a file have each of the values that there are in a column."""
@@ -239,9 +247,9 @@ class Archive:
             file = self._fs.open_input_file(f"{self.root}/{path}")
             return pq.ParquetFile(file, page_checksum_verification=True)
         except (pa.ArrowInvalid, OSError) as error:
-            raise self._broken(path, str(error).splitlines()[0]) from error
+            raise self.broken(path, str(error).splitlines()[0]) from error
 
-    def _broken(self, path: str, why: str) -> StateRefused:
+    def broken(self, path: str, why: str) -> StateRefused:
         return StateRefused(
             f"{self.root}/{path} is broken: {why}",
             hint="bring it back from a copy: its messages are in the backlog no more, and nothing is sent without it",
@@ -265,13 +273,22 @@ def _opened(url: str) -> tuple[fs.FileSystem, str]:
         path = url.removeprefix("file:")
         return fs.LocalFileSystem(), str(Path(path).absolute())
     try:
-        filesystem, root = fs.FileSystem.from_uri(url)
+        filesystem, root = _from_url(url)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise UsageError(
             f"--archive {url} cannot be opened: {str(error).splitlines()[0]}",
             hint="name a directory, or a URL such as s3://bucket/backlog",
         ) from error
     return filesystem, str(root)
+
+
+def _from_url(url: str) -> tuple[fs.FileSystem, str]:
+    if url.startswith("mock:"):  # pyarrow's own, for tests: each process has another one, in its memory
+        raise pa.ArrowInvalid("nothing lasts there")
+    filesystem, root = fs.FileSystem.from_uri(url)
+    if not root.strip("/") and not isinstance(filesystem, fs.LocalFileSystem):
+        raise pa.ArrowInvalid("it names no bucket")
+    return filesystem, root
 
 
 def _make_directories(root: Path, directory: Path) -> None:

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import SbpairError, Unavailable
+from sbpair.errors import SbpairError, StateRefused, Unavailable
 from sbpair.move.mover import Mover
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.wire_primary import WirePrimary
@@ -22,11 +23,11 @@ from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
 from sbpair.replay.drain import IDLE_SECONDS, accepted_before, tasks_of
 from sbpair.replay.ending import Ending
 from sbpair.replay.lease import Permit
-from sbpair.replay.ledger import Entry, InHand, Ledger, Together, keys_of
+from sbpair.replay.ledger import Entry, InHand, Key, Ledger, Together, keys_of
 from sbpair.replay.patience import TRIES as CONNECTIONS
 from sbpair.replay.patience import back_off_seconds
 from sbpair.replay.schema import KEY
-from sbpair.replay.send import TRIES, WAIT_SECONDS, name_doubtful, setting_of
+from sbpair.replay.send import TRIES, WAIT_SECONDS, setting_of
 from sbpair.replay.shard_source import LOOK_SECONDS
 from sbpair.replay.task import run
 from sbpair.wire.client import connect
@@ -90,8 +91,10 @@ class Booked(WireSource):
             self.unwritten = error
             return [(each, error) for each in arrivals]
         failures = await super().complete(arrivals)
+        # Those that may come again stay in hand: after a crash, that is how they are known.
         self._known.update(_known_as(each) for each, _ in failures)
-        self._in_hand.let_go(arrivals)
+        again = {each for each, _ in failures}
+        self._in_hand.let_go([each for each in arrivals if each not in again])
         return failures
 
     async def release(self, arrivals: Sequence[Arrival]) -> Failures:
@@ -137,7 +140,7 @@ class Direct:
 
     async def run(self) -> int:
         """How many the primary has accepted. Raises Unavailable where a side stays away, LeaseLost, MachineLacks."""
-        setting = setting_of(self._job, self._permit)
+        setting = setting_of(self._job, self._permit, self._ledger)
         await self._permit.ready()
         async with token_getter(self._job.pair()) as get_token:
             primary = WirePrimary(self._job.primary.endpoint(), get_token=get_token)
@@ -145,7 +148,7 @@ class Direct:
                 await self._until_over(primary, setting, get_token)
             finally:
                 await primary.close()
-                name_doubtful(self._ledger, setting)
+                self._ledger.write_doubts()
         self._keep_unconfirmed(setting)
         return setting.tally.receipt().sent
 
@@ -191,7 +194,7 @@ class Direct:
 
     async def _empty(self, source: Booked, mover: Mover) -> None:
         """Until nothing is left, the run is to stop, or destinations that take nothing keep it from going on."""
-        self._ending.came()
+        self._ending.begun()
         while not self._is_stopped() and mover.fatal is None and source.unwritten is None:
             if source.error is not None:
                 raise source.error
@@ -203,9 +206,10 @@ class Direct:
             source.grant(mover.room)
             arrivals = await source.take(mover.room, seconds=self._wait(mover))
             if arrivals:
-                self._ending.came()
+                self._ending.came(arrivals)
                 mover.accept(arrivals)
-            elif not mover.in_hand and await self._ending.reached(source):
+            over = self._ending.is_time() if arrivals else not mover.in_hand
+            if over and await self._ending.reached(source):
                 break
 
     def _is_stopped(self) -> bool:
@@ -224,8 +228,12 @@ def accepted_at_death(archive: Archive, queue: str, shard: int) -> Known:
 
     Few, however large the ledger is.
     """
-    in_hand = {key for path in archive.files(SENDING) for key in keys_of(archive.read_table(path, list(KEY)))}
-    in_hand = {key for key in in_hand if key[0].lower() == queue.lower()}
+    in_hand: set[Key] = set()
+    for path in archive.files(SENDING):
+        with suppress(StateRefused):  # a loss of power may have cut it short: the proof says so
+            in_hand.update(
+                key for key in keys_of(archive.read_table(path, list(KEY))) if key[0].lower() == queue.lower()
+            )
     found: Known = set()
     if in_hand:
         for path in archive.files(f"{LEDGER}/{shard}"):

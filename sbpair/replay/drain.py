@@ -119,18 +119,18 @@ class Drain:
 
     async def _receive(self, source: WireSource, tasks: asyncio.TaskGroup) -> None:
         segment = self._new_segment()
-        self._ending.came()
+        self._ending.begun()
         while self._unstored is None and not self._archive.stopped():
             source.grant(TAKE_MOST)
             most = max(1, self._options.segment_messages - len(segment))
             arrivals = await source.take(min(TAKE_MOST, most), seconds=self._wait(segment))
             if arrivals:
-                self._ending.came()
+                self._ending.came(arrivals)
                 await self._take(source, segment, arrivals)
             if segment and (not arrivals or self._is_full(segment)):
                 await self._store_soon(source, segment, tasks)
                 segment = self._new_segment()
-            elif not arrivals:
+            elif not arrivals or self._ending.is_time():
                 await self._stored()
                 if await self._ending.reached(source):
                     break

@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Seen, Source
+    from collections.abc import Sequence
+
+    from sbpair.move.engine import Arrival, Seen, Source
     from sbpair.replay.run import Run
 
 QUIET_LEAST = 2
@@ -21,14 +23,25 @@ class Ending:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._quiet = 0
-        self._came = 0.0
+        self._came = self._looked = 0.0
 
-    def came(self) -> None:
-        """Something has, or may from now on."""
+    def begun(self) -> None:
+        """Something may come from now on."""
         self._quiet, self._came = 0, asyncio.get_running_loop().time()
+
+    def came(self, arrivals: Sequence[Arrival]) -> None:
+        """Where senders go on, something always does: what was not there when the run began does not count."""
+        if any(_was_there(self._run, arrival.facts.enqueued_at) for arrival in arrivals):
+            self.begun()
+
+    def is_time(self) -> bool:
+        """Whether to look, though something came: nothing of ours has for as long as an empty queue is waited for."""
+        quiet_since = max(self._came, self._looked)
+        return asyncio.get_running_loop().time() - quiet_since >= self._run.options.empty_seconds
 
     async def reached(self, source: Source) -> bool:
         """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
+        self._looked = asyncio.get_running_loop().time()
         async for page in source.pages():
             if any(not seen.deferred and is_ours(self._run, seen) for seen in page):
                 self._quiet = 0
@@ -39,4 +52,8 @@ class Ending:
 
 def is_ours(run: Run, seen: Seen) -> bool:
     """Whether a message was there when the run began."""
-    return seen.enqueued_at <= run.started_ms + CLOCKS_DIFFER_MS
+    return _was_there(run, seen.enqueued_at)
+
+
+def _was_there(run: Run, enqueued_at_ms: int) -> bool:
+    return enqueued_at_ms <= run.started_ms + CLOCKS_DIFFER_MS

@@ -21,10 +21,10 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def find_java(environ: Mapping[str, str]) -> str | None:
-    """The Java that Spark would start."""
-    home = environ.get("JAVA_HOME")
-    if home and (candidate := Path(home, "bin", "java")).exists():
-        return str(candidate)
+    """The Java that Spark would start: that of JAVA_HOME, there or not, before any other."""
+    if home := environ.get("JAVA_HOME"):
+        candidate = Path(home, "bin", "java")
+        return str(candidate) if candidate.exists() else None
     return shutil.which("java", path=environ.get("PATH", os.defpath))
 
 
@@ -38,6 +38,10 @@ def check_machine(environ: Mapping[str, str]) -> None:
     """Raise MachineLacks where there is no Java for Spark, or no Spark."""
     program = find_java(environ)
     if program is None:
+        if home := environ.get("JAVA_HOME"):
+            raise MachineLacks(
+                f"JAVA_HOME is {home}, and there is no bin/java in it", hint=f"set it to that of {JAVAS}"
+            )
         raise MachineLacks(
             "there is no Java on this machine, and Spark needs one",
             hint=f"install {JAVAS} (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME",

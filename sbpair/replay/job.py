@@ -41,7 +41,7 @@ from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
 from sbpair.replay.schema import PROGRESS, SEGMENT_IN_SPARK
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
-from sbpair.replay.verify import Proof, check_segments, left_at_drain, verify
+from sbpair.replay.verify import Proof, check_segments, left_at_drain, swept, verify
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
@@ -126,11 +126,11 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
     count = len(queues) if options.mode is Mode.DIRECT else shards or request.parallelism * SHARDS_A_TASK
     run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _lease(request, archive) as held:
-        archive.create()
-        archive.check_writable()
-        save(archive, run)
-        _keep_journal(request, archive)
         try:
+            archive.create()
+            archive.check_writable()
+            save(archive, run)
+            _keep_journal(request, archive)
             return _go_on(request, settings, archive, run, held, tell)
         except SbpairError:
             if not held.used:
@@ -165,6 +165,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
     if archive.exists(DRAINED) and (before.balanced or run.direct) and not before.left_in_queues:
         tell(Phase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
+    _unprove(archive)
     job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
     _check_named(job, tell)
     tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
@@ -183,6 +184,18 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
             _send(spark, job, archive, held, tell)
     tell(Phase("verify", "counting what is in the archive"))
     return _prove(archive, run, began)
+
+
+def _unprove(archive: Archive) -> None:
+    """What a run came to before is not what it comes to now: until it has ended again, nothing is taken away."""
+    try:
+        said = archive.read(PROVED)
+    except FileNotFoundError:
+        return
+    archive.remove(PROVED)
+    if archive.exists(SWEPT):  # somebody takes it away at this moment
+        archive.write(PROVED, said)
+        raise swept(archive)
 
 
 def _prove(archive: Archive, run: Run, began: float) -> Result:

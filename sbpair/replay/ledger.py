@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive import OUTCOMES, SENDING, Archive
+from sbpair.replay.archive import DOUBTFUL, OUTCOMES, SENDING, Archive
 from sbpair.replay.schema import KEY, OUTCOME, VERSION
 
 Key: TypeAlias = tuple[str, int, int, str | None]
@@ -38,12 +39,31 @@ class Ledger:
         self._shards = shards
         self._said: set[str] = set()
         self._numbers = count()
+        self._doubts: deque[Entry] = deque()
+        self._doubting = threading.Lock()
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
-        """One chunk, there when this returns, and durable where that was asked for. Raises MachineLacks."""
+        """One chunk, there when this returns, and durable where that was asked for. Raises MachineLacks.
+
+        Not before all doubts: once it says how a message has ended, nobody looks any more for who had it in hand.
+        """
         if entries:
+            self.write_doubts()
             path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
             self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=self._sync)
+
+    def doubt(self, entry: Entry) -> None:
+        """A message was sent without an answer, and may be there twice; not written down yet."""
+        self._doubts.append(entry)
+
+    def write_doubts(self) -> None:
+        """Raises MachineLacks."""
+        with self._doubting:
+            if doubts := list(self._doubts):
+                path = f"{DOUBTFUL}/0/{uuid.uuid4().hex}.parquet"
+                self._archive.write_table(path, table_of(doubts, self.attempt), self._shards, sync=self._sync)
+                for _ in doubts:
+                    self._doubts.popleft()
 
     def has_in_hand(self, entries: Sequence[Entry]) -> str:
         """Say what may be on its way from now on, besides what was said before. Answers where it says so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -21,6 +22,12 @@ SCHEMA = "sbpair/replay-run/1"
 
 HASTY_SECONDS = 0.25
 """How long nothing may come from a queue that is looked at afterwards."""
+
+
+NUMBERS = ("segment_bytes", "segment_messages", "empty_seconds", "strangers_seconds")
+"""Of the options, those that are some number."""
+
+_ID = re.compile(r"[\w.-]+")
 
 
 class Dedup(StrEnum):
@@ -86,12 +93,15 @@ def save(archive: Archive, run: Run) -> None:
 
 def load(archive: Archive, pair: Pair | None = None) -> Run:
     """Raises UsageError where there is no such run, StateRefused for one of another pair or version."""
+    none = UsageError(
+        f"there is no run {archive.run} in {archive.url}", hint="check --archive, and the id that the run has told"
+    )
+    if not _ID.fullmatch(archive.run):
+        raise none
     try:
         document = archive.read_json(RUN_FILE)
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no run {archive.run} in {archive.url}", hint="check --archive, and the id that the run has told"
-        ) from None
+        raise none from None
     if document.get("schema") != SCHEMA or document.get("version") != VERSION:
         raise StateRefused(
             f"run {archive.run} has the schema {document.get('schema')}, version {document.get('version')}, and not"
@@ -99,6 +109,11 @@ def load(archive: Archive, pair: Pair | None = None) -> Run:
             hint="use the version of sbpair that made it",
         )
     run = _read(archive, document)
+    if run.id != archive.run:
+        raise StateRefused(
+            f"{archive.root}/{RUN_FILE} is of run {run.id}, and not of {archive.run}",
+            hint="call a run by the name that it told; a copy of its directory has to have that name too",
+        )
     if pair is not None and run.pair != identity(pair):
         raise StateRefused(
             f"run {run.id} is of {run.pair.get('primary')} and {run.pair.get('secondary')}, and not of"
@@ -119,14 +134,23 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
             "selection": Selection(named(chosen["destinations"]), where),
             "mode": Mode(said.get("mode", Mode.ARCHIVE)),
         }
-        options = Options(**{**said, **kinds})
+        usual = Options()
+        numbers = {name: type(getattr(usual, name))(said[name]) for name in NUMBERS if name in said}
+        rate = None if said.get("rate") is None else float(said["rate"])
+        options = Options(**{**said, **kinds, **numbers, "rate": rate})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
-        return Run(str(document["id"]), pair, tuple(document["queues"]), shards, started_ms, options)
+        return Run(str(document["id"]), pair, _names(document["queues"]), shards, started_ms, options)
     except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="bring it back from a copy: the run cannot go on without"
         ) from error
+
+
+def _names(said: object) -> tuple[str, ...]:
+    if isinstance(said, list):
+        return tuple(map(str, said))
+    raise TypeError("they are no list")
 
 
 @dataclass(frozen=True, slots=True)

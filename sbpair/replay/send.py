@@ -11,9 +11,9 @@ from sbpair.move.guard import Guard
 from sbpair.move.journal import Journal
 from sbpair.move.mover import Mover
 from sbpair.move.pace import Pace
+from sbpair.move.receipt import Named, Tally
 from sbpair.move.setting import Setting
 from sbpair.move.wire_primary import WirePrimary
-from sbpair.replay.archive import DOUBTFUL
 from sbpair.replay.lease import Permit
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
@@ -46,7 +46,7 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
     source = ShardSource(batches, job.open(), ledger)
     permit = Permit(job.open(), job.beacon)
     await permit.ready()
-    setting = setting_of(job, permit)
+    setting = setting_of(job, permit, ledger)
     async with token_getter(job.pair()) as get_token:
         primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
         try:
@@ -56,12 +56,12 @@ async def send_all(job: Job, batches: Iterator[Any]) -> int:
             await source.write_accepted()
     if source.error is not None:
         raise source.error
-    name_doubtful(ledger, setting)
+    ledger.write_doubts()
     source.close()
     return setting.tally.receipt().sent
 
 
-def setting_of(job: Job, permit: Permit) -> Setting:
+def setting_of(job: Job, permit: Permit, ledger: Ledger) -> Setting:
     """What a mover goes by that has no journal but a ledger."""
     options = job.run.options
     pace = None
@@ -69,12 +69,25 @@ def setting_of(job: Job, permit: Permit) -> Setting:
         pace = Pace(asyncio.get_running_loop().time(), rate=options.rate / job.tasks)
     return Setting(
         namespace=job.run.pair["secondary"],
+        tally=Naming(ledger),
         journal=Journal(may_send=permit.check),
         ordered=options.ordered,
         ttl=options.ttl,
         pace=pace,
         guard=Guard(trusted=options.allow_missing),
     )
+
+
+class Naming(Tally):
+    """It names all that was sent without an answer: each may be there twice."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def doubtful(self, named: Named) -> None:
+        key = (named.queue, named.sequence_number, 0, named.message_id)
+        self._ledger.doubt(Entry(key, named.destination, named.reason))
 
 
 async def _move(source: ShardSource, primary: WirePrimary, setting: Setting) -> None:
@@ -93,12 +106,3 @@ async def _move(source: ShardSource, primary: WirePrimary, setting: Setting) -> 
         mover.write_off()
     if mover.fatal is not None:
         raise mover.fatal
-
-
-def name_doubtful(ledger: Ledger, setting: Setting) -> None:
-    """Those that were sent without an answer, and sent again: each may be there twice."""
-    named = setting.tally.receipt().doubtful
-    rows = [
-        Entry((each.queue, each.sequence_number, 0, each.message_id), each.destination, each.reason) for each in named
-    ]
-    ledger.write(DOUBTFUL, 0, rows)

@@ -1,8 +1,8 @@
 """Taking away what a run no longer needs: its messages, once it has been proved that each has come to its end.
 
-The law: only what is proved goes; what was not sent is nowhere else, and goes only where that was said. That it goes is
-written down first, and from then on nobody sends from it. The segments go before the ledger: a run that has lost its
-ledger alone would send everything again.
+The law: only what is proved goes, file by file: what has come since then stays. What was not sent is nowhere else, and
+goes only where that was said. That it goes is written down first, and from then on nobody sends from it. The segments
+go before the ledger: a run that has lost its ledger alone would send everything again.
 """
 
 from __future__ import annotations
@@ -33,31 +33,46 @@ ALWAYS = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, SENDING)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What would go, in files and bytes; `kept` is how many messages stay that were not sent."""
+    """What would go: the paths below each place, and bytes. `kept` is how many messages stay that were not sent."""
 
-    places: tuple[str, ...]
-    files: int
+    places: dict[str, tuple[str, ...]]
     bytes: int
     kept: int
+
+    @property
+    def files(self) -> int:
+        return sum(map(len, self.places.values()))
 
 
 def plan(archive: Archive, *, unsent: bool) -> Sweep:
     """What may be taken away; with `unsent`, what was not sent as well. Raises Unsafe where nothing may."""
     run = load(archive)
-    if not archive.exists(SWEPT):
-        if not archive.exists(DRAINED) or not archive.exists(PROVED):
-            raise _refused(archive, "has not come to its end: it may be running")
+    # Before the proof: a file that comes later is in neither, or in the proof alone.
+    sizes = {place: archive.sizes(place) for place in (*ALWAYS, *(UNSENT if unsent else ()))}
+    if not archive.exists(DRAINED) or not archive.exists(PROVED):
+        raise _refused(archive, "has not come to its end: it may be running")
+    if archive.exists(SWEPT):
+        proved = archive.read_json(SWEPT).get("segments", [*sizes[SEGMENTS]])
+        if not isinstance(proved, list):
+            raise archive.broken(SWEPT, "it does not say what is taken away")
+        sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in proved}
+    else:
         _check(archive, verify(archive, run), unsent=unsent)
-    places = (*ALWAYS, *(UNSENT if unsent else ()))
-    sizes = [size for place in places for size in archive.sizes(place).values()]
     kept = 0 if unsent else sum(archive.rows(path) for place in UNSENT for path in archive.files(place))
-    return Sweep(places, len(sizes), sum(sizes), kept)
+    places = {place: tuple(paths) for place, paths in sizes.items()}
+    return Sweep(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
 
 
-def sweep(archive: Archive, planned: Sweep) -> int:
-    """Take it away. Answers the bytes; what is cut short is finished by the next one."""
-    archive.write_json(SWEPT, {"at_ms": int(time.time() * 1000), "places": planned.places})
-    return sum(archive.delete(place) for place in planned.places)
+def sweep(archive: Archive, planned: Sweep) -> None:
+    """Take it away. What is cut short is finished by the next one. Raises Unsafe where the run goes on again."""
+    said = {"places": list(planned.places), "segments": list(planned.places[SEGMENTS])}
+    archive.write_json(SWEPT, {"at_ms": int(time.time() * 1000), **said})
+    # A resume makes the run unproved, and then looks for this: one of us sees the other.
+    if not archive.exists(PROVED):
+        archive.remove(SWEPT)
+        raise _refused(archive, "goes on again")
+    for place, paths in planned.places.items():
+        archive.delete(place, paths)
 
 
 def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:

@@ -102,10 +102,7 @@ def verify(archive: Archive, run: Run) -> Proof:
     Of a direct run, `archived` is what was taken, as far as anything was written of it, and `left` what is in doubt.
     """
     if archive.exists(SWEPT):
-        raise StateRefused(
-            f"the messages of run {archive.run} were taken away by sbpair replay gc",
-            hint=f"what it came to is in {archive.root}/{REPORT}",
-        )
+        raise swept(archive)
     rows = check_segments(archive)
     check_shards(archive, run.shards)
     proof = Proof(left_in_queues=left_at_drain(archive))
@@ -125,6 +122,13 @@ def verify(archive: Archive, run: Run) -> Proof:
     _count_ends(archive, proof, chunks)
     _sum_up(proof, counts)
     return proof
+
+
+def swept(archive: Archive) -> StateRefused:
+    return StateRefused(
+        f"the messages of run {archive.run} were taken away by sbpair replay gc",
+        hint=f"what it came to is in {archive.root}/{REPORT}",
+    )
 
 
 class Slice(NamedTuple):
@@ -154,7 +158,7 @@ def check_segments(archive: Archive) -> int:
         if not footer.schema.equals(SEGMENT):
             raise foreign(archive, path)
         rows += footer.rows
-    drained = archive.read_json(DRAINED).get("messages", 0) if archive.exists(DRAINED) else 0
+    drained, _left = _drained(archive)
     if rows < drained and not archive.exists(SWEPT):
         raise StateRefused(
             f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
@@ -263,7 +267,7 @@ def _name(proof: Proof, key: Key, destination: str | None) -> None:
 def _name_unanswered(archive: Archive, proof: Proof) -> None:
     """What a task sent without an answer, and sent again."""
     for path in archive.files(DOUBTFUL):
-        table = archive.read_table(path)
+        table = archive.read_table(path, [*KEY, "destination"])
         for key, destination in zip(keys_of(table), table.column("destination").to_pylist(), strict=True):
             _name(proof, key, destination)
 
@@ -288,11 +292,19 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
 
 def left_at_drain(archive: Archive) -> dict[str, int]:
     """What the drain could not have: somebody else had it locked, or has put it aside."""
+    return _drained(archive)[1]
+
+
+def _drained(archive: Archive) -> tuple[int, dict[str, int]]:
+    """(how many messages the segments had when the drain was over, what it could not have of each queue)"""
     try:
-        found = archive.read_json(DRAINED).get("left_in_queues", {})
+        said = archive.read_json(DRAINED)
+        left = {str(queue): int(count) for queue, count in said.get("left_in_queues", {}).items()}
+        return int(said.get("messages", 0)), left
     except FileNotFoundError:
-        return {}
-    return {str(queue): int(count) for queue, count in found.items()}
+        return 0, {}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise archive.broken(DRAINED, "it does not say what the drain came to") from error
 
 
 def _count_ends(archive: Archive, proof: Proof, chunks: dict[str, list[str]]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sbpair.backlog import Aliases
 from sbpair.move.state import identity
+from sbpair.move.wire_source import WireSource
 from sbpair.replay.archive import DRAINED, SEGMENTS, Archive
 from sbpair.replay.drain import Drain, left_in_queues
 from sbpair.replay.plan import ORDER
@@ -19,6 +22,9 @@ from sbpair.replay.schema import KEY
 from sbpair.replay.send import send_all
 from sbpair.replay.verify import Proof, verify
 from tests.spark.world import VARIABLES, World
+
+if TYPE_CHECKING:
+    import pytest
 
 QUICK = Options(segment_messages=20, empty_seconds=0.05)
 
@@ -37,6 +43,20 @@ def drain(job: Job) -> None:
     for queue in job.run.queues:
         asyncio.run(Drain(job, queue).run())
     job.open().write_json(DRAINED, {"left_in_queues": left(job)})
+
+
+def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one more come to the first queue whenever somebody looks for another one, as many times as there are."""
+    take = WireSource.take
+
+    async def fed(self: Any, most: int, *, seconds: float) -> Any:
+        number = next(coming, None)
+        if number is not None:
+            await asyncio.to_thread(place.strand, 0, f"later-{number}", Aliases(place.destinations[0]))
+            await asyncio.sleep(0.01)
+        return await take(self, most, seconds=seconds)
+
+    monkeypatch.setattr(WireSource, "take", fed)
 
 
 def left(job: Job) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +18,21 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.model import Endpoint, Identity, Pair, SasKey
+from sbpair.replay import job, sweep
 from sbpair.replay import run as runs
-from sbpair.replay.archive import DEDUPLICATED, DOUBTFUL, EXPIRED, LEDGER, QUARANTINE, SEGMENTS, SENDING, Archive
+from sbpair.replay.archive import (
+    DEDUPLICATED,
+    DOUBTFUL,
+    DRAINED,
+    EXPIRED,
+    LEDGER,
+    PROVED,
+    QUARANTINE,
+    SEGMENTS,
+    SENDING,
+    SWEPT,
+    Archive,
+)
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import Mode, Options, Reach, Run
 from sbpair.replay.schema import SEGMENT
@@ -109,6 +123,98 @@ def test_what_has_come_to_no_end_is_left(archive: Archive) -> None:
     proof = proof_of(archive)
 
     assert (proof.left, proof.balanced, proof.exit_code) == (1, False, 3)
+
+
+def test_a_doubt_is_written_down_before_the_end_of_its_message(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the ledger has a message, nobody looks any more for who had it in hand when he was killed."""
+    written: list[str] = []
+    write = Archive.write
+
+    def seen(self: Archive, path: str, *words: Any, **more: Any) -> None:
+        written.append(path.partition("/")[0])
+        write(self, path, *words, **more)
+
+    monkeypatch.setattr(Archive, "write", seen)
+    put(archive, "one", key(1))
+    ledger = Ledger(archive, RUN.shards, "a")
+    ledger.doubt(Entry(key(1), "orders", "no answer came"))
+    ledger.write(LEDGER, 1, [Entry(key(1), "orders")])
+    ledger.write(LEDGER, 1, [Entry(key(2), "orders")])
+
+    assert written == [SEGMENTS, DOUBTFUL, LEDGER, LEDGER]
+    assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
+
+
+def test_what_is_taken_away_is_what_was_proved(archive: Archive) -> None:
+    """Between the proof and the word of whoever was asked, the run is resumed, and drains one more message."""
+    put(archive, "one", key(1))
+    end(archive, LEDGER, key(1))
+    for path in (DRAINED, PROVED):
+        archive.write_json(path, {"messages": 1, "balanced": True})
+    planned = sweep.plan(archive, unsent=False)
+    put(archive, "two", key(2))
+
+    sweep.sweep(archive, planned)
+    assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
+    sweep.sweep(archive, sweep.plan(archive, unsent=False))
+    assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
+
+
+def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -> None:
+    put(archive, "one", key(1))
+    end(archive, LEDGER, key(1))
+    for path in (DRAINED, PROVED):
+        archive.write_json(path, {"messages": 1, "balanced": True})
+    planned = sweep.plan(archive, unsent=False)
+    job._unprove(archive)
+
+    with pytest.raises(errors.Unsafe, match="goes on again"):
+        sweep.sweep(archive, planned)
+    assert len(archive.files(SEGMENTS)) == len(archive.files(LEDGER)) == 1
+    with pytest.raises(errors.Unsafe, match="has not come to its end"):
+        sweep.plan(archive, unsent=False)
+
+
+def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
+    archive.write_json(PROVED, {"balanced": True})
+    archive.write_json(SWEPT, {})
+    with pytest.raises(errors.StateRefused, match="were taken away"):
+        job._unprove(archive)
+    assert archive.read_json(PROVED) == {"balanced": True}
+
+
+def test_a_directory_by_another_name_than_its_runs_is_refused(archive: Archive, tmp_path: Path) -> None:
+    """Its tasks would go by the run's name, and its driver by the directory's."""
+    shutil.copytree(archive.root, tmp_path / "r2")
+    with pytest.raises(errors.StateRefused, match="is of run r1, and not of"):
+        runs.load(Archive(str(tmp_path), "r2"))
+
+
+@pytest.mark.parametrize("name", ["", "r1/", "r2/../r1", "r1\0", "r1\udcff", "*"])
+def test_what_is_no_name_of_a_run_names_none(archive: Archive, name: str) -> None:
+    with pytest.raises(errors.UsageError, match="there is no run"):
+        runs.load(Archive(archive.url, name))
+
+
+@pytest.mark.parametrize(
+    "said", [{"messages": "many"}, {"messages": None}, {"left_in_queues": []}, {"left_in_queues": {QUEUE: "some"}}]
+)
+def test_what_a_drain_came_to_is_refused_by_name_where_it_cannot_be_read(archive: Archive, said: Any) -> None:
+    archive.write_json(DRAINED, said)
+    with pytest.raises(errors.StateRefused, match=r"drained\.json is broken"):
+        proof_of(archive)
+
+
+@pytest.mark.parametrize("kind", [DOUBTFUL, SENDING])
+def test_a_list_of_names_with_foreign_columns_is_told_of(archive: Archive, kind: str) -> None:
+    archive.write_table(f"{kind}/0.parquet", pa.table({"a": [1]}), RUN.shards)
+    if kind == SENDING:
+        assert proof_of(archive).unreadable == [f"{kind}/0.parquet"]
+    else:
+        with pytest.raises(errors.StateRefused, match="it has no queue"):
+            proof_of(archive)
 
 
 def test_two_different_ends_are_a_contradiction(archive: Archive) -> None:
@@ -341,7 +447,7 @@ def test_an_archive_that_is_a_file_is_refused(tmp_path: Path) -> None:
         Archive(str(tmp_path / "archive"), "r1").check_writable()
 
 
-@pytest.mark.parametrize("url", ["/tmp/a*b", "/tmp/{a}", "nonsense://x", "s3://bucket/[a]", "", " "])  # noqa: S108  not used
+@pytest.mark.parametrize("url", ["/a*b", "/{a}", "nonsense://x", "mock://x", "s3://", "s3://bucket/[a]", "", " "])
 def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(errors.UsageError, match="--archive"):
         Archive(url, "r1")
@@ -371,6 +477,9 @@ def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive)
         ({"options": {**OPTIONS, "selection": {"destinations": ["x') OR ('' = '"], "where": None}}}, "cannot be read"),
         ({"options": {**OPTIONS, "selection": {"destinations": 3, "where": None}}}, "cannot be read"),
         ({"options": {**OPTIONS, "selection": {"where": "true"}}}, "cannot be read"),
+        ({"options": {**OPTIONS, "rate": "fast"}}, "cannot be read"),
+        ({"options": {**OPTIONS, "segment_bytes": None}}, "cannot be read"),
+        ({"queues": QUEUE}, "cannot be read"),
         ({"shards": "many"}, "cannot be read"),
         ({"pair": 3}, "cannot be read"),
     ],

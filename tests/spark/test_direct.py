@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from sbpair.replay.progress import Phase, moved
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import Proof, verify
+from tests.spark.tasks import go_on_sending
 from tests.spark.world import HOUR_TICKS, VARIABLES, World
 
 QUICK = Options(mode=Mode.DIRECT, empty_seconds=0.05)
@@ -149,6 +151,30 @@ def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: Worl
     assert place.left() == 0
     assert [each["message_id"] for each in proof.doubtful] == [second[3]]
     assert third[3] in place.ids()
+
+
+def test_a_list_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on(place: World, tmp_path: Path) -> None:
+    place.strand_many(3)
+    made = job_of(place, tmp_path)
+    Ledger(made.open(), made.run.shards, "dead").has_in_hand([Entry(key, "orders") for key in keys(place)])
+    [path] = made.open().files(SENDING)
+    Path(made.open().root, path).write_bytes(b"")
+    proof = move(made)
+    assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
+
+
+def test_a_move_comes_to_its_end_while_senders_go_on(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(8)
+    made = job_of(place, tmp_path)
+    made = replace(made, run=replace(made.run, started_ms=int(time.time() * 1000)))
+    coming = iter(range(300))
+    place.running.advance(120)
+    go_on_sending(place, coming, monkeypatch)
+    move(made)
+    assert next(coming, None) is not None
+    assert set(place.ids()) >= {f"m{number}" for number in range(8)}
 
 
 def test_what_the_ledger_has_of_a_message_that_only_looks_alike_is_sent(place: World, tmp_path: Path) -> None:

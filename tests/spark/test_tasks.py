@@ -26,10 +26,10 @@ from sbpair.move.lease import Lease
 from sbpair.move.mover import MOVING_MOST
 from sbpair.move.state import State
 from sbpair.replay import job as replays
-from sbpair.replay.archive import LEDGER, SENDING, STOP_FILE, Archive
+from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.shard_source import CHUNK_MOST, ShardSource
-from tests.spark.tasks import QUICK, drain, job_of, left, proof_of, send
+from tests.spark.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, exported
 
 if TYPE_CHECKING:
@@ -302,6 +302,15 @@ def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tm
     assert not (tmp_path / "archive").exists()
 
 
+def test_a_journal_that_cannot_be_read_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+    request.state.mkdir()
+    (request.state / "state.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(errors.StateRefused):
+        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+    assert list((tmp_path / "archive").iterdir()) == []
+
+
 def test_a_send_stops_when_another_process_says_so_and_doubles_nothing(place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, rate=2.0)
@@ -358,6 +367,59 @@ def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) 
     place.strand(0, "later", None)
 
     assert left(job) == {place.queues[0]: 2}
+
+
+def test_a_drain_comes_to_its_end_while_senders_go_on(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more comes whenever it is looked for another one, but for this many: then it would end in any case."""
+    place.strand_many(30)
+    job = job_of(place, tmp_path)
+    coming = iter(range(300))
+    place.running.advance(120)
+    go_on_sending(place, coming, monkeypatch)
+
+    drain(job)
+
+    assert next(coming, None) is not None
+    assert proof_of(job).left_in_queues == {}
+    assert {f"m{number}" for number in range(30)} <= ids_archived(job)
+
+
+def ids_archived(job: Job) -> set[str]:
+    archive = job.open()
+    return {row["message_id"] for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()}
+
+
+def test_what_a_send_got_no_answer_for_is_named_though_its_task_never_ends(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent again and accepted, and the ledger has it. Then the task is killed: nobody else will send it."""
+    monkeypatch.setattr("sbpair.replay.shard_source.CHUNK_MOST", 10)
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=50.0)
+    drain(job)
+
+    write = ShardSource.write_accepted
+
+    async def killed_then(self: Any) -> Any:
+        error = await write(self)
+        if proof_of(job).acknowledged == MESSAGES:
+            raise KeyboardInterrupt
+        return error
+
+    monkeypatch.setattr(ShardSource, "write_accepted", killed_then)
+    with (
+        after_the_first(ShardSource, "complete", place.during("reset", NAMESPACE, count=1)),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        send(job)
+
+    twice = {each for each, times in Counter(place.ids()).items() if times > 1}
+    proof = proof_of(job)
+    assert proof.acknowledged == MESSAGES
+    assert twice <= {str(each["message_id"]) for each in proof.doubtful}
+    assert proof.doubtful
 
 
 def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place: World, tmp_path: Path) -> None:

@@ -205,8 +205,10 @@ def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome: Outco
     assert "install Java 17" in found.detail.mend
 
 
-def test_a_java_home_without_java_leaves_it_to_the_path(tmp_path: Path) -> None:
-    environ = {"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"}
+def test_a_java_home_without_java_is_a_lack_whatever_is_on_the_path(tmp_path: Path) -> None:
+    """Spark looks nowhere else."""
+    java(tmp_path, "")
+    environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "bin")}
     assert asyncio.run(machine.java_check(environ, 10, wanted=True)).reason.startswith("there is no Java")
 
 
