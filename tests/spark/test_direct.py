@@ -20,11 +20,12 @@ from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.dead_letters import queue_of
-from sbpair.move.route import TimeToLive
+from sbpair.move.route import Facts, TimeToLive
 from sbpair.move.state import identity
+from sbpair.move.wire_source import WireArrival, WireSource
 from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.direct import Booked, Direct
+from sbpair.replay.direct import Booked, Direct, _entry, accepted_at_death
 from sbpair.replay.drain import tasks_of
 from sbpair.replay.lease import Held
 from sbpair.replay.ledger import Entry, Ledger, keys_of
@@ -209,6 +210,30 @@ def test_what_was_accepted_and_not_settled_is_known_to_the_next(
     assert sorted(place.ids()) == sorted(place.sent)
     assert (proof.acknowledged, proof.balanced, proof.doubtful) == (8, True, [])
     assert place.left() == 0
+
+
+def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the ledger, and may come again: among those in hand it is looked for."""
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    first, second, later = (
+        WireArrival(Facts("q", number, 1_000, f"m{number}", "orders"), 60.0, None, None, number)  # type: ignore[arg-type]
+        for number in range(3)
+    )
+
+    async def settled(_self: Any, arrivals: Any) -> Any:
+        return [(each, errors.Unreachable("no answer came")) for each in arrivals if each is second]
+
+    monkeypatch.setattr(WireSource, "complete", settled)
+    source = Booked.__new__(Booked)
+    source.keep_books(Ledger(archive, 1, "dead"), 0, set())
+    source._in_hand.take({each: _entry(each) for each in (first, second)})
+    assert [each for each, _ in asyncio.run(source.complete([first, second]))] == [second]
+    source._in_hand.take({later: _entry(later)})
+
+    assert ("q", 1, 1_000, "m1") in accepted_at_death(archive, "q", 0)
 
 
 def test_a_run_that_is_asked_to_stop_takes_nothing(place: World, tmp_path: Path) -> None:
