@@ -274,10 +274,9 @@ class Mover:
     async def _send_round(self, road: Road, link: Link) -> None:
         """Send what may be on its way at the same time, and see what becomes of it."""
         flights = self._pack(road, link)
+        may_leave = False
         try:
-            may_leave = bool(flights) and await self._pace(road, flights)
-            if may_leave:
-                may_leave = False
+            if flights and await self._pace(road, flights):
                 await self._write_down(road, flights)
                 may_leave = True
         finally:
