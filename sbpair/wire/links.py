@@ -217,7 +217,9 @@ class Link:
     def _on_detached(self, error: Error | None) -> None:
         doing = f"link to {self.address!r}"
         if not self._attached.done():
-            self.on_lost(error_of(error, doing))
+            # A session that ends takes with it what was about to be opened: that was not refused.
+            refused = self._amqp.session.is_open
+            self.on_lost(error_of(error, doing) if refused else gone(error, doing))
             return
         self.unused = is_unused(error)
         waiting = tuple(self.waiting)

@@ -846,6 +846,23 @@ async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
 
 
 @sync
+async def test_a_session_that_ends_while_a_link_is_asked_for_has_not_refused_the_link() -> None:
+    ends = [True]
+
+    def script(_peer: Peer, event: Any) -> bool:
+        asked = isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+        if asked and ends and ends.pop():
+            event.link.session.end(Error("amqp:session:window-violation", "too much of another link"))
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(errors.Unreachable, match="too much of another link"):
+            await wire.sender(QUEUE)
+        await (await wire.sender(QUEUE)).send(message())
+
+
+@sync
 async def test_a_peer_may_not_offer_links() -> None:
     def act(peer: Peer, event: events.Delivery) -> None:
         event.link.session.sender("uninvited").open(source=None, target=None)
