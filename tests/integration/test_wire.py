@@ -975,6 +975,20 @@ async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_wi
 
 
 @sync
+async def test_a_sign_in_that_is_refused_for_whatever_reason_is_the_fault_of_no_message() -> None:
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            peer.reply(event, 400)
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(errors.NotAuthenticated, match="status 400"):
+            await wire.sender(QUEUE)
+
+
+@sync
 async def test_a_slow_claim_keeps_nobody_waiting_who_has_one() -> None:
     slow: list[events.Delivery] = []
 
