@@ -402,6 +402,10 @@ class Receiver(Link):
                 while self.error is None and self._told == told:
                     self._changed.clear()
                     await self._changed.wait()
+        return self.left()
+
+    def left(self) -> list[Delivery]:
+        """What has come and nobody took: now it is taken. Of a link that is gone, nothing."""
         left = [] if self.error is not None else list(self._arrived)
         self._arrived.clear()
         return left

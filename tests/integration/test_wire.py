@@ -27,6 +27,7 @@ from sbpair.amqp.types import Int
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Endpoint, SasKey, SasToken, endpoint_from_connection_string
+from sbpair.move.wire_source import WireSource
 from sbpair.wire import client, stream
 from sbpair.wire.client import Wire, connect, lock_token
 from sbpair.wire.links import ABANDONED, ACCEPTED, RELEASED, dead_letter
@@ -502,6 +503,34 @@ async def test_no_more_is_taken_in_than_was_granted() -> None:
         await until(lambda: receiver.credit == 0)
         assert queue.messages.locked_count == 8
         assert len(await receiver.take(100, seconds=1)) == 5
+
+
+@sync
+async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goes_back() -> None:
+    released: list[int] = []
+
+    def script(_peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.CreditChanged) and terminus_address(event.link.remote.source) == QUEUE:
+            if event.link.credit:
+                event.link.send(message(1), b"1")
+            elif not released:
+                event.link.session.put_flow()  # a word on the session's window, and not yet the answer
+        elif isinstance(event, events.Disposed):
+            [delivery] = event.deliveries
+            released.append(delivery.id)
+            if len(released) == 1:
+                delivery.link.credit = 1  # it had left when the credit was taken away
+                delivery.link.send(message(2), b"2")
+            event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        source = await WireSource.open(wire, QUEUE)
+        source.grant(1)
+        await until(lambda: len(source._receiver._arrived) == 1)
+        await source.stop()
+        assert await source.take(2, seconds=0) == []
+        assert len(released) == 2
 
 
 @sync
