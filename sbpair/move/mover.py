@@ -219,7 +219,11 @@ class Mover:
 
     def write_off(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
+        heirs = list(self._heirs.values())
         self._heirs.clear()
+        for arrival in heirs:
+            if self._setting.journal.was_accepted(arrival.key):
+                self._end(arrival, "already_sent")  # it was its elder that was counted when the primary took it
         for arrival in self._hands:
             self._return(arrival)
 

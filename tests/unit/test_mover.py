@@ -364,6 +364,23 @@ async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everyt
     assert receipt_of(setting).released == 2
 
 
+@sync
+async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_is_counted() -> None:
+    memory, setting = Memory(complete=["hang"]), Setting("ns")
+
+    async def comes_again(made: Mover) -> None:
+        await memory.reached.wait()
+        made.accept([arrival(1)])
+        task.cancel()
+        await forever(made)
+
+    task = asyncio.create_task(move(memory, [arrival(1)], setting, settle=False, then=comes_again))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    receipt = receipt_of(setting)
+    assert (receipt.received, receipt.distinct, receipt.sent, receipt.already_sent) == (2, 1, 1, 1)
+
+
 async def forever(_mover: Mover) -> None:
     await asyncio.Event().wait()
 
