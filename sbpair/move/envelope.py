@@ -73,7 +73,7 @@ def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
         header=header_of(sections.header, send.ttl_ms),
         message_annotations=annotations_of(sections, send),
         properties=properties_of(sections, send, now_ms),
-        application_properties=splice.without(sections.application_properties, _among(ALIASES)),
+        application_properties=splice.without(sections.application_properties, among(ALIASES)),
         body=sections.body,
         footer=sections.footer,
     ).join()
@@ -85,7 +85,7 @@ def locked_until(sections: Sections) -> int:
 
 
 def partition_key(sections: Sections) -> str | None:
-    key = sections.read_message_annotations().get(PARTITION_KEY)
+    key = (_read("message annotations", sections.read_message_annotations, []) or Map()).get(PARTITION_KEY)
     return str(key) if isinstance(key, str) else None
 
 
@@ -123,13 +123,13 @@ def _read(what: str, read: Callable[[], T], flaws: list[str]) -> T | None:
 
 
 def _aliases(sections: Sections) -> Aliases:
-    ours = _among(ALIASES)
+    ours = among(ALIASES)
     pairs = splice.map_pairs(sections.application_properties)
     # The keys alone tell whether a value has to be decoded: one that is broken, and not ours, is none of our business.
     return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if ours(key))
 
 
-def _among(names: frozenset[str]) -> Callable[[Value], bool]:
+def among(names: frozenset[str]) -> Callable[[Value], bool]:
     # A key may be of any type, a list too, that no set takes.
     return lambda key: isinstance(key, str) and key in names
 
@@ -160,7 +160,7 @@ def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
 def annotations_of(sections: Sections, send: Send) -> bytes:
     """The message annotations without the service's own, and with the schedule."""
     doomed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
-    raw = splice.without(sections.message_annotations, _among(doomed))
+    raw = splice.without(sections.message_annotations, among(doomed))
     if send.scheduled_at is None:
         return raw
     return splice.with_pairs(raw, MESSAGE_ANNOTATIONS, {SCHEDULE: Timestamp(send.scheduled_at)})

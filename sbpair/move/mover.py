@@ -219,7 +219,11 @@ class Mover:
 
     def write_off(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
+        heirs = list(self._heirs.values())
         self._heirs.clear()
+        for arrival in heirs:
+            if self._setting.journal.was_accepted(arrival.key):
+                self._end(arrival, "already_sent")  # it was its elder that was counted when the primary took it
         for arrival in self._hands:
             self._return(arrival)
 
@@ -274,10 +278,9 @@ class Mover:
     async def _send_round(self, road: Road, link: Link) -> None:
         """Send what may be on its way at the same time, and see what becomes of it."""
         flights = self._pack(road, link)
+        may_leave = False
         try:
-            may_leave = bool(flights) and await self._pace(road, flights)
-            if may_leave:
-                may_leave = False
+            if flights and await self._pace(road, flights):
                 await self._write_down(road, flights)
                 may_leave = True
         finally:

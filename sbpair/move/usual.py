@@ -148,7 +148,7 @@ class Shape:
         self.size = len(self.before)
         self.id_at = self.size + _BEFORE_ID
         self.header = sections.header
-        self.annotations = splice.without(sections.message_annotations, envelope.SERVICE_ANNOTATIONS.__contains__)
+        self.annotations = splice.without(sections.message_annotations, envelope.among(envelope.SERVICE_ANNOTATIONS))
         self.partition_key = envelope.partition_key(sections)
         self.names = names
         self.format, self.end = ">", 0
@@ -185,11 +185,14 @@ class Shape:
         if not payload.startswith(header + delivery + sections.message_annotations + sections.properties):
             return None
         gaps: list[tuple[int, str]] = []
-        for _, at in _values(delivery, _TOKEN):
-            gaps.append((len(header) + at, "16x"))
+        for _, at, code in _values(delivery):
+            if code == _TOKEN:
+                gaps.append((len(header) + at, "16x"))
         names = []
-        for name, at in _values(sections.message_annotations, _NUMBER_CODES):
+        for name, at, code in _values(sections.message_annotations):
             if name in _NUMBERS:
+                if code not in _NUMBER_CODES:
+                    return None  # of two with one name the first counts, whatever it is
                 names.append(name)
                 gaps.append((len(header) + len(delivery) + at, "q"))
         return cls(sections, gaps, names) if sorted(names) == sorted(_NUMBERS) else None
@@ -258,17 +261,16 @@ _facts, _usual = partial(tuple.__new__, Facts), partial(tuple.__new__, Usual)
 _content_type: Callable[[Told], str | None] = itemgetter(0)
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
-_TOKEN = (0x98,)
+_TOKEN = 0x98
 
 
-def _values(raw: bytes, codes: tuple[int, ...]) -> Iterator[tuple[Any, int]]:
-    """(key, position behind the constructor) of each value of a map section that has one of these constructors."""
+def _values(raw: bytes) -> Iterator[tuple[Any, int, int]]:
+    """(key, position behind the constructor, constructor) of each value of a map section. Raises ProtocolError."""
     pairs = list(splice.map_pairs(raw))
     end = len(raw) - sum(len(pair) for _, pair, _ in pairs)
     for key, pair, value in pairs:
         end += len(pair)
-        if value[0] in codes:
-            yield key, end - len(value) + 1
+        yield key, end - len(value) + 1, value[0]
 
 
 Read = tuple[Facts, Usual, str | None, int]
@@ -326,9 +328,10 @@ class Reader:
         """Remember how a message is written that `envelope` has read, and found nothing wrong with."""
         if any(shape.fits(payload) for shape in self._shapes):
             return  # it is another thing that is not as usual
-        shape = Shape.learn(payload, sections)
-        if shape is not None:
-            self._shapes = [shape, *self._shapes[: SHAPES_MOST - 1]]
+        with suppress(*UNUSUAL):  # of delivery annotations `envelope` reads nothing: they may be anything
+            shape = Shape.learn(payload, sections)
+            if shape is not None:
+                self._shapes = [shape, *self._shapes[: SHAPES_MOST - 1]]
 
 
 @lru_cache(REMEMBERED)

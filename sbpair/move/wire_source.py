@@ -115,10 +115,13 @@ class WireSource:
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
-        try:
-            await self._receiver.settle(left, RELEASED)
-        except SbpairError as error:
-            log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
+        while left:
+            try:
+                await self._receiver.settle(left, RELEASED)
+            except SbpairError as error:
+                log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
+            # What was still on its way must not overtake what goes back: behind this answer nothing comes any more.
+            left = self._receiver.left()
 
     async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
         return await self._settle(arrivals, ACCEPTED)

@@ -192,10 +192,16 @@ class Wire:
 
     async def _put_token(self, audience: str) -> None:
         token = await self._tokens.token(audience, self._now())
-        cbs = await self._node("$cbs")
-        answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
         doing = f"signing in to {self._endpoint.authority} for {_entity_of(audience)!r}"
-        _expect(answer, doing, 200, 202)
+        try:
+            cbs = await self._node("$cbs")
+            answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
+            _expect(answer, doing, 200, 202)
+        except errors.ServiceRefused as error:
+            # Whatever is wrong with it: no message is to blame.
+            raise errors.NotAuthenticated(
+                error.message, hint="check the endpoint, the key's name and the key"
+            ) from error
         now = self._now()
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), RENEW_AT_LEAST_SECONDS)
         self._claims[audience] = Claim(now + life, token.expires_at)

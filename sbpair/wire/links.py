@@ -217,7 +217,9 @@ class Link:
     def _on_detached(self, error: Error | None) -> None:
         doing = f"link to {self.address!r}"
         if not self._attached.done():
-            self.on_lost(error_of(error, doing))
+            # A session that ends takes with it what was about to be opened: that was not refused.
+            refused = self._amqp.session.is_open
+            self.on_lost(error_of(error, doing) if refused else gone(error, doing))
             return
         self.unused = is_unused(error)
         waiting = tuple(self.waiting)
@@ -400,6 +402,10 @@ class Receiver(Link):
                 while self.error is None and self._told == told:
                     self._changed.clear()
                     await self._changed.wait()
+        return self.left()
+
+    def left(self) -> list[Delivery]:
+        """What has come and nobody took: now it is taken. Of a link that is gone, nothing."""
         left = [] if self.error is not None else list(self._arrived)
         self._arrived.clear()
         return left

@@ -27,6 +27,7 @@ from sbpair.amqp.types import Int
 from sbpair.emulator.access.sas import AuthorizationRule, Claim
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Endpoint, SasKey, SasToken, endpoint_from_connection_string
+from sbpair.move.wire_source import WireSource
 from sbpair.wire import client, stream
 from sbpair.wire.client import Wire, connect, lock_token
 from sbpair.wire.links import ABANDONED, ACCEPTED, RELEASED, dead_letter
@@ -505,6 +506,34 @@ async def test_no_more_is_taken_in_than_was_granted() -> None:
 
 
 @sync
+async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goes_back() -> None:
+    released: list[int] = []
+
+    def script(_peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.CreditChanged) and terminus_address(event.link.remote.source) == QUEUE:
+            if event.link.credit:
+                event.link.send(message(1), b"1")
+            elif not released:
+                event.link.session.put_flow()  # a word on the session's window, and not yet the answer
+        elif isinstance(event, events.Disposed):
+            [delivery] = event.deliveries
+            released.append(delivery.id)
+            if len(released) == 1:
+                delivery.link.credit = 1  # it had left when the credit was taken away
+                delivery.link.send(message(2), b"2")
+            event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        source = await WireSource.open(wire, QUEUE)
+        source.grant(1)
+        await until(lambda: len(source._receiver._arrived) == 1)
+        await source.stop()
+        assert await source.take(2, seconds=0) == []
+        assert len(released) == 2
+
+
+@sync
 async def test_stopping_gives_back_what_came_and_nobody_took() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
@@ -846,6 +875,23 @@ async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
 
 
 @sync
+async def test_a_session_that_ends_while_a_link_is_asked_for_has_not_refused_the_link() -> None:
+    ends = [True]
+
+    def script(_peer: Peer, event: Any) -> bool:
+        asked = isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+        if asked and ends and ends.pop():
+            event.link.session.end(Error("amqp:session:window-violation", "too much of another link"))
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(errors.Unreachable, match="too much of another link"):
+            await wire.sender(QUEUE)
+        await (await wire.sender(QUEUE)).send(message())
+
+
+@sync
 async def test_a_peer_may_not_offer_links() -> None:
     def act(peer: Peer, event: events.Delivery) -> None:
         event.link.session.sender("uninvited").open(source=None, target=None)
@@ -955,6 +1001,20 @@ async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_wi
         with pytest.raises(errors.NotAuthenticated):
             await receiver.take(1, seconds=TEST_SECONDS)
         assert isinstance(wire.error, errors.NotAuthenticated)
+
+
+@sync
+async def test_a_sign_in_that_is_refused_for_whatever_reason_is_the_fault_of_no_message() -> None:
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, events.Delivery):
+            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            peer.reply(event, 400)
+            return True
+        return False
+
+    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(errors.NotAuthenticated, match="status 400"):
+            await wire.sender(QUEUE)
 
 
 @sync

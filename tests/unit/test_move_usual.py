@@ -202,6 +202,57 @@ def test_whatever_comes_together_is_opened_in_its_order(
                 assert whole == restored(Sections.split(payload), decision, NOW)
 
 
+ODD = st.sampled_from(
+    [
+        {"message_annotations": b"\x00\x53\x72\xc1\x02\x02\x40"},
+        {"message_annotations": b"\x00\x53\x72\xc1\x06\x02\xa3\x01a\x56\x07"},
+        {"delivery_annotations": b"\x00\x53\x71\xc1\x02\x02\x40"},
+        {"delivery_annotations": b"\x00\x53\x71\xc1\x05\x02\xa1\x01\xff\x40"},
+    ]
+)
+NUMBERS = numbers(1, NOW, NOW + 60_000)
+EXTRA = st.lists(
+    st.sampled_from(
+        [
+            ([], "a list"),
+            (Map([([], "a list in it")]), "a map"),
+            (None, None),
+            (Symbol("x-opt-sequence-number"), Long(5)),
+            (Symbol("x-opt-sequence-number"), Long(2**40)),
+            ("x-opt-locked-until", None),
+            (Symbol("x-opt-enqueued-time"), Timestamp(NOW - 1)),
+            (Symbol("x-opt-partition-key"), Symbol("key")),
+            (Symbol("x-opt-partition-key"), Int(7)),
+        ]
+    ),
+    max_size=3,
+).flatmap(lambda extra: st.permutations([*NUMBERS, *extra]))
+ANNOTATIONS = EXTRA.map(lambda pairs: {"message_annotations": section(MESSAGE_ANNOTATIONS, codec.encode(Map(pairs)))})
+
+
+@given(st.lists(ODD | ANNOTATIONS, min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_annotations_that_nobody_writes_are_read_alike_or_said_to_be_unreadable(
+    annotations: list[dict[str, bytes]],
+) -> None:
+    payloads = []
+    for each in annotations:
+        sections = Sections.split(PLAIN.join())
+        for name, raw in each.items():
+            setattr(sections, name, raw)
+        payloads.append(sections.join())
+    opener = Opener("q")
+    for _ in range(2):  # the second time some of them are known
+        for payload, opened in zip(payloads, opener.open_all(payloads), strict=True):
+            sections, facts = facts_of("q", payload)
+            assert opened.facts == facts
+            assert opened.locked_until == locked_until(sections)
+            decision = route(facts)
+            if isinstance(decision, Send):
+                assert opened.content is not None
+                assert b"".join(opened.content.restored(decision, NOW)) == restored(sections, decision, NOW)
+
+
 PLAIN = backlog_copy(1, Properties(message_id="one"), Aliases("orders"), [], None)
 
 

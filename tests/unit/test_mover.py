@@ -17,6 +17,7 @@ from sbpair import errors
 from sbpair.cost import UNIT_BYTES, Operations, moved
 from sbpair.move import departures, hands, mover, settling
 from sbpair.move.mover import Mover
+from sbpair.move.pace import Pace
 from sbpair.move.route import NO_KEY, Facts, Key
 from sbpair.move.setting import Setting
 
@@ -345,6 +346,43 @@ async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, d
         await task
     receipt = receipt_of(setting)
     assert (receipt.in_doubt, receipt.released, len(receipt.doubtful)) == (doubtful, 1 - doubtful, doubtful)
+
+
+@sync
+async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everything_back() -> None:
+    loop = asyncio.get_running_loop()
+    memory, setting = Memory(), Setting("ns", pace=Pace(loop.time(), rate=0.001))
+    setting.pace.reserve(loop.time(), 2, 1.0)
+    task = asyncio.create_task(move(memory, [arrival(1), arrival(2)], setting, settle=False, then=forever))
+    while not any(each.get_name() == "send to orders" for each in asyncio.all_tasks()):  # noqa: ASYNC110  a turn of the loop is no sleep
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert receipt_of(setting).released == 2
+
+
+@sync
+async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_is_counted() -> None:
+    memory, setting = Memory(complete=["hang"]), Setting("ns")
+
+    async def comes_again(made: Mover) -> None:
+        await memory.reached.wait()
+        made.accept([arrival(1)])
+        task.cancel()
+        await forever(made)
+
+    task = asyncio.create_task(move(memory, [arrival(1)], setting, settle=False, then=comes_again))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    receipt = receipt_of(setting)
+    assert (receipt.received, receipt.distinct, receipt.sent, receipt.already_sent) == (2, 1, 1, 1)
+
+
+async def forever(_mover: Mover) -> None:
+    await asyncio.Event().wait()
 
 
 @sync
