@@ -190,8 +190,8 @@ def run_command(
 
       {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
        "quarantined": 0, "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "left_in_queues": {},
-       "unreadable": [], "seconds": 0.0, "stopped": false}
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "more_doubtful": 0,
+       "left_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
 
     Of a direct run "archived" and "left" are null, and there are "taken", which is acknowledged + expired + quarantined
     + in_doubt, and "in_doubt".
@@ -344,7 +344,9 @@ def table(told: Document) -> Iterator[str]:
     named: Any = told["doubtful"]
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
-        yield clean(f"may be there twice: {len(named)} ({some}{', …' if len(named) > 3 else ''})")
+        more: Any = told["more_doubtful"]
+        count = len(named) + more
+        yield clean(f"may be there twice: {count} ({some}{', …' if count > 3 else ''})")
     for queue, number in _mapping(told["left_in_queues"]).items():
         yield clean(f"{number} left in {queue}: somebody else has them locked, or has deferred them")
     for path in _list(told["unreadable"]):

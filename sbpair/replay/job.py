@@ -111,7 +111,7 @@ def document(proof: Proof, run: Run) -> dict[str, Any]:
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         "queues": queues,
-        **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful")},
+        **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful", "more_doubtful")},
         **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
     }
 
@@ -176,6 +176,8 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
             _probe(spark, job)
         if not (archive.is_local or run.direct):
             read_by_spark(spark, archive)
+        # Of a cluster, it is what has come by now.
+        job = replace(job, senders=spark.sparkContext.defaultParallelism)
         if run.direct:
             _move(spark, job, archive, request.pair, held, tell)
         else:

@@ -190,7 +190,10 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it."""
+    """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it.
+
+    `senders` is how many tasks share the rate, where Spark may run more of them at once than were asked for.
+    """
 
     run: Run
     archive: str
@@ -198,6 +201,7 @@ class Job:
     secondary: Reach
     tasks: int
     beacon: str | None = None
+    senders: int = 1
 
     def in_haste(self) -> Job:
         """The same for tasks that wait for nothing: whether the queues are empty is looked at afterwards."""

@@ -66,7 +66,7 @@ def setting_of(job: Job, permit: Permit, ledger: Ledger) -> Setting:
     options = job.run.options
     pace = None
     if options.rate is not None:
-        pace = Pace(asyncio.get_running_loop().time(), rate=options.rate / job.tasks)
+        pace = Pace(asyncio.get_running_loop().time(), rate=options.rate / max(job.tasks, job.senders))
     return Setting(
         namespace=job.run.pair["secondary"],
         tally=Naming(ledger),

@@ -58,8 +58,9 @@ class Proof:
     """Counts are messages. `copies` are rows beyond the first of a message; `left` have come to no end yet.
 
     `contradictions` have come to two different ends, and `unknown` to one without being in a segment. `doubtful` names
-    those that may be in the primary twice; `unreadable` are files that would name more of them. `left_in_queues` were
-    in the backlog when the run began, and still were when it was drained: {queue: how many}.
+    those that may be in the primary twice, and `more_doubtful` counts those beyond NAMED_MOST; `unreadable` are files
+    that would name more of them. `left_in_queues` were in the backlog when the run began, and still were when it was
+    drained: {queue: how many}.
     """
 
     archived: int = 0
@@ -76,6 +77,7 @@ class Proof:
     destinations: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     named: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)
+    more_doubtful: int = 0
     unreadable: list[str] = field(default_factory=list)
     left_in_queues: dict[str, int] = field(default_factory=dict)
 
@@ -258,10 +260,12 @@ def _sum_up(proof: Proof, counts: dict[str, Counter[str]]) -> None:
 
 
 def _name(proof: Proof, key: Key, destination: str | None) -> None:
+    queue, number, _, message_id = key
+    named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
     if len(proof.named) < NAMED_MOST:
-        queue, number, _, message_id = key
-        named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
         proof.named[tuple(named.values())] = named
+    elif tuple(named.values()) not in proof.named:
+        proof.more_doubtful += 1
 
 
 def _name_unanswered(archive: Archive, proof: Proof) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.cli.replay import table
 from sbpair.model import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import job, sweep
 from sbpair.replay import run as runs
@@ -235,6 +236,20 @@ def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Arch
     end(archive, LEDGER, key(1), key(2), attempt="next")
 
     assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
+
+
+def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpair.replay.verify.NAMED_MOST", 2)
+    put(archive, "one", *map(key, range(4)))
+    end(archive, LEDGER, *map(key, range(4)))
+    end(archive, DOUBTFUL, *map(key, range(4)))
+    end(archive, DOUBTFUL, key(0))
+
+    proof = proof_of(archive)
+
+    assert (len(proof.doubtful), proof.more_doubtful) == (2, 2)
+    [told] = [line for line in table({"run": "r1", **job.document(proof, RUN), "seconds": 0.0}) if "twice" in line]
+    assert told.startswith("may be there twice: 4 (")
 
 
 def test_what_got_no_answer_and_was_sent_again_is_named(archive: Archive) -> None:

@@ -27,7 +27,9 @@ from sbpair.move.mover import MOVING_MOST
 from sbpair.move.state import State
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
+from sbpair.replay.lease import Permit
 from sbpair.replay.ledger import Ledger
+from sbpair.replay.send import setting_of
 from sbpair.replay.shard_source import CHUNK_MOST, ShardSource
 from tests.spark.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, exported
@@ -249,6 +251,20 @@ def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pla
         send(job)
 
     everything_is_there(place, job)
+
+
+def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_path: Path) -> None:
+    job = job_of(place, tmp_path, rate=50.0)
+
+    async def seconds(job: Job) -> float:
+        pace = setting_of(job, Permit(job.open(), None), Ledger(job.open(), job.run.shards)).pace
+        assert pace is not None
+        now = asyncio.get_running_loop().time()
+        pace.took(now, 10_000)
+        return pace.delay(now, 1)
+
+    alone = asyncio.run(seconds(job))
+    assert asyncio.run(seconds(replace(job, senders=4 * job.tasks))) == pytest.approx(4 * alone, rel=0.01)
 
 
 @pytest.mark.slow
