@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -54,6 +55,9 @@ SHARDS_A_TASK = 4
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
 
 LOOK_SECONDS = 1.0
+
+READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
+"""How Spark tells of a file that it cannot read."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,10 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
         else:
             _drain(spark, job, archive, request.pair, held, tell)
         if not run.direct and not archive.stopped() and archive.files(SEGMENTS):
-            _send(spark, job, archive, held, tell)
+            try:
+                _send(spark, job, archive, held, tell)
+            except sparks.errors() as error:
+                raise _translated(error, archive) from error
     tell(Phase("verify", "counting what is in the archive"))
     return _prove(archive, run, began)
 
@@ -365,13 +372,10 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
 
 def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
     """Raises UsageError where the run's --where fails on what some message says."""
-    from py4j.protocol import Py4JError  # what Spark 3.5 raises
-    from pyspark.errors import PySparkException
-
     try:
         return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
-    except (PySparkException, Py4JError) as error:
-        if run.options.selection.where is None:
+    except sparks.errors() as error:
+        if run.options.selection.where is None or READING.search(str(error)):
             raise
         raise UsageError(
             f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
@@ -458,6 +462,8 @@ def _translated(error: BaseException, archive: Archive) -> BaseException:
     from sbpair import errors
 
     text = str(error)
+    if found := READING.search(text):
+        return archive.broken(found[1], "Spark cannot read it")
     for line in reversed(text.splitlines()):
         name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)

@@ -132,6 +132,14 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
         ) from error
 
 
+def errors() -> tuple[type[Exception], ...]:
+    """What Spark raises, of whichever version."""
+    from py4j.protocol import Py4JError  # of 3.5
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError
+
+
 def said(error: Exception) -> str:
     """What Spark, or Java, says in one line: without its traceback, and without the names of its exceptions."""
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -119,7 +119,9 @@ def verify(archive: Archive, run: Run) -> Proof:
         known = _known(archive, chunks, attempts, Slice(slices, part), direct=run.direct)
         proof.copies += 0 if run.direct else _rows_beyond_the_first(known)
         _judge(proof, counts, known)
-        _name_doubled(archive, proof, chunks[LEDGER], _suspects(known, attempts))
+        # What a dead attempt had in hand may have arrived, also where the next one found it past its time, or refused.
+        ended = [path for kind in (LEDGER, EXPIRED, QUARANTINE) for path in chunks[kind]]
+        _name_doubled(archive, proof, ended, _suspects(known, attempts))
     _name_unanswered(archive, proof)
     _count_ends(archive, proof, chunks)
     _sum_up(proof, counts)

@@ -238,6 +238,15 @@ def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Arch
     assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
 
 
+@pytest.mark.parametrize("kind", [EXPIRED, QUARANTINE])
+def test_what_a_dead_attempt_had_in_hand_may_have_arrived_whatever_came_of_it(archive: Archive, kind: str) -> None:
+    put(archive, "one", key(0), key(1))
+    Ledger(archive, RUN.shards, "dead").has_in_hand([Entry(key(0), "orders")])
+    end(archive, kind, key(0), key(1), attempt="next")
+
+    assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m0"]
+
+
 def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.replay.verify.NAMED_MOST", 2)
     put(archive, "one", *map(key, range(4)))
@@ -304,11 +313,12 @@ def test_the_proof_is_what_a_naive_count_comes_to(
     assert told == tuple(len(ends[kind]) for kind in KINDS)
     assert proof.contradictions == sum(map(len, ends.values())) - len(ended)
     assert proof.unknown == sum(len(each - archived) for each in ends.values())
-    wrote = [(number, attempt) for kind, attempt, number in rows if kind == LEDGER]
+    wrote = [(number, attempt) for kind, attempt, number in rows if kind in (LEDGER, EXPIRED, QUARANTINE)]
+    twice = {number for _, _, number in rows if [(kind, each) for kind, _, each in rows].count((LEDGER, number)) > 1}
     doubled = {
         number
         for number, attempt in wrote
-        if [each for each, _ in wrote].count(number) > 1
+        if (number in twice.union(*in_hand.values()) and [each for each, _ in wrote].count(number) > 1)
         or any(number in numbers and other != attempt for other, numbers in in_hand.items())
     }
     assert {each["sequence_number"] for each in proof.doubtful} == doubled

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from sbpair import errors
@@ -15,6 +16,7 @@ from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
 from sbpair.replay.run import Dedup, Options, load
 from sbpair.replay.schema import SEGMENT
+from sbpair.replay.selection import Selection
 from sbpair.replay.verify import verify
 from tests.spark.world import HOUR_TICKS, World
 
@@ -116,6 +118,16 @@ def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: A
 
     with pytest.raises(errors.SbpairError):
         job.resume(place.request(tmp_path), archive.run, lambda _event: None)
+
+    about = pq.read_metadata(path).row_group(0)
+    column = next(
+        about.column(at) for at in range(about.num_columns) if about.column(at).path_in_schema == "destination"
+    )
+    at = column.dictionary_page_offset + column.total_compressed_size - 1
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for chosen in (None, Selection((), "message_id < 'n'")):
+        with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken: Spark cannot read it"):
+            job.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen)
 
     assert place.ids() == []
     path.write_bytes(whole)
