@@ -180,8 +180,8 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
             _probe(spark, job)
         if not (archive.is_local or run.direct):
             read_by_spark(spark, archive)
-        # Of a cluster, it is what has come by now.
-        job = replace(job, senders=spark.sparkContext.defaultParallelism)
+        # No more of them than there are shards, or than cores; of a cluster, those that have come by now.
+        job = replace(job, senders=min(run.shards, spark.sparkContext.defaultParallelism))
         if run.direct:
             _move(spark, job, archive, request.pair, held, tell)
         else:

@@ -55,7 +55,8 @@ def plan(archive: Archive, *, unsent: bool) -> Sweep:
         proved = archive.read_json(SWEPT).get("segments", [*sizes[SEGMENTS]])
         if not isinstance(proved, list):
             raise archive.broken(SWEPT, "it does not say what is taken away")
-        sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in proved}
+        known = frozenset(map(str, proved))
+        sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in known}
     else:
         _check(archive, verify(archive, run), unsent=unsent)
     kept = 0 if unsent else sum(archive.rows(path) for place in UNSENT for path in archive.files(place))
