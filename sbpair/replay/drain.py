@@ -205,12 +205,20 @@ async def left_in_queues(job: Job) -> dict[str, int]:
         return await patiently(lambda: _left(job, get_token))
 
 
-async def _left(job: Job, get_token: GetToken | None) -> dict[str, int]:
+async def is_left(job: Job) -> bool:
+    """Whether there is any: to count them takes long where there are many. Raises Unavailable."""
+    async with token_getter(job.pair()) as get_token:
+        return bool(await patiently(lambda: _left(job, get_token, all_of_them=False)))
+
+
+async def _left(job: Job, get_token: GetToken | None, *, all_of_them: bool = True) -> dict[str, int]:
     found: Counter[str] = Counter()
     async with connect(job.secondary.endpoint(), get_token=get_token) as wire:
         for queue in job.run.queues:
             async for page in pages_of(wire, queue):
                 found[queue] += sum(is_ours(job.run, seen) for seen in page)
+                if found[queue] and not all_of_them:
+                    break
     return {queue: count for queue, count in found.items() if count}
 
 

@@ -33,7 +33,7 @@ from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
 from sbpair.replay.direct import move
-from sbpair.replay.drain import drain, keep_accepted, left_in_queues, tasks_of
+from sbpair.replay.drain import drain, is_left, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.patience import patiently
 from sbpair.replay.probe import answer, question, read_by_spark
@@ -299,7 +299,7 @@ def _move(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: 
 
 def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: Watch, held: Held, tell: Tell) -> None:
     """Have tasks empty the queues, in haste and, where that leaves anything, with patience; write down what is left."""
-    archive, left = job.open(), dict[str, int]()
+    archive = job.open()
     before = watch.look()
     tell(Expected(before.phase, asyncio.run(_expected(pair, job.run.queues, before.by))))
     for each in (job.in_haste(), job):
@@ -309,9 +309,9 @@ def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: W
         _watched(watch, archive, rows.collect, held, tell)
         if archive.stopped():
             return
-        left = asyncio.run(left_in_queues(job))
-        if not left:
+        if not asyncio.run(is_left(job)):
             break
+    left = asyncio.run(left_in_queues(job))
     said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
     archive.write_json(DRAINED, said)
 

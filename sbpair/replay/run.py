@@ -20,8 +20,9 @@ from sbpair.replay.selection import EVERYTHING, Selection
 
 SCHEMA = "sbpair/replay-run/1"
 
-HASTY_SECONDS = 0.25
-"""How long nothing may come from a queue that is looked at afterwards."""
+HASTY_SECONDS, HASTY_STRANGERS_SECONDS = 0.25, 2.0
+"""How long nothing may come from a queue that is looked at afterwards: where it shows nothing, and where it does. The
+latter is long for a busy namespace, which has much to settle before it sends on."""
 
 
 NUMBERS = ("segment_bytes", "segment_messages", "empty_seconds", "strangers_seconds")
@@ -206,7 +207,11 @@ class Job:
     def in_haste(self) -> Job:
         """The same for tasks that wait for nothing: whether the queues are empty is looked at afterwards."""
         options = self.run.options
-        hasty = replace(options, empty_seconds=min(options.empty_seconds, HASTY_SECONDS), strangers_seconds=0.0)
+        hasty = replace(
+            options,
+            empty_seconds=min(options.empty_seconds, HASTY_SECONDS),
+            strangers_seconds=min(options.strangers_seconds, HASTY_STRANGERS_SECONDS),
+        )
         return replace(self, run=replace(self.run, options=hasty))
 
     def open(self) -> Archive:

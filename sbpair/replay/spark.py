@@ -19,6 +19,7 @@ ROWS_A_BATCH = 500
 """What a task takes from Spark at once: enough for Arrow to be fast, and little to hold where messages are large."""
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+DAEMON = "sbpair.replay.daemon"
 
 QUIET = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -84,7 +85,8 @@ def session(
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         mine = signal.getsignal(signal.SIGINT)
         options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
-        spark = _started(master, {**local_settings(master), **settings, JAVA_OPTIONS: options}, directory)
+        daemon = {"spark.python.daemon.module": DAEMON} if is_local(master) and package is None else {}
+        spark = _started(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
         try:
             if threading.current_thread() is threading.main_thread():
                 # Spark's own would cancel what is to be finished first.

@@ -34,7 +34,7 @@ from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
 SCHEMA = "sbpair/benchmark/1"
 MODES = ("archive", "direct")
 STARTING = ("begin", "check", "spark")
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.2
 DRIVER, JVM, WORKERS = "driver", "jvm", "workers"
 PLAIN_MOST = 5_000
 """The plain loop needs no more than so many messages to show what it does."""

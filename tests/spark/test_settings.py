@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbpair import errors
-from sbpair.replay import selection, spark
+from sbpair.replay import daemon, selection, spark
 from tests.spark.world import HASTY
 
 
@@ -57,6 +59,29 @@ def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
 )
 def test_of_what_is_said_of_a_condition_what_was_not_written_is_left_out(text: str) -> None:
     assert selection.said(RuntimeError(text)) == "It is malformed."
+
+
+def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
+    own, other = "/site/pyspark/python/lib/pyspark.zip", "/opt/spark/python/lib/pyspark.zip"
+    assert daemon.files_first([own, "/work", "/site"]) == ["/work", "/site", own]
+    assert daemon.files_first([other, "/work", "/site"]) == [other, "/work", "/site"]
+    assert daemon.files_first(["pyspark.zip", "", "/"]) == ["pyspark.zip", "", "/"]
+
+
+@pytest.mark.java
+@pytest.mark.usefixtures("own_java")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_a_local_master_has_its_workers_import_pyspark_from_files() -> None:
+    def told(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyspark
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__]})
+
+    with spark.session("local[1]", HASTY) as session:
+        [row] = session.range(0, 1, 1, 1).mapInArrow(told, "place string").collect()
+    assert ".zip" not in row.place
 
 
 @pytest.mark.java

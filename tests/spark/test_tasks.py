@@ -25,6 +25,7 @@ from sbpair.move.journal import Journal
 from sbpair.move.lease import Lease
 from sbpair.move.mover import MOVING_MOST
 from sbpair.move.state import State
+from sbpair.move.wire_source import WireSource
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
 from sbpair.replay.lease import Permit
@@ -374,6 +375,22 @@ def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_pat
     send(job)
     assert proof_of(job).left_in_queues == {}
     everything_is_there(place, job)
+
+
+def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not_left_behind(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(10)
+    job = job_of(place, tmp_path).in_haste()
+    take, pauses = WireSource.take, iter([True])
+
+    async def pausing(self: Any, most: int, *, seconds: float) -> Any:
+        return [] if next(pauses, False) else await take(self, most, seconds=seconds)
+
+    monkeypatch.setattr(WireSource, "take", pausing)
+    assert asyncio.run(replays.is_left(job))
+    drain(job)
+    assert (proof_of(job).archived, asyncio.run(replays.is_left(job))) == (10, False)
 
 
 def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
