@@ -23,7 +23,7 @@ from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
 from sbpair.replay.drain import IDLE_SECONDS, accepted_before, tasks_of
 from sbpair.replay.ending import Ending
 from sbpair.replay.lease import Permit
-from sbpair.replay.ledger import Entry, InHand, Key, Ledger, Together, keys_of
+from sbpair.replay.ledger import Entry, InHand, Key, Ledger, Together, in_hand, keys_of
 from sbpair.replay.patience import TRIES as CONNECTIONS
 from sbpair.replay.patience import back_off_seconds
 from sbpair.replay.schema import KEY
@@ -228,15 +228,13 @@ def accepted_at_death(archive: Archive, queue: str, shard: int) -> Known:
 
     Few, however large the ledger is.
     """
-    in_hand: set[Key] = set()
+    mine: set[Key] = set()
     for path in archive.files(SENDING):
         with suppress(StateRefused):  # a loss of power may have cut it short: the proof says so
-            in_hand.update(
-                key for key in keys_of(archive.read_table(path, list(KEY))) if key[0].lower() == queue.lower()
-            )
+            mine.update(key for key in in_hand(archive, path) if key[0].lower() == queue.lower())
     found: Known = set()
-    if in_hand:
+    if mine:
         for path in archive.files(f"{LEDGER}/{shard}"):
-            keys = in_hand & set(keys_of(archive.read_table(path, list(KEY))))
+            keys = mine & set(keys_of(archive.read_table(path, list(KEY))))
             found.update((queue.lower(), *key[1:]) for key in keys)
     return found

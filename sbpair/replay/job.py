@@ -336,9 +336,17 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
     tell(Expected("send", _to_send(summary)))
     tell(Phase("send", f"sending to {len(destinations)} destinations of {job.primary.place['name']}"))
-    ready = rows.repartition(run.shards, "shard").sortWithinPartitions("shard", *planning.ORDER)
+    ready = rows.repartition(run.shards, _partition(spark, run.shards)).sortWithinPartitions(*planning.ORDER)
     action = ready.mapInArrow(send(job), PROGRESS).collect
     _watched(progress.sent(archive), archive, action, held, tell)
+
+
+def _partition(spark: Any, shards: int) -> Any:
+    """What rows are spread by, so that a task has one shard."""
+    from pyspark.sql.functions import expr
+
+    [(places,)] = spark.sql(planning.places(shards)).collect()
+    return expr(planning.placed(shards, places))
 
 
 def _compare(spark: Any) -> planning.Compare:

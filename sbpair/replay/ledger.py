@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive import DOUBTFUL, OUTCOMES, SENDING, Archive
-from sbpair.replay.schema import KEY, OUTCOME, VERSION
+from sbpair.replay.archive import ARROW, DOUBTFUL, OUTCOMES, SENDING, Archive
+from sbpair.replay.schema import KEY, KEYS, OUTCOME, VERSION
 
 Key: TypeAlias = tuple[str, int, int, str | None]
 """(queue, sequence number, enqueued at, message id)"""
@@ -70,8 +70,8 @@ class Ledger:
 
         Only a crash makes anybody read it, and only a loss of power makes it be less than it should.
         """
-        path = f"{SENDING}/{self.attempt}.{next(self._numbers)}.parquet"
-        self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=False)
+        path = f"{SENDING}/{self.attempt}.{next(self._numbers)}{ARROW}"
+        self._archive.write_for_now(path, _keys_table([entry.key for entry in entries]), self._shards)
         self._said.add(path)
         return path
 
@@ -162,8 +162,22 @@ def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=OUTCOME)
 
 
+def _keys_table(keys: Sequence[Key]) -> pa.Table:
+    columns = zip(*keys, strict=True) if keys else ([] for _ in KEY)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, KEYS, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=KEYS)
+
+
 def keys_of(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
+
+
+def in_hand(archive: Archive, path: str) -> list[Key]:
+    """What an attempt said it had in hand. Raises StateRefused: such a file is not synced, and may be cut short."""
+    table = archive.read_for_now(path)
+    if not table.schema.equals(KEYS):
+        raise foreign(archive, path)
+    return keys_of(table)
 
 
 def foreign(archive: Archive, path: str) -> StateRefused:
@@ -174,11 +188,13 @@ def foreign(archive: Archive, path: str) -> StateRefused:
     )
 
 
-def check_shards(archive: Archive, shards: int) -> None:
-    """Raise StateRefused where a chunk was written for another number of shards, or by another run."""
+def check_shards(archive: Archive, shards: int) -> int:
+    """How many rows all chunks have. Raises StateRefused for one of another number of shards, or of another run."""
+    found = 0
     for kind in OUTCOMES:
         for path in archive.files(kind):
-            about, _, schema = archive.footer(path)
+            about, rows, schema = archive.footer(path)
+            found += rows
             if not schema.equals(OUTCOME):
                 raise foreign(archive, path)
             run, number = about.get("sbpair.run"), about.get("sbpair.shards")
@@ -192,3 +208,4 @@ def check_shards(archive: Archive, shards: int) -> None:
                     f"{archive.root}/{path} was written for {number} shards, and run {run} has {shards}",
                     hint="bring run.json back from a copy, as it was when the run began: its shards never change",
                 )
+    return found

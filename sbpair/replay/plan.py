@@ -6,6 +6,7 @@ other where they may have to do with each other, which is found out before, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,21 @@ _IN_ORDER = ", ".join(ORDER)
 def shard(shards: int) -> str:
     """Messages of a session are in one shard, whichever queue they came from: so one task has all of them."""
     return f"pmod(xxhash64(lower(destination), coalesce(session_id, message_id)), {shards})"
+
+
+def places(shards: int) -> str:
+    """Where Spark would put a row by each of a few numbers, one row with an array: see `placed`."""
+    return f"SELECT transform(sequence(0, {shards * (shards.bit_length() + 10)}), n -> pmod(hash(n), {shards})) AS places"  # noqa: S608
+
+
+def placed(shards: int, places: Sequence[int]) -> str:
+    """A number by which Spark puts each shard into a partition of its own: by shards as they are, some would share one.
+
+    `places` are where rows with 0, 1, 2 and so on would go.
+    """
+    number_for = {place: number for number, place in enumerate(places)}
+    numbers = ", ".join(str(number_for.get(each, each)) for each in range(shards))
+    return f"element_at(array({numbers}), shard + 1)"
 
 
 def left_ms(now_ms: int) -> str:

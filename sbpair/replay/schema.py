@@ -21,6 +21,8 @@ _KEY_FIELDS = [
     pa.field("message_id", pa.string()),
 ]
 
+KEYS = pa.schema(_KEY_FIELDS)
+
 SEGMENT = pa.schema(
     [
         # Where a row is, which is what its copies do not share.

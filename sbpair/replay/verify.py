@@ -28,9 +28,10 @@ from sbpair.replay.archive import (
     SENDING,
     SWEPT,
     Archive,
+    counted,
 )
-from sbpair.replay.ledger import Key, check_shards, foreign, keys_of
-from sbpair.replay.schema import KEY, OUTCOME, SEGMENT
+from sbpair.replay.ledger import Key, check_shards, foreign, in_hand, keys_of
+from sbpair.replay.schema import KEY, KEYS, SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Run
@@ -46,11 +47,8 @@ NAMED_MOST = 20_000
 
 BUCKETS = {LEDGER: "acknowledged", EXPIRED: "expired", QUARANTINE: "quarantined", DEDUPLICATED: "deduplicated"}
 
-ARCHIVED = 1
-BITS = {kind: 2 << place for place, kind in enumerate(OUTCOMES)}
-"""What is known of a message, as bits of one number: that it was archived, and every end that it has come to."""
-
-_KEYS = pa.schema([OUTCOME.field(name) for name in KEY])
+KINDS = (SEGMENTS, *OUTCOMES)
+"""What may be known of a message: that it was archived, and every end that it has come to."""
 
 
 @dataclass
@@ -105,27 +103,32 @@ def verify(archive: Archive, run: Run) -> Proof:
     """
     if archive.exists(SWEPT):
         raise swept(archive)
-    rows = check_segments(archive)
-    check_shards(archive, run.shards)
+    rows = max(check_segments(archive), check_shards(archive, run.shards))
     proof = Proof(left_in_queues=left_at_drain(archive))
-    chunks = {kind: archive.files(kind) for kind in OUTCOMES}
-    if run.direct:
-        rows = sum(archive.rows(path) for paths in chunks.values() for path in paths)
+    files = {kind: archive.files(kind) for kind in KINDS}
     attempts = _in_hand_at_death(archive, proof)
-    proof.segments = len(archive.files(SEGMENTS))
-    counts: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
+    proof.segments = len(files[SEGMENTS])
+    tally = Tally({queue: Counter() for queue in run.queues})
     slices = 1 << (rows // SLICE_MOST).bit_length()
     for part in range(slices):
-        known = _known(archive, chunks, attempts, Slice(slices, part), direct=run.direct)
+        known = _known(archive, files, attempts, Slice(slices, part), tally, direct=run.direct)
         proof.copies += 0 if run.direct else _rows_beyond_the_first(known)
-        _judge(proof, counts, known)
+        _judge(proof, tally.queues, known)
         # What a dead attempt had in hand may have arrived, also where the next one found it past its time, or refused.
-        ended = [path for kind in (LEDGER, EXPIRED, QUARANTINE) for path in chunks[kind]]
+        ended = [path for kind in (LEDGER, EXPIRED, QUARANTINE) for path in files[kind]]
         _name_doubled(archive, proof, ended, _suspects(known, attempts))
     _name_unanswered(archive, proof)
-    _count_ends(archive, proof, chunks)
-    _sum_up(proof, counts)
+    _sum_up(proof, tally)
     return proof
+
+
+@dataclass
+class Tally:
+    """What is counted while slices are read: messages by queue, and rows by where they went or why they did not."""
+
+    queues: dict[str, Counter[str]]
+    destinations: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
 
 
 def swept(archive: Archive) -> StateRefused:
@@ -141,12 +144,15 @@ class Slice(NamedTuple):
     of: int
     part: int
 
+    def rows(self, table: pa.Table) -> pa.Table:
+        """Those of them that are in it."""
+        if self.of == 1:
+            return table
+        return table.filter(pc.equal(pc.bit_wise_and(table.column("sequence_number"), self.of - 1), self.part))
+
     def keys(self, table: pa.Table) -> pa.Table:
         """Of the rows that are in it."""
-        keys = table.select(list(KEY)).cast(_KEYS)
-        if self.of == 1:
-            return keys
-        return keys.filter(pc.equal(pc.bit_wise_and(keys.column("sequence_number"), self.of - 1), self.part))
+        return self.rows(table).select(list(KEY)).cast(KEYS)
 
 
 def check_segments(archive: Archive) -> int:
@@ -172,62 +178,65 @@ def check_segments(archive: Archive) -> int:
 
 
 def _known(
-    archive: Archive, chunks: dict[str, list[str]], attempts: Iterable[Key], part: Slice, *, direct: bool
+    archive: Archive, files: dict[str, list[str]], attempts: Iterable[Key], part: Slice, tally: Tally, *, direct: bool
 ) -> pa.Table:
-    """A row for each message and bit that is known of it, with how many rows of files say so: KEY, bit, count_all.
+    """A row for each message: KEY, and for each of KINDS in how many rows of files it is.
 
     Of a direct run, whatever has been in anybody's hands counts as archived.
     """
-    found = [_marked(part.keys(archive.read_table(path, list(KEY))), ARCHIVED) for path in archive.files(SEGMENTS)]
-    for kind, paths in chunks.items():
-        for path in paths:
-            keys = part.keys(archive.read_table(path, list(KEY)))
-            found.append(_marked(keys, BITS[kind]))
-            if direct:
-                found.append(_marked(keys, ARCHIVED))
+    keys = {kind: [KEYS.empty_table()] for kind in KINDS}
+    for path in files[SEGMENTS]:
+        keys[SEGMENTS].append(part.keys(archive.read_table(path, list(KEY))))
+    for kind in OUTCOMES:
+        counts, name = (tally.destinations, "destination") if kind == LEDGER else (tally.reasons, "reason")
+        for path in files[kind]:
+            rows = part.rows(archive.read_table(path, [*KEY, name]))
+            counts.update(counted(rows.column(name)))
+            keys[kind].append(rows.select(list(KEY)).cast(KEYS))
     if direct:
-        found.append(_marked(part.keys(_table_of(attempts)), ARCHIVED))
-    return _counted(pa.concat_tables([_marked(_KEYS.empty_table(), ARCHIVED), *found]))
+        keys[SEGMENTS] += [part.keys(_table_of(attempts)), *(each for kind in OUTCOMES for each in keys[kind])]
+    return _grouped(pa.concat_tables([_marked(kind, pa.concat_tables(tables)) for kind, tables in keys.items()]))
 
 
-def _counted(rows: pa.Table) -> pa.Table:
-    """Rows that say the same as one, with how many there are. Queues are few: as numbers they cost a fifth."""
+def _marked(kind: str, keys: pa.Table) -> pa.Table:
+    """With a column for each of KINDS: 1 for that one."""
+    for each in KINDS:
+        keys = keys.append_column(each, pa.repeat(pa.scalar(int(each == kind), pa.int8()), len(keys)))
+    return keys
+
+
+def _grouped(rows: pa.Table) -> pa.Table:
+    """Rows of the same message as one. Queues are few: as numbers they cost a fifth."""
     queues = rows.column("queue").combine_chunks().dictionary_encode()
-    found = _grouped(rows.set_column(0, "queue", queues.indices), [*KEY, "bit"], [([], "count_all")])
-    at = found.schema.get_field_index("queue")
-    return found.set_column(at, "queue", queues.dictionary.take(found.column("queue").combine_chunks()))
-
-
-def _grouped(rows: pa.Table, by: list[str], what: list[tuple[str | list[str], str]]) -> pa.Table:
+    rows = rows.set_column(0, "queue", queues.indices)
     # Several threads would each make groups of their own, and bring them together at five times the cost.
-    return rows.group_by(by, use_threads=False).aggregate(what)
+    found = rows.group_by(list(KEY), use_threads=False).aggregate([(kind, "sum") for kind in KINDS])
+    columns = {kind: found.column(f"{kind}_sum") for kind in KINDS}
+    names = queues.dictionary.take(found.column("queue").combine_chunks())
+    return pa.table({"queue": names, **{name: found.column(name) for name in KEY[1:]}, **columns})
 
 
 def _table_of(keys: Iterable[Key]) -> pa.Table:
-    return pa.Table.from_pylist([dict(zip(KEY, key, strict=True)) for key in keys], schema=_KEYS)
-
-
-def _marked(keys: pa.Table, bit: int) -> pa.Table:
-    return keys.append_column("bit", pa.repeat(pa.scalar(bit, pa.int8()), len(keys)))
+    return pa.Table.from_pylist([dict(zip(KEY, key, strict=True)) for key in keys], schema=KEYS)
 
 
 def _rows_beyond_the_first(known: pa.Table) -> int:
     """In segments."""
-    counts = known.filter(pc.field("bit") == ARCHIVED).column("count_all")
-    return int(pc.sum(counts).as_py() or 0) - len(counts)
+    rows = known.column(SEGMENTS)
+    return int(pc.sum(rows).as_py() or 0) - int(pc.sum(pc.greater(rows, 0)).as_py() or 0)
 
 
 def _judge(proof: Proof, counts: dict[str, Counter[str]], known: pa.Table) -> None:
     """Count messages by their queue and all that is known of them."""
-    told = _grouped(known, list(KEY), [("bit", "sum")])
-    for row in _grouped(told, ["queue", "bit_sum"], [([], "count_all")]).to_pylist():
-        bits, messages = row["bit_sum"], row["count_all"]
+    told = pa.table({"queue": known.column("queue"), **{kind: pc.greater(known.column(kind), 0) for kind in KINDS}})
+    for row in told.group_by(["queue", *KINDS], use_threads=False).aggregate([([], "count_all")]).to_pylist():
+        messages = row["count_all"]
         here = counts.setdefault(row["queue"], Counter())
-        ends = [bucket for kind, bucket in BUCKETS.items() if bits & BITS[kind]]
+        ends = [bucket for kind, bucket in BUCKETS.items() if row[kind]]
         for bucket in ends:
             here[bucket] += messages
         proof.contradictions += messages * max(0, len(ends) - 1)
-        if bits & ARCHIVED:
+        if row[SEGMENTS]:
             here["archived"] += messages
             here["left"] += 0 if ends else messages
         else:
@@ -236,7 +245,7 @@ def _judge(proof: Proof, counts: dict[str, Counter[str]], known: pa.Table) -> No
 
 def _suspects(known: pa.Table, attempts: dict[Key, set[str]]) -> dict[Key, set[str]]:
     """Messages that the ledger has twice, or a dead attempt had in hand: those may be in the primary twice."""
-    twice = known.filter((pc.field("bit") == BITS[LEDGER]) & (pc.field("count_all") > 1))
+    twice = known.filter(pc.field(LEDGER) > 1)
     return {**{key: set() for key in keys_of(twice)}, **attempts}
 
 
@@ -254,11 +263,13 @@ def _name_doubled(archive: Archive, proof: Proof, paths: list[str], suspects: di
             found.add(key)
 
 
-def _sum_up(proof: Proof, counts: dict[str, Counter[str]]) -> None:
+def _sum_up(proof: Proof, tally: Tally) -> None:
     names = ("archived", *BUCKETS.values(), "left")
-    proof.queues = {queue: {name: counted[name] for name in names} for queue, counted in counts.items()}
+    proof.queues = {queue: {name: here[name] for name in names} for queue, here in tally.queues.items()}
     for name in names:
-        setattr(proof, name, sum(counted[name] for counted in counts.values()))
+        setattr(proof, name, sum(here[name] for here in tally.queues.values()))
+    proof.destinations = dict(sorted(tally.destinations.items()))
+    proof.reasons = dict(tally.reasons.most_common(LISTED_MOST))
 
 
 def _name(proof: Proof, key: Key, destination: str | None) -> None:
@@ -287,7 +298,7 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
     for path in archive.files(SENDING):
         attempt = path.removeprefix(f"{SENDING}/").partition(".")[0]
         try:
-            keys = keys_of(archive.read_table(path, list(KEY)))
+            keys = in_hand(archive, path)
         except StateRefused:
             proof.unreadable.append(path)
             continue
@@ -311,14 +322,3 @@ def _drained(archive: Archive) -> tuple[int, dict[str, int]]:
         return 0, {}
     except (AttributeError, TypeError, ValueError) as error:
         raise archive.broken(DRAINED, "it does not say what the drain came to") from error
-
-
-def _count_ends(archive: Archive, proof: Proof, chunks: dict[str, list[str]]) -> None:
-    destinations: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    for kind, paths in chunks.items():
-        told, name = (destinations, "destination") if kind == LEDGER else (reasons, "reason")
-        for path in paths:
-            told.update(archive.counts(path, name))
-    proof.destinations = dict(sorted(destinations.items()))
-    proof.reasons = dict(reasons.most_common(LISTED_MOST))

@@ -28,7 +28,7 @@ from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archiv
 from sbpair.replay.direct import Booked, Direct, _entry, accepted_at_death
 from sbpair.replay.drain import tasks_of
 from sbpair.replay.lease import Held
-from sbpair.replay.ledger import Entry, Ledger, keys_of
+from sbpair.replay.ledger import Entry, Ledger, in_hand
 from sbpair.replay.progress import Phase, moved
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
 from sbpair.replay.selection import Selection
@@ -258,8 +258,8 @@ def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
     with pytest.raises(errors.MachineLacks, match="full"):
         move(made)
     assert place.left() == 4
-    in_hand = [key for path in made.open().files(SENDING) for key in keys_of(made.open().read_table(path))]
-    assert in_hand, "what may be there twice can be told"
+    held = [key for path in made.open().files(SENDING) for key in in_hand(made.open(), path)]
+    assert held, "what may be there twice can be told"
 
 
 def test_without_the_drivers_word_nothing_is_sent(

@@ -19,7 +19,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import shard_source
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.ledger import Entry, InHand, Key, Ledger, keys_of
+from sbpair.replay.ledger import Entry, InHand, Key, Ledger, in_hand, keys_of
 from sbpair.replay.shard_source import COLUMNS, ShardSource
 
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -45,7 +45,10 @@ def batches(count: int, size: int = 7, verdict: str | None = None) -> Iterator[A
 
 
 def written(archive: Archive, kind: str) -> list[Key]:
-    return [each for path in archive.files(kind) for each in keys_of(archive.read_table(path))]
+    def read(path: str) -> list[Key]:
+        return in_hand(archive, path) if kind == SENDING else keys_of(archive.read_table(path))
+
+    return [each for path in archive.files(kind) for each in read(path)]
 
 
 @pytest.fixture

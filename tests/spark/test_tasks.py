@@ -29,7 +29,7 @@ from sbpair.move.wire_source import WireSource
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
 from sbpair.replay.lease import Permit
-from sbpair.replay.ledger import Ledger
+from sbpair.replay.ledger import Ledger, in_hand
 from sbpair.replay.send import setting_of
 from sbpair.replay.shard_source import CHUNK_MOST, ShardSource
 from tests.spark.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send
@@ -199,9 +199,9 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
         send(job)
 
     proof = proof_of(job)
-    in_hand = sum(job.open().rows(path) for path in job.open().files(SENDING))
+    held = sum(len(in_hand(job.open(), path)) for path in job.open().files(SENDING))
     assert 0 < proof.acknowledged < MANY
-    assert len(place.ids()) <= proof.acknowledged + in_hand < MANY
+    assert len(place.ids()) <= proof.acknowledged + held < MANY
     send(job)
     everything_is_there(place, job)
 
