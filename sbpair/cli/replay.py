@@ -62,7 +62,9 @@ class Cluster:
     master: Annotated[
         str | None,
         typer.Option(
-            "--master", metavar="URL", help="The Spark that does it: local[N,4], spark://host:port, … (every core here)"
+            "--master",
+            metavar="URL",
+            help="The Spark that does it: local[N,4], spark://host:port, … (here, 2 tasks more than cores)",
         ),
     ] = None
     parallelism: Annotated[
@@ -382,6 +384,7 @@ def _check_machine() -> None:
 
 
 def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "Request":
+    from sbpair.replay import spark
     from sbpair.replay.job import Request
 
     tasks = cluster.parallelism
@@ -398,7 +401,7 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         archive,
         (_variable(found, "primary"), _variable(found, "secondary")),
         Path(found.state_directory),
-        master=cluster.master or f"local[{os.cpu_count() or 1},4]",
+        master=cluster.master or spark.local_master(),
         tasks=tasks,
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),

@@ -38,7 +38,8 @@ def shard(shards: int) -> str:
 
 def places(shards: int) -> str:
     """Where Spark would put a row by each of a few numbers, one row with an array: see `placed`."""
-    return f"SELECT transform(sequence(0, {shards * (shards.bit_length() + 10)}), n -> pmod(hash(n), {shards})) AS places"  # noqa: S608
+    enough = shards * (shards.bit_length() + 10)
+    return f"SELECT transform(sequence(0, {enough}), number -> pmod(hash(number), {shards})) AS places"
 
 
 def placed(shards: int, places: Sequence[int]) -> str:

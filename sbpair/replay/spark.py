@@ -39,6 +39,10 @@ JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 """For a local master's Java: the second compiler takes more of the cores from those who move messages than it gives
 back, for what Java does with a message is little beside what they do."""
 
+TASKS_BEYOND_CORES = 2
+TRIES = 4
+"""How often a local master has a task tried before it gives up: by itself it would not try again."""
+
 FEW_CORES = 4
 """Up to here a collector with one thread does: those with several would take the cores as well."""
 
@@ -59,6 +63,11 @@ SETTINGS = {
 
 def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
+
+
+def local_master() -> str:
+    """This machine, with a few tasks more than it has cores: each of them waits for a namespace now and then."""
+    return f"local[{(os.cpu_count() or 1) + TASKS_BEYOND_CORES},{TRIES}]"
 
 
 def local_cores(master: str) -> int | None:
