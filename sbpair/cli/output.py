@@ -89,9 +89,9 @@ class Screen:
 
     def asks(self, question: str) -> bool:
         """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
-        sys.stderr.write(f"{clean(question)} [y/N] ")
-        sys.stderr.flush()
         try:
+            sys.stderr.write(f"{clean(question)} [y/N] ")
+            sys.stderr.flush()
             return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
         except KeyboardInterrupt:
             sys.stderr.write("\n")
