@@ -208,6 +208,7 @@ def run_command(
     request = _request(found, archive, cluster, verbose=bool(display.verbose))
     from sbpair.move import pace, route
     from sbpair.replay import job, run
+    from sbpair.replay.archive import in_memory
 
     wanted = run.Options(
         dedup=run.Dedup(dedup.value),
@@ -218,6 +219,8 @@ def run_command(
         selection=_selection(choice),
         mode=run.Mode(mode.value),
     )
+    if wanted.mode is run.Mode.ARCHIVE and in_memory(archive):
+        screen.warn(f"{archive} is in memory: a restart of this machine loses what is only there by then. Name a disk")
     if cluster.print_submit:
         return replay_submit.show(screen, request)
     queues = backlog(found.pair, queue, deadletters=deadletters)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,8 @@ PARQUET, ARROW = ".parquet", ".arrow"
 
 OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
 """Where a message ends: in one of these, once."""
+
+IN_MEMORY = ("tmpfs", "ramfs")
 
 GLOB = set("*?[]{}\\")
 """Spark takes these in a path for a pattern."""
@@ -280,6 +283,29 @@ class Archive:
             f"the archive {self.url} cannot be used: {error.strerror or error}",
             hint="check that it exists, may be written to and has room, or name another with --archive",
         )
+
+
+def in_memory(url: str) -> bool:
+    """Whether an archive there is gone with the next restart, as far as this machine says."""
+    if "://" in url:
+        return False
+    try:
+        mounts = Path("/proc/self/mounts").read_text(errors="replace")
+    except OSError:  # not Linux
+        return False
+    return filesystem_of(Path(url.removeprefix("file:")).resolve(), mounts) in IN_MEMORY
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """The kind of filesystem that an absolute path is on, by what /proc/self/mounts says; "" where it says nothing."""
+    found, depth = "", 0
+    for line in mounts.splitlines():
+        _device, place, kind, *_options = line.split(" ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
+        # Of two at the same place, the later one hides the other.
+        if path.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = kind, len(point.parts)
+    return found
 
 
 def counted(column: pa.ChunkedArray) -> Counter[str]:

@@ -28,10 +28,20 @@ from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.replay import plan as planning
-from sbpair.replay import progress
+from sbpair.replay import progress, repeats
 from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import DRAINED, PROVED, REPORT, SEGMENTS, STOP_FILE, SWEPT, Archive
+from sbpair.replay.archive import (
+    DRAINED,
+    EXPIRED,
+    PROVED,
+    QUARANTINE,
+    REPORT,
+    SEGMENTS,
+    STOP_FILE,
+    SWEPT,
+    Archive,
+)
 from sbpair.replay.direct import move
 from sbpair.replay.drain import drain, is_left, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
@@ -39,7 +49,7 @@ from sbpair.replay.patience import patiently
 from sbpair.replay.probe import answer, question, read_by_spark
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
-from sbpair.replay.schema import PROGRESS, SEGMENT_IN_SPARK
+from sbpair.replay.schema import KEY, KEY_IN_SPARK, PROGRESS, SEGMENT_IN_SPARK
 from sbpair.replay.send import send
 from sbpair.replay.shard_source import COLUMNS
 from sbpair.replay.verify import Proof, check_segments, left_at_drain, swept, verify
@@ -319,8 +329,7 @@ def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: W
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
     run = job.run
     tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
-    files = [archive.spark_url(path) for path in archive.files(SEGMENTS)]
-    spark.read.schema(SEGMENT_IN_SPARK).parquet(*files).createOrReplaceTempView(planning.MESSAGES)
+    _messages(spark, job, archive).createOrReplaceTempView(planning.MESSAGES)
     spark.sql(planning.plan(run, int(time.time() * 1000), _compare(spark))).createOrReplaceTempView("plan")
     summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
@@ -339,6 +348,23 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     ready = rows.repartition(run.shards, _partition(spark, run.shards)).sortWithinPartitions(*planning.ORDER)
     action = ready.mapInArrow(send(job), PROGRESS).collect
     _watched(progress.sent(archive), archive, action, held, tell)
+    if any(row["verdict"] == planning.DEDUPLICATED for row in summary):
+        repeated = spark.sql(planning.repeats("plan")).select(*repeats.COLUMNS).repartition(run.shards, "first_shard")
+        repeated.sortWithinPartitions(*repeats.ORDER).mapInArrow(repeats.write_off(job), PROGRESS).collect()
+
+
+def _messages(spark: Any, job: Job, archive: Archive) -> Any:
+    """The rows of all segments. Where repetitions are not sent, without what was refused or has expired: they are."""
+
+    def rows(columns: str, *kinds: str) -> Any:
+        files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
+        return spark.read.schema(columns).parquet(*files) if files else None
+
+    found = rows(SEGMENT_IN_SPARK, SEGMENTS)
+    unsent = rows(KEY_IN_SPARK, EXPIRED, QUARANTINE) if job.run.options.dedup is Dedup.MESSAGE_ID else None
+    if unsent is None:
+        return found
+    return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
 
 
 def _partition(spark: Any, shards: int) -> Any:

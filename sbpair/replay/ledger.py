@@ -85,10 +85,10 @@ class Ledger:
         for path in self._said - {but}:
             self.has_let_go(path)
 
-    def done(self, shard: int) -> set[Key]:
+    def done(self, shard: int, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
         """What has ended already, of one shard."""
         found: set[Key] = set()
-        for kind in OUTCOMES:
+        for kind in kinds:
             for path in self._archive.files(f"{kind}/{shard}"):
                 found.update(keys_of(self._archive.read_table(path, list(KEY))))
         return found

@@ -73,6 +73,8 @@ class Compare(StrEnum):
 SHARED_MOST = 100_000
 """Up to so many names that are shared, rows are looked for that have them: each task gets them all."""
 
+_FIRST_TYPE = "struct<queue: string, sequence_number: bigint, enqueued_at_ms: bigint, message_id: string, shard: int>"
+
 _NAME = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
 """What copies have in common, and what repeats a message id. That others may have it too costs a comparison."""
 
@@ -92,13 +94,17 @@ def shared() -> str:
 def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY) -> str:
     """One row for each row of the segments, without its message, with a verdict and a shard.
 
-    `again` says that another message with this message id is sent to the same destination before it. What is a copy, or
-    a repetition, does not depend on what was chosen: so one choice after the other comes to what one for all does.
+    `again` says that another message with this message id is sent to the same destination before it, and `first` which.
+    What is a copy, or a repetition, does not depend on what was chosen: so one choice after the other comes to what one
+    for all does.
     """
     columns = f"segment, position, {_KEY}, destination, session_id, size"
     expires = f"{left_ms(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
     verdict = f"CASE WHEN flaw IS NOT NULL THEN '{INVALID}' WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END"
-    alone = f"SELECT {columns}, false AS again, if(chosen, verdict, '{LEFT}') AS verdict, shard FROM named"  # noqa: S608
+    alone = (
+        f"SELECT {columns}, false AS again, cast(null AS {_FIRST_TYPE}) AS first,"  # noqa: S608
+        f" if(chosen, verdict, '{LEFT}') AS verdict, shard FROM named"
+    )
     if among is Compare.SHARING:
         ours = f"JOIN {SHARED} ON named.name = {SHARED}.name"
         compared = _compared(run, columns, f"named LEFT SEMI {ours}")
@@ -108,7 +114,7 @@ def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY) -> str:
     return f"""
 WITH named AS (
   SELECT {columns}, {run.options.selection.sql()} AS chosen, {verdict} AS verdict, {_NAME} AS name,
-    {shard(run.shards)} AS shard
+    cast({shard(run.shards)} AS int) AS shard
   FROM {MESSAGES})
 {said}"""  # noqa: S608
 
@@ -123,10 +129,10 @@ numbered AS (
 judged AS (SELECT *, if(copy > 1, '{COPY}', verdict) AS first_verdict FROM numbered),
 repeated AS (
   SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS again,
-    first_value(chosen) OVER same AS first_chosen
+    first_value(chosen) OVER same AS first_chosen, first_value(struct({_KEY}, shard)) OVER same AS first
   FROM judged
   WINDOW same AS (PARTITION BY name, message_id, first_verdict, lower(destination) ORDER BY {_IN_ORDER}))
-SELECT {columns}, again,
+SELECT {columns}, again, first,
   CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT chosen THEN '{LEFT}'
     WHEN again AND '{repeats}' <> '{SEND}' AND NOT first_chosen THEN '{WAITING}'
     WHEN again THEN '{repeats}' ELSE first_verdict END AS verdict,
@@ -135,21 +141,23 @@ FROM repeated)"""  # noqa: S608
 
 
 def losers(plan_view: str) -> str:
-    """Few, as a rule: what the bodies are joined with."""
-    return f"SELECT segment, position, verdict FROM {plan_view} WHERE verdict IN {LOSING}"  # noqa: S608
+    """Few, as a rule: what the bodies are told from."""
+    return f"SELECT segment, position FROM {plan_view} WHERE verdict IN {LOSING}"  # noqa: S608
 
 
 def work(run: Run, *, joined: bool) -> str:
     """What the senders get: every chosen message once, with its body. `joined` is whether there are losers at all."""
-    verdict, join, where = "cast(null AS string)", "", f"WHERE {run.options.selection.sql()}"
-    if joined:
-        verdict = "l.verdict"
-        join = f"LEFT JOIN {LOSERS} l ON m.segment = l.segment AND m.position = l.position"
-        where += f" AND coalesce(l.verdict, '') NOT IN ('{COPY}', '{WAITING}')"
-    columns = ", ".join(f"m.{name}" for name in (*KEY, "destination", "session_id", "message"))
+    losing = f"LEFT ANTI JOIN {LOSERS} l ON m.segment = l.segment AND m.position = l.position" if joined else ""
+    columns = ", ".join((*KEY, "destination", "session_id", "message"))
     return f"""
-SELECT *, cast({shard(run.shards)} AS int) AS shard
-FROM (SELECT {columns}, {verdict} AS verdict FROM {MESSAGES} m {join} {where})"""  # noqa: S608
+SELECT {columns}, cast({shard(run.shards)} AS int) AS shard
+FROM (SELECT * FROM {MESSAGES} m {losing}) WHERE {run.options.selection.sql()}"""  # noqa: S608
+
+
+def repeats(plan_view: str) -> str:
+    """What is not sent where the message that it repeats has been accepted, with the key and the shard of that one."""
+    first = ", ".join(f"first.{name} AS first_{name}" for name in (*KEY, "shard"))
+    return f"SELECT {_KEY}, destination, shard, {first} FROM {plan_view} WHERE verdict = '{DEDUPLICATED}'"  # noqa: S608
 
 
 def summary(plan_view: str) -> str:

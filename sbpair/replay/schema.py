@@ -47,7 +47,9 @@ DISTINCT = frozenset({"position", "sequence_number", "enqueued_at_ms", "message_
 """Columns in which hardly any two rows say the same: a dictionary of their values would be all of them again."""
 
 SPARK_TYPES = {"string": "string", "int64": "bigint", "int32": "int", "binary": "binary"}
-SEGMENT_IN_SPARK = ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in SEGMENT)
+KEY_IN_SPARK, SEGMENT_IN_SPARK = (
+    ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in schema) for schema in (KEYS, SEGMENT)
+)
 """For whoever has seen that the files are like that: Spark would start a job to find it out."""
 
 NOT_OF_THE_ENVELOPE = ("segment", "position", "message")

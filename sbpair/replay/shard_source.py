@@ -18,9 +18,10 @@ from sbpair.move import dead_letters
 from sbpair.move.opened import Opener
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
-from sbpair.replay.archive import DEDUPLICATED, EXPIRED, LEDGER, QUARANTINE, Archive
+from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, InHand, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
+from sbpair.replay.schema import KEY
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Failures, Seen
@@ -36,8 +37,7 @@ CHUNK_MOST, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
 CHUNK_SECONDS = 1.0
 """After how long what was accepted is written down with the next that is, however little it is."""
 
-COLUMNS = ("queue", "sequence_number", "enqueued_at_ms", "message_id", "destination", "verdict", "shard", "message")
-AGAIN = "another message with this id goes to the same destination before it"
+COLUMNS = (*KEY, "shard", "message")
 
 
 @dataclass(slots=True, eq=False)
@@ -182,26 +182,19 @@ class ShardSource:
 
     def _pull(self) -> list[Archived]:
         rows: list[tuple[RowKey, int, bytes]] = []
-        repeats: dict[int, list[Entry]] = {}
         size = 0
         while len(rows) < CHUNK_MOST and size < CHUNK_BYTES:
             row = next(self._rows, None)
             if row is None:
                 self._over = True
                 break
-            *key_parts, destination, verdict, shard, message = row
+            *key_parts, shard, message = row
             key = cast("RowKey", tuple(key_parts))
             if shard != self._shard:
                 self._shard, self._done = shard, self._ledger.done(shard)
-            if key in self._done:
-                continue
-            if verdict == DEDUPLICATED:
-                repeats.setdefault(shard, []).append(Entry(key, destination, AGAIN))
-            else:
+            if key not in self._done:
                 rows.append((key, shard, message))
                 size += len(message)
-        for shard, entries in repeats.items():
-            self._ledger.write(DEDUPLICATED, shard, entries)
         found = self._arrivals(rows)
         if found:
             self._in_hand.take({each: _entry(each) for each in found})

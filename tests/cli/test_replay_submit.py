@@ -92,3 +92,14 @@ def test_the_command_has_the_settings_and_no_secret_and_nothing_is_done(
     assert document["command"][:at] == command[:at]
     assert "c2VjcmV0" not in done.stdout + done.stderr + json.dumps(document)
     assert "SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING" in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "told"), [("tmpfs", True), ("ext4", False)])
+def test_an_archive_in_memory_is_told_of(
+    kind: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.archive.filesystem_of", lambda _path, _mounts: kind)
+    for words in ([], ["--mode", "direct"]):
+        done = sbpair("run", "--archive", str(tmp_path), *words, "--print-submit", home=java_in(tmp_path))
+        assert done.returncode == 0
+        assert ("is in memory: a restart" in done.stderr) == (told and not words)

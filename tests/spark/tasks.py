@@ -79,7 +79,6 @@ def planned(job: Job) -> list[pa.RecordBatch]:
         firsts.append(key not in seen)
         seen.add(key)
     rows = whole.filter(pa.array(firsts))
-    rows = rows.append_column("verdict", pa.nulls(len(rows), pa.string()))
     return list(rows.append_column("shard", pa.array([0] * len(rows), pa.int32())).to_batches())
 
 

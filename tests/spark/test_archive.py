@@ -33,6 +33,7 @@ from sbpair.replay.archive import (
     SENDING,
     SWEPT,
     Archive,
+    filesystem_of,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import Mode, Options, Reach, Run
@@ -553,3 +554,20 @@ def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
 def test_a_key_that_is_in_no_variable_cannot_be_passed_on() -> None:
     with pytest.raises(errors.UsageError, match="no environment variable"):
         Reach.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), None)
+
+
+MOUNTS = """/dev/vda / ext4 rw 0 0
+tmpfs /run tmpfs rw 0 0
+/dev/vdb /run/my\\040disk ext4 rw 0 0
+tmpfs /mnt tmpfs rw 0 0
+/dev/vdc /mnt xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/run/a", "tmpfs"), ("/run/my disk/a", "ext4"), ("/runs", "ext4"), ("/mnt/a", "xfs"), ("/", "ext4")],
+)
+def test_what_an_archive_lies_on_is_known(path: str, kind: str) -> None:
+    assert filesystem_of(Path(path), MOUNTS) == kind
+    assert filesystem_of(Path(path), "") == ""

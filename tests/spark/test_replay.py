@@ -89,6 +89,22 @@ def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
     assert (proof.left, proof.exit_code) == (lost, 3)
 
 
+def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_sends_it(
+    place: World, tmp_path: Path
+) -> None:
+    for body in (b"x" * 300_000, b"second", b"second"):
+        place.strand(0, "twin", Aliases("orders", None, HOUR_TICKS), body)
+        place.running.advance(0.001)
+
+    proof = (first := run(place, tmp_path, replace(QUICK, dedup=Dedup.MESSAGE_ID))).proof
+    assert (proof.archived, proof.quarantined, proof.deduplicated, proof.left, proof.exit_code) == (3, 1, 0, 2, 3)
+
+    proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.left) == (1, 1, 1, 0)
+    assert proof.balanced
+    assert (place.ids(), place.altered()) == (["twin"], [])
+
+
 @pytest.mark.slow
 def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goes_on(
     place: World, tmp_path: Path

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, write_aliases
-from sbpair.replay import shard_source
+from sbpair.replay import repeats, shard_source
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.ledger import Entry, InHand, Key, Ledger, in_hand, keys_of
 from sbpair.replay.shard_source import COLUMNS, ShardSource
@@ -36,9 +36,9 @@ def message(number: int) -> bytes:
     return Sections(properties=properties, application_properties=own, body=data_body(b"body")).join()
 
 
-def batches(count: int, size: int = 7, verdict: str | None = None) -> Iterator[Any]:
+def batches(count: int, size: int = 7) -> Iterator[Any]:
     """`count` messages, the first half of them in shard 0, the others in shard 1."""
-    rows = [(*key(n), "orders", verdict, int(n >= count / 2), message(n)) for n in range(count)]
+    rows = [(*key(n), int(n >= count / 2), message(n)) for n in range(count)]
     for start in range(0, count, size):
         columns = zip(*rows[start : start + size], strict=True)
         yield pa.RecordBatch.from_pydict(dict(zip(COLUMNS, columns, strict=True)))
@@ -130,9 +130,21 @@ def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> No
     assert [each.row for each in arrivals] == [key(number) for number in range(20) if number not in (1, 15)]
 
 
-def test_what_is_not_sent_again_is_written_down_as_that(archive: Archive) -> None:
-    assert asyncio.run(all_of(source(archive, 4, verdict=DEDUPLICATED))) == []
-    assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in range(4)]
+def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(archive: Archive) -> None:
+    ledger = Ledger(archive, SHARDS)
+    ledger.write(LEDGER, 0, [Entry(key(0), "orders")])
+    ledger.write(QUARANTINE, 0, [Entry(key(1), "orders", "why")])
+    ledger.write(LEDGER, 1, [Entry(key(2), "orders")])
+
+    def repeated(number: int, first: int, first_shard: int) -> tuple[Any, ...]:
+        return *key(number), "orders", 1, *key(first), first_shard
+
+    rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
+    batch = pa.RecordBatch.from_pydict(dict(zip(repeats.COLUMNS, zip(*rows, strict=True), strict=True)))
+
+    assert repeats.written_off(archive, SHARDS, iter([batch])) == 3
+    assert repeats.written_off(archive, SHARDS, iter([batch])) == 0
+    assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
 def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
