@@ -235,6 +235,7 @@ def accepted_at_death(archive: Archive, queue: str, shard: int) -> Known:
     found: Known = set()
     if mine:
         for path in archive.files(f"{LEDGER}/{shard}"):
-            keys = mine & set(keys_of(archive.read_table(path, list(KEY))))
-            found.update((queue.lower(), *key[1:]) for key in keys)
+            with suppress(StateRefused):  # likewise
+                keys = mine & set(keys_of(archive.read_table(path, list(KEY))))
+                found.update((queue.lower(), *key[1:]) for key in keys)
     return found

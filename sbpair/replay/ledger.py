@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive import ARROW, DOUBTFUL, OUTCOMES, SENDING, Archive
+from sbpair.replay.archive import ARROW, DOUBTFUL, OUTCOMES, SENDING, Archive, Footer
 from sbpair.replay.schema import KEY, KEYS, OUTCOME, VERSION
 
 Key: TypeAlias = tuple[str, int, int, str | None]
@@ -188,24 +188,37 @@ def foreign(archive: Archive, path: str) -> StateRefused:
     )
 
 
-def check_shards(archive: Archive, shards: int) -> int:
-    """How many rows all chunks have. Raises StateRefused for one of another number of shards, or of another run."""
-    found = 0
-    for kind in OUTCOMES:
-        for path in archive.files(kind):
-            about, rows, schema = archive.footer(path)
-            found += rows
-            if not schema.equals(OUTCOME):
-                raise foreign(archive, path)
-            run, number = about.get("sbpair.run"), about.get("sbpair.shards")
-            if run != archive.run:
-                raise StateRefused(
-                    f"{archive.root}/{path} is of run {run}, and not of {archive.run}",
-                    hint="put it back where it belongs: it says nothing of this run's messages",
-                )
-            if number != str(shards):
-                raise StateRefused(
-                    f"{archive.root}/{path} was written for {number} shards, and run {run} has {shards}",
-                    hint="bring run.json back from a copy, as it was when the run began: its shards never change",
-                )
-    return found
+def check_shards(archive: Archive, shards: int, *, synced: bool) -> tuple[int, list[str]]:
+    """(how many rows all chunks have, those that cannot be read).
+
+    Raises StateRefused for one of another number of shards, or of another run; and for one that cannot be read, but
+    where they are not `synced`: there, a loss of power may have cut it short.
+    """
+    found, broken = 0, list[str]()
+    for path in (path for kind in OUTCOMES for path in archive.files(kind)):
+        try:
+            footer = archive.footer(path)
+        except StateRefused:
+            if synced:
+                raise
+            broken.append(path)
+            continue
+        _check_chunk(archive, path, footer, shards)
+        found += footer.rows
+    return found, broken
+
+
+def _check_chunk(archive: Archive, path: str, footer: Footer, shards: int) -> None:
+    if not footer.schema.equals(OUTCOME):
+        raise foreign(archive, path)
+    run, number = footer.about.get("sbpair.run"), footer.about.get("sbpair.shards")
+    if run != archive.run:
+        raise StateRefused(
+            f"{archive.root}/{path} is of run {run}, and not of {archive.run}",
+            hint="put it back where it belongs: it says nothing of this run's messages",
+        )
+    if number != str(shards):
+        raise StateRefused(
+            f"{archive.root}/{path} was written for {number} shards, and run {archive.run} has {shards}",
+            hint="bring run.json back from a copy, as it was when the run began: its shards never change",
+        )

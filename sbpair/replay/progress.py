@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from sbpair.errors import StateRefused
 from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
 
 
@@ -53,7 +55,8 @@ class Watch:
     def look(self) -> Progress:
         for path in self._archive.files(self._under):
             if path not in self._seen:
-                self._by += self._count(self._archive, path)
+                with suppress(StateRefused):  # whether it can be read is the proof's to say
+                    self._by += self._count(self._archive, path)
                 self._seen.add(path)
         return Progress(self._phase, self._by.total(), len(self._seen), dict(self._by))
 

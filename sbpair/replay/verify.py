@@ -57,8 +57,8 @@ class Proof:
 
     `contradictions` have come to two different ends, and `unknown` to one without being in a segment. `doubtful` names
     those that may be in the primary twice, and `more_doubtful` counts those beyond NAMED_MOST; `unreadable` are files
-    that would name more of them. `left_in_queues` were in the backlog when the run began, and still were when it was
-    drained: {queue: how many}.
+    that would name more of them: those that are not synced may be cut short by a loss of power. `left_in_queues` were
+    in the backlog when the run began, and still were when it was drained: {queue: how many}.
     """
 
     archived: int = 0
@@ -103,13 +103,14 @@ def verify(archive: Archive, run: Run) -> Proof:
     """
     if archive.exists(SWEPT):
         raise swept(archive)
-    rows = max(check_segments(archive), check_shards(archive, run.shards))
-    proof = Proof(left_in_queues=left_at_drain(archive))
-    files = {kind: archive.files(kind) for kind in KINDS}
+    drained = check_segments(archive)
+    said, broken = check_shards(archive, run.shards, synced=not run.direct)
+    proof = Proof(left_in_queues=left_at_drain(archive), unreadable=broken)
+    files = {kind: [path for path in archive.files(kind) if path not in broken] for kind in KINDS}
     attempts = _in_hand_at_death(archive, proof)
     proof.segments = len(files[SEGMENTS])
     tally = Tally({queue: Counter() for queue in run.queues})
-    slices = 1 << (rows // SLICE_MOST).bit_length()
+    slices = 1 << (max(drained, said) // SLICE_MOST).bit_length()
     for part in range(slices):
         known = _known(archive, files, attempts, Slice(slices, part), tally, direct=run.direct)
         proof.copies += 0 if run.direct else _rows_beyond_the_first(known)

@@ -23,7 +23,7 @@ from sbpair.move.dead_letters import queue_of
 from sbpair.move.route import Facts, TimeToLive
 from sbpair.move.state import identity
 from sbpair.move.wire_source import WireArrival, WireSource
-from sbpair.replay import job
+from sbpair.replay import job, progress
 from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.direct import Booked, Direct, _entry, accepted_at_death
 from sbpair.replay.drain import tasks_of
@@ -162,6 +162,24 @@ def test_a_list_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on(pl
     Path(made.open().root, path).write_bytes(b"")
     proof = move(made)
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
+
+
+def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on_either(
+    place: World, tmp_path: Path
+) -> None:
+    place.strand_many(3)
+    made = job_of(place, tmp_path)
+    dead = Ledger(made.open(), made.run.shards, "dead")
+    first, second, _ = keys(place)
+    dead.has_in_hand([Entry(second, "orders")])
+    dead.write(LEDGER, 0, [Entry(key, "orders") for key in (first, second)])
+    [path] = made.open().files(LEDGER)
+    Path(made.open().root, path).write_bytes(Path(made.open().root, path).read_bytes()[:-9])
+
+    assert progress.moved(made.open()).look().messages == 0
+    proof = move(made)
+    assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
+    assert [each["message_id"] for each in proof.doubtful] == [second[3]]
 
 
 def test_a_move_comes_to_its_end_while_senders_go_on(
