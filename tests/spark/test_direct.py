@@ -170,7 +170,7 @@ def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_f
     place.strand_many(3)
     made = job_of(place, tmp_path)
     dead = Ledger(made.open(), made.run.shards, "dead")
-    first, second, _ = keys(place)
+    first, second = keys(place)
     dead.has_in_hand([Entry(second, "orders")])
     dead.write(LEDGER, 0, [Entry(key, "orders") for key in (first, second)])
     [path] = made.open().files(LEDGER)
