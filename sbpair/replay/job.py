@@ -330,7 +330,9 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     run = job.run
     tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
     _messages(spark, job, archive).createOrReplaceTempView(planning.MESSAGES)
-    spark.sql(planning.plan(run, int(time.time() * 1000), _compare(spark))).createOrReplaceTempView("plan")
+    # Which one of several goes is the same each time that this is planned, however late: one of them may be there.
+    now_ms = run.started_ms if run.options.dedup is Dedup.MESSAGE_ID else int(time.time() * 1000)
+    spark.sql(planning.plan(run, now_ms, _compare(spark))).createOrReplaceTempView("plan")
     summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
     chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}

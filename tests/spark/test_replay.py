@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.route import TimeToLive
 from sbpair.replay import job
-from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
+from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
 from sbpair.replay.run import Dedup, Options, load
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import Selection
@@ -32,7 +33,9 @@ def run(place: World, directory: Path, options: Options = QUICK, **changes: Any)
     return job.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
 
 
-def test_everything_arrives_once_in_order_and_the_equation_balances(place: World, tmp_path: Path) -> None:
+def test_everything_arrives_once_in_order_and_the_equation_balances(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One run, for it takes ten seconds to start one: what is sent, what is not, and what is left of it on disk."""
     place.strand_many(60)
     place.strand(0, "nowhere", None)
@@ -58,6 +61,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(place: World
     a_run_that_is_done_sends_nothing_when_it_is_resumed(place, tmp_path, result)
     archive = Archive(str(tmp_path / "archive"), result.run.id)
     files_hold_what_is_documented(archive)
+    a_repetition_is_written_off_however_late(place, tmp_path, archive, monkeypatch)
     a_ledger_that_loses_a_chunk_is_told_of(archive)
 
 
@@ -78,6 +82,21 @@ def files_hold_what_is_documented(archive: Archive) -> None:
     assert "SharedAccessKey" not in "".join(
         path.read_bytes().decode("latin-1") for path in Path(archive.root).rglob("*.json")
     )
+
+
+def a_repetition_is_written_off_however_late(
+    place: World, tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
+    [written_off] = archive.files(DEDUPLICATED)
+    archive.remove(written_off)
+    assert verify(archive, load(archive)).left == 1
+    now = time.time
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: now() + 7_200)
+        proof = job.resume(place.request(tmp_path), archive.run, lambda _event: None).proof
+    assert (proof.deduplicated, proof.left, proof.balanced) == (1, 0, True)
+    assert place.ids().count("again") == 1
 
 
 def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
