@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sbpair.errors import Unsafe
+from sbpair.errors import StateRefused, Unsafe
 from sbpair.replay.archive import (
     DEDUPLICATED,
     DOUBTFUL,
@@ -59,9 +59,17 @@ def plan(archive: Archive, *, unsent: bool) -> Sweep:
         sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in known}
     else:
         _check(archive, verify(archive, run), unsent=unsent)
-    kept = 0 if unsent else sum(archive.rows(path) for place in UNSENT for path in archive.files(place))
+    kept = 0 if unsent else sum(_rows(archive, path) for place in UNSENT for path in archive.files(place))
     places = {place: tuple(paths) for place, paths in sizes.items()}
     return Sweep(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
+
+
+def _rows(archive: Archive, path: str) -> int:
+    """None where a loss of power has cut it short: the proof knows whether that may be."""
+    try:
+        return archive.rows(path)
+    except StateRefused:
+        return 0
 
 
 def sweep(archive: Archive, planned: Sweep) -> None:

@@ -31,7 +31,7 @@ from sbpair.replay.archive import (
     counted,
 )
 from sbpair.replay.ledger import Key, check_shards, foreign, in_hand, keys_of
-from sbpair.replay.schema import KEY, KEYS, SEGMENT
+from sbpair.replay.schema import KEY, KEYS, OUTCOME, SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.replay.run import Run
@@ -112,13 +112,13 @@ def verify(archive: Archive, run: Run) -> Proof:
     tally = Tally({queue: Counter() for queue in run.queues})
     slices = 1 << (max(drained, said) // SLICE_MOST).bit_length()
     for part in range(slices):
-        known = _known(archive, files, attempts, Slice(slices, part), tally, direct=run.direct)
+        known = _known(archive, files, attempts, Slice(slices, part), tally, broken if run.direct else None)
         proof.copies += 0 if run.direct else _rows_beyond_the_first(known)
         _judge(proof, tally.queues, known)
-        # What a dead attempt had in hand may have arrived, also where the next one found it past its time, or refused.
-        ended = [path for kind in (LEDGER, EXPIRED, QUARANTINE) for path in files[kind]]
+        # What a dead attempt had in hand may have arrived, however it ended for the next one.
+        ended = [path for kind in OUTCOMES for path in files[kind] if path not in broken]
         _name_doubled(archive, proof, ended, _suspects(known, attempts))
-    _name_unanswered(archive, proof)
+    _name_unanswered(archive, proof, broken if run.direct else None)
     _sum_up(proof, tally)
     return proof
 
@@ -179,11 +179,16 @@ def check_segments(archive: Archive) -> int:
 
 
 def _known(
-    archive: Archive, files: dict[str, list[str]], attempts: Iterable[Key], part: Slice, tally: Tally, *, direct: bool
+    archive: Archive,
+    files: dict[str, list[str]],
+    attempts: Iterable[Key],
+    part: Slice,
+    tally: Tally,
+    broken: list[str] | None,
 ) -> pa.Table:
     """A row for each message: KEY, and for each of KINDS in how many rows of files it is.
 
-    Of a direct run, whatever has been in anybody's hands counts as archived.
+    Of a direct run, which has a list for what is `broken`, whatever has been in anybody's hands counts as archived.
     """
     keys = {kind: [KEYS.empty_table()] for kind in KINDS}
     for path in files[SEGMENTS]:
@@ -191,12 +196,27 @@ def _known(
     for kind in OUTCOMES:
         counts, name = (tally.destinations, "destination") if kind == LEDGER else (tally.reasons, "reason")
         for path in files[kind]:
-            rows = part.rows(archive.read_table(path, [*KEY, name]))
+            rows = part.rows(_read(archive, path, [*KEY, name], broken))
             counts.update(counted(rows.column(name)))
             keys[kind].append(rows.select(list(KEY)).cast(KEYS))
-    if direct:
+    if broken is not None:
         keys[SEGMENTS] += [part.keys(_table_of(attempts)), *(each for kind in OUTCOMES for each in keys[kind])]
     return _grouped(pa.concat_tables([_marked(kind, pa.concat_tables(tables)) for kind, tables in keys.items()]))
+
+
+def _read(archive: Archive, path: str, columns: list[str], broken: list[str] | None) -> pa.Table:
+    """Columns of a chunk. Where there is a list for it, one that cannot be read is put there, and as good as empty.
+
+    Such a chunk is not synced: a loss of power may take any part of it, and so it is all or nothing.
+    """
+    if broken is None:
+        return archive.read_table(path, columns)
+    try:
+        return archive.read_table(path).select(columns)
+    except StateRefused:
+        if path not in broken:
+            broken.append(path)
+        return OUTCOME.empty_table().select(columns)
 
 
 def _marked(kind: str, keys: pa.Table) -> pa.Table:
@@ -282,10 +302,10 @@ def _name(proof: Proof, key: Key, destination: str | None) -> None:
         proof.more_doubtful += 1
 
 
-def _name_unanswered(archive: Archive, proof: Proof) -> None:
+def _name_unanswered(archive: Archive, proof: Proof, broken: list[str] | None) -> None:
     """What a task sent without an answer, and sent again."""
     for path in archive.files(DOUBTFUL):
-        table = archive.read_table(path, [*KEY, "destination"])
+        table = _read(archive, path, [*KEY, "destination"], broken)
         for key, destination in zip(keys_of(table), table.column("destination").to_pylist(), strict=True):
             _name(proof, key, destination)
 

@@ -24,7 +24,7 @@ from sbpair.move.route import Facts, TimeToLive
 from sbpair.move.state import identity
 from sbpair.move.wire_source import WireArrival, WireSource
 from sbpair.replay import job, progress
-from sbpair.replay.archive import LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
+from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.direct import Booked, Direct, _entry, accepted_at_death
 from sbpair.replay.drain import tasks_of
 from sbpair.replay.lease import Held
@@ -180,6 +180,27 @@ def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_f
     proof = move(made)
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
     assert [each["message_id"] for each in proof.doubtful] == [second[3]]
+
+
+def test_whatever_a_loss_of_power_has_taken_of_an_unsynced_chunk_keeps_nobody_from_going_on(
+    place: World, tmp_path: Path
+) -> None:
+    """Its end may be there, and what is before it not; and what was written of doubts is no more durable."""
+    place.strand_many(3)
+    made = job_of(place, tmp_path)
+    dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
+    first, second = keys(place)
+    dead.has_in_hand([Entry(first, "orders")])
+    dead.doubt(Entry(second, "orders", "no answer"))
+    dead.write(LEDGER, 0, [Entry(first, "orders")])
+    [chunk], [doubts] = made.open().files(LEDGER), made.open().files(DOUBTFUL)
+    whole = Path(made.open().root, chunk).read_bytes()
+    Path(made.open().root, chunk).write_bytes(whole[:4] + bytes(200) + whole[204:])
+    Path(made.open().root, doubts).write_bytes(b"")
+
+    proof = move(made)
+    assert (proof.acknowledged, sorted(proof.unreadable), place.left()) == (3, sorted([chunk, doubts]), 0)
+    assert [each["message_id"] for each in proof.doubtful] == [first[3]]
 
 
 def test_a_move_comes_to_its_end_while_senders_go_on(
