@@ -34,6 +34,7 @@ from sbpair.replay import spark as sparks
 from sbpair.replay.archive import (
     DRAINED,
     EXPIRED,
+    LEDGER,
     PROVED,
     QUARANTINE,
     REPORT,
@@ -330,9 +331,10 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
     run = job.run
     tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
     _messages(spark, job, archive).createOrReplaceTempView(planning.MESSAGES)
+    resumed = _tell_accepted(spark, job, archive)
     # Which one of several goes is the same each time that this is planned, however late: one of them may be there.
     now_ms = run.started_ms if run.options.dedup is Dedup.MESSAGE_ID else int(time.time() * 1000)
-    spark.sql(planning.plan(run, now_ms, _compare(spark))).createOrReplaceTempView("plan")
+    spark.sql(planning.plan(run, now_ms, _compare(spark), resumed=resumed)).createOrReplaceTempView("plan")
     summary = _summed_up(spark, run)
     archive.write_json(PLANNED, {"flows": summary})
     chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
@@ -357,16 +359,27 @@ def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> Non
 
 def _messages(spark: Any, job: Job, archive: Archive) -> Any:
     """The rows of all segments. Where repetitions are not sent, without what was refused or has expired: they are."""
-
-    def rows(columns: str, *kinds: str) -> Any:
-        files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
-        return spark.read.schema(columns).parquet(*files) if files else None
-
-    found = rows(SEGMENT_IN_SPARK, SEGMENTS)
-    unsent = rows(KEY_IN_SPARK, EXPIRED, QUARANTINE) if job.run.options.dedup is Dedup.MESSAGE_ID else None
+    found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
+    if job.run.options.dedup is not Dedup.MESSAGE_ID:
+        return found
+    unsent = _rows(spark, archive, KEY_IN_SPARK, EXPIRED, QUARANTINE)
     if unsent is None:
         return found
     return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
+
+
+def _tell_accepted(spark: Any, job: Job, archive: Archive) -> bool:
+    """Have ACCEPTED be what the primary has already, where that decides what else is sent. Whether there is any."""
+    accepted = _rows(spark, archive, KEY_IN_SPARK, LEDGER) if job.run.options.dedup is Dedup.MESSAGE_ID else None
+    if accepted is not None:
+        accepted.distinct().createOrReplaceTempView(planning.ACCEPTED)
+    return accepted is not None
+
+
+def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
+    """What the files that are there now have; None where there are none."""
+    files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
+    return spark.read.schema(columns).parquet(*files) if files else None
 
 
 def _partition(spark: Any, shards: int) -> Any:

@@ -17,9 +17,9 @@ from sbpair.replay.schema import KEY
 if TYPE_CHECKING:
     from sbpair.replay.run import Run
 
-MESSAGES, LOSERS, SHARED = "messages", "losers", "shared"
-"""The views that the SQL reads: rows of segments, those of them that are not sent because another one is, and the names
-that several rows have."""
+MESSAGES, LOSERS, SHARED, ACCEPTED = "messages", "losers", "shared", "accepted"
+"""The views that the SQL reads: rows of segments, those of them that are not sent because another one is, the names
+that several rows have, and the keys, each once, that the ledger has had since before."""
 
 SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
 LEFT, WAITING = "left", "waiting"
@@ -91,12 +91,13 @@ def shared() -> str:
     return f"SELECT name FROM (SELECT {_NAME} AS name FROM {MESSAGES}) GROUP BY name HAVING count(*) > 1"  # noqa: S608
 
 
-def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY) -> str:
+def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY, *, resumed: bool = False) -> str:
     """One row for each row of the segments, without its message, with a verdict and a shard.
 
     `again` says that another message with this message id is sent to the same destination before it, and `first` which.
     What is a copy, or a repetition, does not depend on what was chosen: so one choice after the other comes to what one
-    for all does.
+    for all does. `resumed` is whether there are ACCEPTED: of those with the same id, these come before all others,
+    whenever others were drained, and whatever has become of their time since.
     """
     columns = f"segment, position, {_KEY}, destination, session_id, size"
     expires = f"{left_ms(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
@@ -107,10 +108,10 @@ def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY) -> str:
     )
     if among is Compare.SHARING:
         ours = f"JOIN {SHARED} ON named.name = {SHARED}.name"
-        compared = _compared(run, columns, f"named LEFT SEMI {ours}")
+        compared = _compared(run, columns, f"named LEFT SEMI {ours}", resumed=resumed)
         said = f"{compared} UNION ALL {alone} LEFT ANTI {ours}"
     else:
-        said = _compared(run, columns, "named") if among is Compare.EVERY else alone
+        said = _compared(run, columns, "named", resumed=resumed) if among is Compare.EVERY else alone
     return f"""
 WITH named AS (
   SELECT {columns}, {run.options.selection.sql()} AS chosen, {verdict} AS verdict, {_NAME} AS name,
@@ -119,19 +120,25 @@ WITH named AS (
 {said}"""  # noqa: S608
 
 
-def _compared(run: Run, columns: str, rows: str) -> str:
+def _compared(run: Run, columns: str, rows: str, *, resumed: bool) -> str:
     """The same for rows that may share names. Those that do are brought together once, for both comparisons."""
     repeats = DEDUPLICATED if run.options.dedup is Dedup.MESSAGE_ID else SEND
+    accepted = f"{ACCEPTED}.queue IS NOT NULL" if resumed else "false"
+    if resumed:
+        rows += f" LEFT JOIN {ACCEPTED} ON " + " AND ".join(f"named.{name} = {ACCEPTED}.{name}" for name in KEY)
     return f"""(
-WITH gathered AS (SELECT named.* FROM {rows} DISTRIBUTE BY name),
+WITH gathered AS (SELECT named.*, {accepted} AS accepted FROM {rows} DISTRIBUTE BY name),
 numbered AS (
   SELECT *, row_number() OVER (PARTITION BY name, {_KEY} ORDER BY segment, position) AS copy FROM gathered),
-judged AS (SELECT *, if(copy > 1, '{COPY}', verdict) AS first_verdict FROM numbered),
+judged AS (
+  SELECT *, CASE WHEN copy > 1 THEN '{COPY}' WHEN accepted THEN '{SEND}' ELSE verdict END AS first_verdict
+  FROM numbered),
 repeated AS (
   SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS again,
-    first_value(chosen) OVER same AS first_chosen, first_value(struct({_KEY}, shard)) OVER same AS first
+    first_value(chosen OR accepted) OVER same AS first_chosen, first_value(struct({_KEY}, shard)) OVER same AS first
   FROM judged
-  WINDOW same AS (PARTITION BY name, message_id, first_verdict, lower(destination) ORDER BY {_IN_ORDER}))
+  WINDOW same AS (PARTITION BY name, message_id, first_verdict, lower(destination)
+    ORDER BY NOT accepted, {_IN_ORDER}))
 SELECT {columns}, again, first,
   CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT chosen THEN '{LEFT}'
     WHEN again AND '{repeats}' <> '{SEND}' AND NOT first_chosen THEN '{WAITING}'

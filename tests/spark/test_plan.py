@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sbpair.move.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import plan
 from sbpair.replay.run import Dedup, Options, Run
-from sbpair.replay.schema import KEY
+from sbpair.replay.schema import KEY, KEY_IN_SPARK
 from sbpair.replay.selection import EVERYTHING, Selection
 
 pytestmark = [
@@ -70,7 +70,7 @@ _TWINS = _placed([_row(1, "a", "orders"), _row(1, "a", "orders"), _row(2, "a", "
 _CHOSEN: Any = {"dedup": Dedup.MESSAGE_ID, "ttl": TimeToLive.REMAINING, "shards": 4, "selection": CHOICES[1]}
 
 
-def naive(rows: list[Row], options: Options) -> dict[tuple[str, int], tuple[str, bool]]:
+def naive(rows: list[Row], options: Options, accepted: set[Row]) -> dict[tuple[str, int], tuple[str, bool]]:
     """What becomes of each row, and whether another one with its id comes before it."""
     found: dict[tuple[str, int], tuple[str, bool]] = {}
     seen: set[Row] = set()
@@ -83,19 +83,19 @@ def naive(rows: list[Row], options: Options) -> dict[tuple[str, int], tuple[str,
             verdict = plan.COPY
         elif row[11] is not None:
             verdict = plan.INVALID
-        elif is_expired(row, options):
+        elif key not in accepted and is_expired(row, options):
             verdict = plan.EXPIRED
         seen.add(key)
         found[segment, position] = verdict, False
         if verdict == plan.SEND:
             sendable.append(row)
     first_is_chosen: dict[tuple[str, str], bool] = {}
-    for row in sorted(sendable, key=lambda row: (row[4], row[2], row[3])):
+    for row in sorted(sendable, key=lambda row: (row[2:6] not in accepted, row[4], row[2], row[3])):
         name = (row[6].lower(), row[5])
         if row[5] and name in first_is_chosen:
             repeated = plan.DEDUPLICATED if first_is_chosen[name] else plan.WAITING
             found[row[0], row[1]] = repeated if options.dedup is Dedup.MESSAGE_ID else plan.SEND, True
-        first_is_chosen.setdefault(name, is_chosen(row, options.selection))
+        first_is_chosen.setdefault(name, is_chosen(row, options.selection) or row[2:6] in accepted)
     for row in drawn_once(rows, found):
         if not is_chosen(row, options.selection):
             found[row[0], row[1]] = plan.LEFT, found[row[0], row[1]][1]
@@ -155,11 +155,20 @@ def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -
     shards=st.sampled_from([1, 4, 7]),
     selection=st.sampled_from(CHOICES),
     looked=st.booleans(),
+    had=st.sampled_from([None, 1, 2, 3]),
 )
-@example(drawn=_STRANGERS, looked=True, **_CHOSEN)
-@example(drawn=_TWINS, looked=True, **_CHOSEN)
+@example(drawn=_STRANGERS, looked=True, had=None, **_CHOSEN)
+@example(drawn=_TWINS, looked=True, had=None, **_CHOSEN)
+@example(drawn=_TWINS, looked=True, had=2, **_CHOSEN)
 def test_the_sql_says_what_the_naive_plan_says(
-    spark: Any, drawn: list[Row], dedup: Dedup, ttl: TimeToLive, shards: int, selection: Selection, looked: bool
+    spark: Any,
+    drawn: list[Row],
+    dedup: Dedup,
+    ttl: TimeToLive,
+    shards: int,
+    selection: Selection,
+    looked: bool,
+    had: int | None,
 ) -> None:
     """Whether every row is compared with every other, or those that were found to share a name."""
     options = Options(dedup=dedup, ttl=ttl, selection=selection)
@@ -168,12 +177,15 @@ def test_the_sql_says_what_the_naive_plan_says(
     names = spark.sql(plan.shared())
     names.createOrReplaceTempView(plan.SHARED)
     among = plan.compare(names.count()) if looked else plan.Compare.EVERY
-    planned = spark.sql(plan.plan(run, NOW, among))
+    accepted = {row[2:6] for row in drawn if row[3] == had and row[6] is not None and row[5] is not None}
+    if had is not None:
+        spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(plan.ACCEPTED)
+    planned = spark.sql(plan.plan(run, NOW, among, resumed=had is not None))
     planned.createOrReplaceTempView("plan")
     spark.sql(plan.losers("plan")).createOrReplaceTempView(plan.LOSERS)
 
     found = {(row.segment, row.position): row for row in planned.collect()}
-    expected = naive(drawn, options)
+    expected = naive(drawn, options, accepted)
 
     assert {at: (row.verdict, row.again) for at, row in found.items()} == expected
     assert all(0 <= row.shard < shards for row in found.values())

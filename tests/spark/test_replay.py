@@ -124,6 +124,25 @@ def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_se
     assert (place.ids(), place.altered()) == (["twin"], [])
 
 
+def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_late_an_older_one_is_drained(
+    place: World, tmp_path: Path
+) -> None:
+    """Somebody else had the older one locked when the younger one was sent."""
+    for index in range(2):
+        place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
+        place.running.advance(0.001)
+    place.running.do(lambda: place.backlog(0).messages.receive(1))
+    options = replace(QUICK, dedup=Dedup.MESSAGE_ID, strangers_seconds=0.2)
+
+    proof = (first := run(place, tmp_path, options)).proof
+    assert (proof.acknowledged, proof.left_in_queues) == (1, {place.queues[0]: 1})
+
+    place.running.advance(300)
+    proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    assert place.ids() == ["twin"]
+    assert (proof.acknowledged, proof.deduplicated, proof.left_in_queues, proof.balanced) == (1, 1, {}, True)
+
+
 @pytest.mark.slow
 def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goes_on(
     place: World, tmp_path: Path
