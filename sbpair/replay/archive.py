@@ -211,7 +211,7 @@ class Archive:
         try:
             table = pa.ipc.open_file(self.read(path)).read_all()
             table.validate(full=True)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, MachineLacks) as error:
             raise self.broken(path, str(error).splitlines()[0]) from error
         return table
 
@@ -287,7 +287,7 @@ class Archive:
 
 def in_memory(url: str) -> bool:
     """Whether an archive there is gone with the next restart, as far as this machine says."""
-    if "://" in url:
+    if "://" in url and not url.startswith("file:"):
         return False
     try:
         mounts = Path("/proc/self/mounts").read_text(errors="replace")

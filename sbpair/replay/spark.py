@@ -43,7 +43,7 @@ TASKS_BEYOND_CORES = 2
 TRIES = 4
 """How often a local master has a task tried before it gives up: by itself it would not try again."""
 
-FEW_CORES = 4
+FEW_TASKS = 4 + TASKS_BEYOND_CORES
 """Up to here a collector with one thread does: those with several would take the cores as well."""
 
 SETTINGS = {
@@ -162,7 +162,7 @@ def local_settings(master: str) -> dict[str, str]:
     """What keeps a local master off the network, and its Java from the cores."""
     if not is_local(master):
         return {}
-    collector = "Serial" if (local_cores(master) or 1) <= FEW_CORES else "Parallel"
+    collector = "Serial" if (local_cores(master) or 1) <= FEW_TASKS else "Parallel"
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
