@@ -46,6 +46,10 @@ GLOB = set("*?[]{}\\")
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
 
 
+def segment_path(queue: str, name: str) -> str:
+    return f"{SEGMENTS}/{queue}/{name}{PARQUET}"
+
+
 class Footer(NamedTuple):
     """What the end of a file says of the rest: `about` is run, version and shards, `schema` is bare of that."""
 
@@ -217,7 +221,7 @@ class Archive:
 
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """Raises StateRefused for a file that is broken, or cut short."""
-        with self._parquet(path) as file:
+        with self.parquet(path) as file:
             try:
                 # Files are small, and many: threads for each would cost as much as the reading.
                 table = file.read(columns=columns, use_threads=False)
@@ -233,12 +237,21 @@ class Archive:
 
     def rows(self, path: str) -> int:
         """How many a file has, by its footer."""
-        with self._parquet(path) as file:
+        with self.parquet(path) as file:
             return int(file.metadata.num_rows)
+
+    def parquet(self, path: str) -> pq.ParquetFile:
+        """Raises StateRefused for a file that is not there, or is broken at its end."""
+        try:
+            file = self._fs.open_input_file(f"{self.root}/{path}")
+            # What is far has all that is asked for at a time fetched at once.
+            return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=not self.is_local)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self.broken(path, str(error).splitlines()[0]) from error
 
     def footer(self, path: str) -> Footer:
         """Raises StateRefused for a file that is broken, or cut short."""
-        with self._parquet(path) as file:
+        with self.parquet(path) as file:
             found, rows = file.schema_arrow, file.metadata.num_rows
         about = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
         return Footer(about, int(rows), found.remove_metadata())
@@ -264,13 +277,6 @@ class Archive:
 
     def _about(self, shards: int) -> dict[str, str]:
         return {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
-
-    def _parquet(self, path: str) -> pq.ParquetFile:
-        try:
-            file = self._fs.open_input_file(f"{self.root}/{path}")
-            return pq.ParquetFile(file, page_checksum_verification=True)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self.broken(path, str(error).splitlines()[0]) from error
 
     def broken(self, path: str, why: str) -> StateRefused:
         return StateRefused(

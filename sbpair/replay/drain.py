@@ -37,9 +37,6 @@ TAKE_MOST = 2_000
 LOCK_SHARE = 0.4
 """How much of a lock may be over before its message has to be in a segment."""
 
-GROUP_BYTES = 4 * 1024 * 1024
-"""So much of a segment becomes a group of its rows, and is held compressed from then on."""
-
 IDLE_SECONDS = 0.25
 """After how long without a message what there is becomes a segment."""
 
@@ -138,7 +135,8 @@ class Drain:
             await self._store_soon(source, segment, tasks)
 
     def _new_segment(self) -> Segment:
-        return Segment(self._queue, self._archive.new_table(SEGMENT, self._job.run.shards, large=True))
+        shards = self._job.run.shards
+        return Segment(self._queue, self._archive.new_table(SEGMENT, shards, large=True), shards)
 
     def _wait(self, segment: Segment) -> float:
         return IDLE_SECONDS if segment else self._options.empty_seconds
@@ -161,9 +159,9 @@ class Drain:
         if arrivals:
             soonest = min(each.lock_until for each in arrivals)
             segment.add(arrivals, now + LOCK_SHARE * max(0.0, soonest - now))
-        if segment.loose >= GROUP_BYTES:
+        if segment.is_due_for_groups:
             # In a thread: what the service sends meanwhile is taken in, and its heartbeats are answered.
-            await asyncio.to_thread(segment.write_group)
+            await asyncio.to_thread(segment.write_groups)
 
     async def _store_soon(self, source: WireSource, segment: Segment, tasks: asyncio.TaskGroup) -> None:
         """One at a time: there are two segments in memory at most."""
@@ -179,7 +177,7 @@ class Drain:
 
     async def _store(self, source: WireSource, segment: Segment) -> None:
         try:
-            await asyncio.to_thread(segment.write_group)
+            await asyncio.to_thread(segment.write_groups)
             await asyncio.to_thread(self._archive.put, segment.path, segment.file)
             await self._settle(source, segment)
         except SbpairError as error:

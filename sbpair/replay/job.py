@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,39 +18,30 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.bus.atom import open_queues
 from sbpair.bus.credentials import token_getter
-from sbpair.errors import EntityMissing, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.errors import EntityMissing, SbpairError, Unsafe, UsageError
 from sbpair.move import dead_letters
 from sbpair.move.journal import accepted_keys
 from sbpair.move.runs import new_id
 from sbpair.move.state import identity, state_if_any
 from sbpair.move.wire_primary import WirePrimary
-from sbpair.replay import plan as planning
-from sbpair.replay import progress, repeats
+from sbpair.replay import progress
 from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
-from sbpair.replay.archive import (
-    DRAINED,
-    EXPIRED,
-    LEDGER,
-    PROVED,
-    QUARANTINE,
-    REPORT,
-    SEGMENTS,
-    STOP_FILE,
-    SWEPT,
-    Archive,
-)
+from sbpair.replay.archive import DRAINED, PROVED, SEGMENTS, STOP_FILE, SWEPT, Archive
 from sbpair.replay.direct import move
 from sbpair.replay.drain import drain, is_left, keep_accepted, left_in_queues, tasks_of
 from sbpair.replay.lease import Held, holding
 from sbpair.replay.patience import patiently
+from sbpair.replay.plan import DEDUPLICATED
+from sbpair.replay.planned import plan
 from sbpair.replay.probe import answer, question, read_by_spark
 from sbpair.replay.progress import Expected, Phase, Tell, Watch
+from sbpair.replay.repeats import write_off
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
-from sbpair.replay.schema import KEY, KEY_IN_SPARK, PROGRESS, SEGMENT_IN_SPARK
+from sbpair.replay.schema import PROGRESS
 from sbpair.replay.send import send
-from sbpair.replay.shard_source import COLUMNS
 from sbpair.replay.verify import Proof, check_segments, left_at_drain, swept, verify
+from sbpair.replay.watched import translated, watched
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
@@ -61,14 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLANNED = f"{REPORT}/plan.json"
-SHARDS_A_TASK = 4
+SHARDS_A_TASK = 2
 """More shards than tasks, so that one that is larger than others keeps nobody waiting for long."""
-
-LOOK_SECONDS = 1.0
-
-READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
-"""How Spark tells of a file that it cannot read."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +183,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
             try:
                 _send(spark, job, archive, held, tell)
             except sparks.errors() as error:
-                raise _translated(error, archive) from error
+                raise translated(error, archive) from error
     tell(Phase("verify", "counting what is in the archive"))
     return _prove(archive, run, began)
 
@@ -317,7 +299,7 @@ def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: W
         tasks = len(tasks_of(each))
         held.used = True
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(act(each), PROGRESS)
-        _watched(watch, archive, rows.collect, held, tell)
+        watched(watch, archive, rows.collect, held, tell)
         if archive.stopped():
             return
         if not asyncio.run(is_left(job)):
@@ -328,83 +310,18 @@ def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: W
 
 
 def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
-    run = job.run
     tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
-    _messages(spark, job, archive).createOrReplaceTempView(planning.MESSAGES)
-    resumed = _tell_accepted(spark, job, archive)
-    # Which one of several goes is the same each time that this is planned, however late: one of them may be there.
-    now_ms = run.started_ms if run.options.dedup is Dedup.MESSAGE_ID else int(time.time() * 1000)
-    spark.sql(planning.plan(run, now_ms, _compare(spark), resumed=resumed)).createOrReplaceTempView("plan")
-    summary = _summed_up(spark, run)
-    archive.write_json(PLANNED, {"flows": summary})
-    chosen = {row["destination"] for row in summary if row["verdict"] != planning.LEFT}
-    destinations = sorted(chosen - {None}, key=str.lower)
-    if not run.options.allow_missing:
-        tell(Phase("plan", f"asking the primary for {len(destinations)} destinations"))
-        resume_it = f"'sbpair replay resume {run.id}'"
-        asyncio.run(_check_destinations(job, destinations, "everything is safe in the archive", resume_it))
-    joined = any(row["verdict"] in planning.LOSING for row in summary)
-    if joined:
-        spark.sql(planning.losers("plan")).createOrReplaceTempView(planning.LOSERS)
-    rows = spark.sql(planning.work(run, joined=joined)).select(*COLUMNS)
-    tell(Expected("send", _to_send(summary)))
-    tell(Phase("send", f"sending to {len(destinations)} destinations of {job.primary.place['name']}"))
-    ready = rows.repartition(run.shards, _partition(spark, run.shards)).sortWithinPartitions(*planning.ORDER)
-    action = ready.mapInArrow(send(job), PROGRESS).collect
-    _watched(progress.sent(archive), archive, action, held, tell)
-    if any(row["verdict"] == planning.DEDUPLICATED for row in summary):
-        repeated = spark.sql(planning.repeats("plan")).select(*repeats.COLUMNS).repartition(run.shards, "first_shard")
-        repeated.sortWithinPartitions(*repeats.ORDER).mapInArrow(repeats.write_off(job), PROGRESS).collect()
-
-
-def _messages(spark: Any, job: Job, archive: Archive) -> Any:
-    """The rows of all segments. Where repetitions are not sent, without what was refused or has expired: they are."""
-    found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
-    if job.run.options.dedup is not Dedup.MESSAGE_ID:
-        return found
-    unsent = _rows(spark, archive, KEY_IN_SPARK, EXPIRED, QUARANTINE)
-    if unsent is None:
-        return found
-    return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
-
-
-def _tell_accepted(spark: Any, job: Job, archive: Archive) -> bool:
-    """Have ACCEPTED be what the primary has already, where that decides what else is sent. Whether there is any."""
-    accepted = _rows(spark, archive, KEY_IN_SPARK, LEDGER) if job.run.options.dedup is Dedup.MESSAGE_ID else None
-    if accepted is not None:
-        accepted.distinct().createOrReplaceTempView(planning.ACCEPTED)
-    return accepted is not None
-
-
-def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
-    """What the files that are there now have; None where there are none."""
-    files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
-    return spark.read.schema(columns).parquet(*files) if files else None
-
-
-def _partition(spark: Any, shards: int) -> Any:
-    """What rows are spread by, so that a task has one shard."""
-    from pyspark.sql.functions import expr
-
-    [(places,)] = spark.sql(planning.places(shards)).collect()
-    return expr(planning.placed(shards, places))
-
-
-def _compare(spark: Any) -> planning.Compare:
-    """Which rows have to be compared. Where they are told by the names that they share, SHARED has these."""
-    [(names,)] = spark.sql(f"SELECT count(*) FROM ({planning.shared()})").collect()  # noqa: S608
-    among = planning.compare(names)
-    if among is planning.Compare.SHARING:
-        spark.sql(f"CACHE TABLE {planning.SHARED} AS {planning.shared()}")
-    return among
-
-
-def _to_send(summary: list[dict[str, Any]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for row in summary:
-        if row["verdict"] == planning.SEND:
-            found[row["destination"]] += row["messages"]
-    return dict(found)
+    planned = plan(spark, job.run, archive)
+    if not job.run.options.allow_missing:
+        tell(Phase("plan", f"asking the primary for {len(planned.destinations)} destinations"))
+        resume_it = f"'sbpair replay resume {job.run.id}'"
+        asyncio.run(_check_destinations(job, planned.destinations, "everything is safe in the archive", resume_it))
+    tell(Expected("send", planned.to_send()))
+    tell(Phase("send", f"sending to {len(planned.destinations)} destinations of {job.primary.place['name']}"))
+    watch = progress.sent(archive)
+    watched(watch, archive, planned.work().mapInArrow(send(job), PROGRESS).collect, held, tell)
+    if planned.has(DEDUPLICATED):
+        watched(watch, archive, planned.repeats().mapInArrow(write_off(job), PROGRESS).collect, held, tell)
 
 
 async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -> dict[str, int]:
@@ -417,19 +334,6 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
                 there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
                 found[queue] = before.get(queue, 0) + there
     return found
-
-
-def _summed_up(spark: Any, run: Run) -> list[dict[str, Any]]:
-    """Raises UsageError where the run's --where fails on what some message says."""
-    try:
-        return [row.asDict() for row in spark.sql(planning.summary("plan")).collect()]
-    except sparks.errors() as error:
-        if run.options.selection.where is None or READING.search(str(error)):
-            raise
-        raise UsageError(
-            f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
-            hint=f"'sbpair replay resume {run.id} --where …' with another one, or --all",
-        ) from None
 
 
 def _check_named(job: Job, tell: Tell) -> None:
@@ -462,67 +366,6 @@ async def _check_destinations(job: Job, destinations: list[str], so_far: str, th
             entity=missing[0],
             hint=f"create them, then {then}; --allow-missing quarantines what is for them",
         )
-
-
-def _watched(watch: Watch, archive: Archive, action: Callable[[], Any], held: Held, tell: Tell) -> None:
-    """Run one of Spark's actions to its end, and tell how far the archive is. Raises what its tasks raised."""
-    failure: list[BaseException] = []
-    over = threading.Event()
-
-    def act() -> None:
-        try:
-            action()
-        except BaseException as error:  # noqa: BLE001  it is raised below, in the thread that waits
-            failure.append(error)
-        finally:
-            over.set()
-
-    threading.Thread(target=act, name="spark action", daemon=True).start()
-    while True:
-        try:
-            # Not by joining it: a signal in the midst of that has Python take the thread for one that has ended.
-            ended = over.wait(LOOK_SECONDS)
-            _stop_without(held, archive)
-            tell(watch.look())
-            if ended:
-                break
-        except KeyboardInterrupt:
-            if archive.stopped():
-                raise
-            archive.write(STOP_FILE, b"")
-            tell(Phase("stop", "finishing what is in hand; a second signal does not wait for it"))
-    held.check()
-    if failure:
-        raise _translated(failure[0], archive) from failure[0]
-
-
-def _stop_without(held: Held, archive: Archive) -> None:
-    """Have the tasks stop where the right to move messages is lost."""
-    try:
-        held.check()
-    except SbpairError as error:
-        held.lost = error
-        if not archive.stopped():
-            archive.write(STOP_FILE, b"")
-
-
-def _translated(error: BaseException, archive: Archive) -> BaseException:
-    """What a task has raised is known by its name alone: Spark sends its traceback as text."""
-    from sbpair import errors
-
-    text = str(error)
-    if found := READING.search(text):
-        return archive.broken(found[1], "Spark cannot read it")
-    for line in reversed(text.splitlines()):
-        name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
-        kind = getattr(errors, name, None)
-        if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
-            message, hint = said or name, f"put that right, then 'sbpair replay resume {archive.run}': nothing is lost"
-            return kind(message, hint=hint)
-    if isinstance(error, (KeyboardInterrupt, SbpairError)):
-        return error
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return Unavailable(f"Spark gave up: {first}", hint=f"'sbpair replay resume {archive.run}' goes on; nothing is lost")
 
 
 def status(archive: Archive) -> dict[str, Any]:

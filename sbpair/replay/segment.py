@@ -1,6 +1,7 @@
-"""Messages in hand that become a segment: the rows of one file, in the order in which they came. Nothing here does I/O.
+"""Messages in hand that become a segment: the rows of one file. Nothing here does I/O.
 
-The law: a message is held once, as it came, or as it will lie in the file.
+The law: a message is held once, as it came, or as it will lie in the file. There, what is of one shard lies together,
+so that whoever sends a shard reads little of what is of others.
 """
 
 from __future__ import annotations
@@ -12,27 +13,38 @@ import pyarrow as pa
 
 from sbpair.move import dead_letters
 from sbpair.move.route import Facts, Send, route
-from sbpair.replay.archive import SEGMENTS
+from sbpair.replay.archive import segment_path
+from sbpair.replay.plan import shard_of
 from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.move.wire_source import WireArrival
     from sbpair.replay.archive import TableFile
 
-
 NOT_DEAD = dead_letters.Why()
+
+PARTS_MOST = 64
+"""Into so many parts what came is parted at most: where there are more shards, neighbours share one."""
+
+PART_BYTES = 1024 * 1024
+"""So much for each part is worth being written: less would have each of them cost as much as its messages."""
+
+
+def parts_of(shards: int) -> int:
+    return min(shards, PARTS_MOST)
 
 
 class Segment:
     """One that is being filled. `due` is the loop's time at which it has to be written.
 
-    `loose` are the bytes of what is in no group of rows yet.
+    `loose` are the bytes of what is in no group of rows yet; with `is_due_for_groups` it should be.
     """
 
-    def __init__(self, queue: str, file: TableFile) -> None:
+    def __init__(self, queue: str, file: TableFile, shards: int) -> None:
         self.file = file
         self.name = uuid.uuid4().hex
-        self.path = f"{SEGMENTS}/{queue}/{self.name}.parquet"
+        self.path = segment_path(queue, self.name)
+        self._shards = shards
         self.arrivals: list[WireArrival] = []
         self.bytes = self.loose = 0
         self._grouped = 0
@@ -55,14 +67,32 @@ class Segment:
         self.loose += size
         self.due = min(self.due, due)
 
-    def write_group(self) -> None:
-        """Bring into the file what is not in it yet."""
-        if self._grouped < len(self.arrivals):
-            self.file.add(self._group())
+    @property
+    def is_due_for_groups(self) -> bool:
+        return self.loose >= PART_BYTES * parts_of(self._shards)
 
-    def _group(self) -> pa.Table:
+    def write_groups(self) -> None:
+        """Bring into the file what is not in it yet: each part of it a group of rows."""
+        loose = self.arrivals[self._grouped :]
+        for part in self._parted(loose):
+            self.file.add(self._table(part))
+        for arrival in loose:
+            arrival.payload = b""
+        self._grouped, self.loose = len(self.arrivals), 0
+
+    def _parted(self, arrivals: list[WireArrival]) -> list[list[WireArrival]]:
+        """Those of neighbouring shards together, in the order in which they came."""
+        shards, count = self._shards, parts_of(self._shards)
+        found: list[list[WireArrival]] = [[] for _ in range(count)]
+        for arrival in arrivals:
+            facts = arrival.facts
+            shard = shard_of((facts.path or "").strip("/"), facts.session_id, facts.message_id, shards)
+            found[shard * count // shards].append(arrival)
+        return [part for part in found if part]
+
+    def _table(self, arrivals: list[WireArrival]) -> pa.Table:
         # Column by column: a row at a time costs three times as much.
-        arrivals, start = self.arrivals[self._grouped :], self._grouped
+        start = self.file.rows
         facts = [arrival.facts for arrival in arrivals]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_end, facts), strict=True)
@@ -85,9 +115,6 @@ class Segment:
             "dead_letter_description": descriptions,
             "message": [arrival.payload for arrival in arrivals],
         }
-        for arrival in arrivals:
-            arrival.payload = b""
-        self._grouped, self.loose = len(self.arrivals), 0
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
 

@@ -19,6 +19,7 @@ from sbpair.move.opened import Opener
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.route import NO_KEY
 from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, Archive
+from sbpair.replay.bodies import Bodies, Place
 from sbpair.replay.ledger import Entry, InHand, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.schema import KEY
@@ -37,7 +38,7 @@ CHUNK_MOST, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
 CHUNK_SECONDS = 1.0
 """After how long what was accepted is written down with the next that is, however little it is."""
 
-COLUMNS = (*KEY, "shard", "message")
+COLUMNS = (*KEY, "shard", "size", "segment", "position")
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,7 @@ class ShardSource:
         self.error: SbpairError | None = None
         self._rows = self._unpacked(batches)
         self._archive = archive
+        self._bodies = Bodies(archive)
         self._ledger = ledger
         self._openers: dict[str, Opener] = {}
         self._over = False
@@ -181,21 +183,23 @@ class ShardSource:
     # Inside.
 
     def _pull(self) -> list[Archived]:
-        rows: list[tuple[RowKey, int, bytes]] = []
+        keys, shards, places = list[RowKey](), list[int](), list[Place]()
         size = 0
-        while len(rows) < CHUNK_MOST and size < CHUNK_BYTES:
+        while len(keys) < CHUNK_MOST and size < CHUNK_BYTES:
             row = next(self._rows, None)
             if row is None:
                 self._over = True
                 break
-            *key_parts, shard, message = row
-            key = cast("RowKey", tuple(key_parts))
+            queue, number, enqueued_at, message_id, shard, bytes_of_it, segment, position = row
+            key = queue, number, enqueued_at, message_id
             if shard != self._shard:
                 self._shard, self._done = shard, self._ledger.done(shard)
             if key not in self._done:
-                rows.append((key, shard, message))
-                size += len(message)
-        found = self._arrivals(rows)
+                keys.append(key)
+                shards.append(shard)
+                places.append((queue, segment, position, number))
+                size += bytes_of_it
+        found = self._arrivals(list(zip(keys, shards, self._bodies.at(places), strict=True)))
         if found:
             self._in_hand.take({each: _entry(each) for each in found})
         return found

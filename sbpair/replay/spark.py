@@ -15,8 +15,8 @@ from typing import Any
 
 from sbpair.errors import MachineLacks, Unsafe
 
-ROWS_A_BATCH = 500
-"""What a task takes from Spark at once: enough for Arrow to be fast, and little to hold where messages are large."""
+ROWS_A_BATCH = 5_000
+"""What a task takes from Spark at once, enough for Arrow to be fast: they are small, for no body is among them."""
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 DAEMON = "sbpair.replay.daemon"

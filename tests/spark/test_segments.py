@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -17,8 +18,9 @@ from sbpair import errors
 from sbpair.move.route import Facts
 from sbpair.move.wire_source import WireArrival
 from sbpair.replay.archive import SEGMENTS, Archive
+from sbpair.replay.plan import shard_of
 from sbpair.replay.schema import SEGMENT
-from sbpair.replay.segment import Segment
+from sbpair.replay.segment import PARTS_MOST, Segment
 from tests.spark.tasks import drain, job_of, proof_of, send
 from tests.spark.world import World, exported
 
@@ -48,35 +50,60 @@ def payload_of(number: int) -> bytes:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6))
-def test_whatever_its_groups_are_the_rows_are_those_that_came_in_their_order(comings: list[tuple[int, bool]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6), st.sampled_from([1, 4, 3 * PARTS_MOST]))
+def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tuple[int, bool]], shards: int) -> None:
     with TemporaryDirectory() as directory:
         archive = Archive(directory, "r1")
         archive.create()
-        segment = Segment(QUEUE, archive.new_table(SEGMENT, 4, large=True))
+        segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
         for count, writes in comings:
             come = [arrival(len(segment) + number) for number in range(count)]
             segment.add(come, 1.0)
             if writes:
-                segment.write_group()
+                segment.write_groups()
                 assert segment.loose == 0
                 assert segment.written == segment.arrivals
                 assert not any(each.payload for each in segment.arrivals), "nothing is held twice"
-        segment.write_group()
+        segment.write_groups()
         archive.put(segment.path, segment.file)
         rows = archive.read_table(segment.path)
         about = archive.footer(segment.path).about
 
     total = sum(count for count, _ in comings)
     assert rows.schema.remove_metadata() == SEGMENT
-    assert (about["sbpair.run"], about["sbpair.shards"]) == ("r1", "4")
+    assert (about["sbpair.run"], about["sbpair.shards"]) == ("r1", str(shards))
     assert rows.column("position").to_pylist() == list(range(total))
-    assert rows.column("sequence_number").to_pylist() == list(range(total))
-    assert rows.column("message").to_pylist() == [*map(payload_of, range(total))]
-    assert rows.column("destination").to_pylist() == ["orders" if number % 3 else None for number in range(total)]
-    assert rows.column("flaw").to_pylist() == [None if number % 3 else "none" for number in range(total)]
+    numbers = rows.column("sequence_number").to_pylist()
+    assert sorted(numbers) == list(range(total))
+    assert shards > 1 or numbers == sorted(numbers)
+    assert rows.column("message").to_pylist() == [*map(payload_of, numbers)]
+    assert rows.column("destination").to_pylist() == ["orders" if number % 3 else None for number in numbers]
+    assert rows.column("flaw").to_pylist() == [None if number % 3 else "none" for number in numbers]
     assert segment.bytes == sum(len(payload_of(number)) for number in range(total))
     assert len(segment.written) == len(segment) == total
+
+
+@pytest.mark.parametrize("shards", [1, 8, 2 * PARTS_MOST])
+def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(shards: int, tmp_path: Path) -> None:
+    """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
+    segment.add([arrival(number) for number in range(1_000)], 1.0)
+    segment.write_groups()
+    archive.put(segment.path, segment.file)
+
+    file = archive.parquet(segment.path)
+    groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    assert len(groups) == min(shards, PARTS_MOST)
+    seen: list[int] = []
+    for group in groups:
+        columns = (group.column(name).to_pylist() for name in ("destination", "session_id", "message_id"))
+        found = {shard_of(*row, shards) for row in zip(*columns, strict=True)}
+        assert max(found) - min(found) < max(1, shards / PARTS_MOST)
+        assert not found & set(seen)
+        seen += found
+        assert pc.all(pc.less(group["sequence_number"][:-1], group["sequence_number"][1:])).as_py()
 
 
 class Stores:
@@ -129,7 +156,7 @@ def test_the_next_segment_is_received_while_one_is_stored(
 def test_a_drain_brings_messages_into_the_file_as_they_come(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.drain.GROUP_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1)
     monkeypatch.setattr("sbpair.replay.drain.TAKE_MOST", 10)
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, segment_messages=MESSAGES)

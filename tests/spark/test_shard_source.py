@@ -21,8 +21,10 @@ from sbpair.replay import repeats, shard_source
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.ledger import Entry, InHand, Key, Ledger, in_hand, keys_of
 from sbpair.replay.shard_source import COLUMNS, ShardSource
+from tests.spark.segments import write_segment
 
 QUEUE = "contoso/x-servicebus-transfer/0"
+SEGMENT_NAME = "s0"
 SHARDS = 2
 
 
@@ -36,9 +38,11 @@ def message(number: int) -> bytes:
     return Sections(properties=properties, application_properties=own, body=data_body(b"body")).join()
 
 
-def batches(count: int, size: int = 7) -> Iterator[Any]:
-    """`count` messages, the first half of them in shard 0, the others in shard 1."""
-    rows = [(*key(n), int(n >= count / 2), message(n)) for n in range(count)]
+def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
+    """`count` messages, the first half of them in shard 0, the others in shard 1; all in one segment."""
+    messages = [message(number) for number in range(count)]
+    write_segment(archive, SEGMENT_NAME, [key(number) for number in range(count)], messages)
+    rows = [(*key(n), int(n >= count / 2), len(messages[n]), SEGMENT_NAME, n) for n in range(count)]
     for start in range(0, count, size):
         columns = zip(*rows[start : start + size], strict=True)
         yield pa.RecordBatch.from_pydict(dict(zip(COLUMNS, columns, strict=True)))
@@ -63,7 +67,7 @@ def created(directory: Path) -> Archive:
 
 
 def source(archive: Archive, count: int, **said: Any) -> ShardSource:
-    return ShardSource(batches(count, **said), archive, Ledger(archive, SHARDS))
+    return ShardSource(batches(archive, count, **said), archive, Ledger(archive, SHARDS))
 
 
 async def all_of(made: ShardSource, most: int = 5) -> list[Any]:
