@@ -159,9 +159,9 @@ FROM repeated)"""  # noqa: S608
 
 
 def work(plan_view: str) -> str:
-    """What the senders get: every chosen message once, and where it lies."""
-    left_out = (*LOSING, LEFT)
-    return f"SELECT {_KEY}, size, segment, position, shard FROM {plan_view} WHERE verdict NOT IN {left_out}"  # noqa: S608
+    """What the senders get: every chosen message once, where it lies, and what it is sorted by."""
+    columns, left_out = ", ".join(("shard", "segment", "position", "size", *ORDER)), (*LOSING, LEFT)
+    return f"SELECT {columns} FROM {plan_view} WHERE verdict NOT IN {left_out}"  # noqa: S608
 
 
 def repeats(plan_view: str) -> str:

@@ -57,9 +57,8 @@ class Planned:
 
     def work(self) -> Any:
         """What is sent: a task has one shard, in order."""
-        rows = self.spark.sql(planning.work(VIEW)).select(*shard_source.COLUMNS)
-        spread = rows.repartition(self.run.shards, self._partition())
-        return spread.sortWithinPartitions(*planning.ORDER)
+        spread = self.spark.sql(planning.work(VIEW)).repartition(self.run.shards, self._partition())
+        return spread.sortWithinPartitions(*planning.ORDER).select(*shard_source.COLUMNS)
 
     def repeats(self) -> Any:
         """What is not sent where the message that it repeats has been accepted."""

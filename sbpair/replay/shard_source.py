@@ -22,7 +22,6 @@ from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, Archive
 from sbpair.replay.bodies import Bodies, Place
 from sbpair.replay.ledger import Entry, InHand, Ledger, Together
 from sbpair.replay.ledger import Key as RowKey
-from sbpair.replay.schema import KEY
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Failures, Seen
@@ -38,7 +37,7 @@ CHUNK_MOST, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
 CHUNK_SECONDS = 1.0
 """After how long what was accepted is written down with the next that is, however little it is."""
 
-COLUMNS = (*KEY, "shard", "size", "segment", "position")
+COLUMNS = ("shard", "segment", "position", "size")
 
 
 @dataclass(slots=True, eq=False)
@@ -183,26 +182,32 @@ class ShardSource:
     # Inside.
 
     def _pull(self) -> list[Archived]:
-        keys, shards, places = list[RowKey](), list[int](), list[Place]()
+        shards, places = self._next_places()
+        rows = []
+        for shard, (key, message) in zip(shards, self._bodies.at(places), strict=True):
+            if shard != self._shard:
+                self._shard, self._done = shard, self._ledger.done(shard)
+            if key not in self._done:
+                rows.append((key, shard, message))
+        found = self._arrivals(rows)
+        if found:
+            self._in_hand.take({each: _entry(each) for each in found})
+        return found
+
+    def _next_places(self) -> tuple[list[int], list[Place]]:
+        """Of which shard the next rows are, and where they lie."""
+        shards, places = list[int](), list[Place]()
         size = 0
-        while len(keys) < CHUNK_MOST and size < CHUNK_BYTES:
+        while len(places) < CHUNK_MOST and size < CHUNK_BYTES:
             row = next(self._rows, None)
             if row is None:
                 self._over = True
                 break
-            queue, number, enqueued_at, message_id, shard, bytes_of_it, segment, position = row
-            key = queue, number, enqueued_at, message_id
-            if shard != self._shard:
-                self._shard, self._done = shard, self._ledger.done(shard)
-            if key not in self._done:
-                keys.append(key)
-                shards.append(shard)
-                places.append((queue, segment, position, number))
-                size += bytes_of_it
-        found = self._arrivals(list(zip(keys, shards, self._bodies.at(places), strict=True)))
-        if found:
-            self._in_hand.take({each: _entry(each) for each in found})
-        return found
+            shard, segment, position, bytes_of_it = row
+            shards.append(shard)
+            places.append((segment, position))
+            size += bytes_of_it
+        return shards, places
 
     def _arrivals(self, rows: list[tuple[RowKey, int, bytes]]) -> list[Archived]:
         """In their order; the messages of a queue are opened together."""

@@ -42,7 +42,7 @@ def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
     """`count` messages, the first half of them in shard 0, the others in shard 1; all in one segment."""
     messages = [message(number) for number in range(count)]
     write_segment(archive, SEGMENT_NAME, [key(number) for number in range(count)], messages)
-    rows = [(*key(n), int(n >= count / 2), len(messages[n]), SEGMENT_NAME, n) for n in range(count)]
+    rows = [(int(n >= count / 2), SEGMENT_NAME, n, len(messages[n])) for n in range(count)]
     for start in range(0, count, size):
         columns = zip(*rows[start : start + size], strict=True)
         yield pa.RecordBatch.from_pydict(dict(zip(COLUMNS, columns, strict=True)))
@@ -67,7 +67,9 @@ def created(directory: Path) -> Archive:
 
 
 def source(archive: Archive, count: int, **said: Any) -> ShardSource:
-    return ShardSource(batches(archive, count, **said), archive, Ledger(archive, SHARDS))
+    # It looks for the segments before it looks at the rows.
+    rows = list(batches(archive, count, **said))
+    return ShardSource(iter(rows), archive, Ledger(archive, SHARDS))
 
 
 async def all_of(made: ShardSource, most: int = 5) -> list[Any]:
