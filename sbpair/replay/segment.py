@@ -7,7 +7,7 @@ so that whoever sends a shard reads little of what is of others.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,8 +20,6 @@ from sbpair.replay.schema import SEGMENT
 if TYPE_CHECKING:
     from sbpair.move.wire_source import WireArrival
     from sbpair.replay.archive import TableFile
-
-NOT_DEAD = dead_letters.Why()
 
 PARTS_MOST = 64
 """Into so many parts what came is parted at most: where there are more shards, neighbours share one."""
@@ -44,7 +42,7 @@ class Segment:
         self.file = file
         self.name = uuid.uuid4().hex
         self.path = segment_path(queue, self.name)
-        self._shards = shards
+        self._queue, self._shards = queue, shards
         self.arrivals: list[WireArrival] = []
         self.bytes = self.loose = 0
         self._grouped = 0
@@ -92,15 +90,15 @@ class Segment:
 
     def _table(self, arrivals: list[WireArrival]) -> pa.Table:
         # Column by column: a row at a time costs three times as much.
-        start = self.file.rows
+        start, count = self.file.rows, len(arrivals)
         facts = [arrival.facts for arrival in arrivals]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_end, facts), strict=True)
-        reasons, descriptions = zip(*map(_why, arrivals), strict=True)
+        reasons, descriptions = self._why(arrivals)
         columns = {
-            "segment": [self.name] * len(facts),
-            "position": range(start, start + len(facts)),
-            "queue": of["queue"],
+            "segment": pa.repeat(self.name, count),
+            "position": range(start, start + count),
+            "queue": pa.repeat(self._queue, count),
             "sequence_number": of["sequence_number"],
             "enqueued_at_ms": of["enqueued_at"],
             "message_id": of["message_id"],
@@ -117,12 +115,16 @@ class Segment:
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
+    def _why(self, arrivals: list[WireArrival]) -> tuple[Any, Any]:
+        """Why each of them is a dead letter: reasons and descriptions."""
+        if not dead_letters.is_one(self._queue):
+            nothing = pa.nulls(len(arrivals), pa.string())
+            return nothing, nothing
+        reasons, descriptions = zip(*(dead_letters.why(arrival.payload) for arrival in arrivals), strict=True)
+        return reasons, descriptions
+
 
 def _end(facts: Facts) -> tuple[str | None, str | None]:
     """(destination, why it has none)"""
     decision = route(facts)
     return (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
-
-
-def _why(arrival: WireArrival) -> dead_letters.Why:
-    return dead_letters.why(arrival.payload) if dead_letters.is_one(arrival.facts.queue) else NOT_DEAD
