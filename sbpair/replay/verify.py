@@ -319,12 +319,10 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
     for path in archive.files(SENDING):
         attempt = path.removeprefix(f"{SENDING}/").partition(".")[0]
         try:
-            keys = in_hand(archive, path)
+            for key in in_hand(archive, path):
+                found.setdefault(key, set()).add(attempt)
         except StateRefused:
             proof.unreadable.append(path)
-            continue
-        for key in keys:
-            found.setdefault(key, set()).add(attempt)
     return found
 
 
