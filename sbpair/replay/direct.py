@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, itemgetter
@@ -21,6 +22,7 @@ from sbpair.errors import SbpairError, StateRefused, Unavailable
 from sbpair.move.engine import facts_of
 from sbpair.move.mover import Mover
 from sbpair.move.route import EXPIRED as EXPIRED_REASON
+from sbpair.move.stride import Stride
 from sbpair.move.wire_primary import WirePrimary
 from sbpair.move.wire_source import WireSource
 from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
@@ -44,6 +46,12 @@ if TYPE_CHECKING:
     from sbpair.replay.run import Job
 
 log = logging.getLogger(__name__)
+
+STRIDE = Stride(moving=1_500, round_least=100, whole=1_000, settled=1_000)
+"""What is settled at a time is a chunk of the ledger, which costs as much as sending thirty messages."""
+
+HOLD = 3_000
+"""How many messages a task has in hand, with those of resting destinations: after a kill, so many may be in doubt."""
 
 Known = set[tuple[Any, ...]]
 """Messages that the primary has: (queue in small letters, sequence number, enqueued at, message id)."""
@@ -153,7 +161,7 @@ class Direct:
 
     async def run(self) -> int:
         """How many the primary has accepted. Raises Unavailable where a side stays away, LeaseLost, MachineLacks."""
-        setting = setting_of(self._job, self._permit, self._ledger)
+        setting = replace(setting_of(self._job, self._permit, self._ledger), stride=STRIDE, hold=HOLD)
         await self._permit.ready()
         async with token_getter(self._job.pair()) as get_token:
             primary = WirePrimary(self._job.primary.endpoint(), get_token=get_token)
