@@ -6,10 +6,11 @@ What nobody asks for is never re-encoded, and so never altered. AMQP 1.0, part 3
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import ClassVar
 
 from sbpair.amqp import codec
@@ -132,13 +133,10 @@ class Sections:
     @classmethod
     def split(cls, payload: bytes) -> Sections:
         """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
-        parts = _walk(payload)
-        if _is_usual(tuple([code for code, _, _ in parts])):
-            found = cls()
-            for code, start, end in parts:
-                setattr(found, _SLOTS[code], payload[start:end])
+        found = cls.__new__(cls)
+        if _fill(found, payload):
             return found
-        return cls._split_carefully(payload, parts)
+        return cls._split_carefully(payload, _walk(payload))
 
     @classmethod
     def _split_carefully(cls, payload: bytes, parts: Sequence[tuple[int, int, int]]) -> Sections:
@@ -224,10 +222,45 @@ _SLOTS = {
 }
 
 
+def _fill(sections: Sections, payload: bytes) -> bool:
+    """Set the slices of a message as nearly all are written. Every message comes through here, and some twice."""
+    position, size = 0, len(payload)
+    codes: list[int] = []
+    parts = [b""]
+    while position < size:
+        usual = _USUAL.get(payload[position : position + 4])
+        if usual is None or position + 8 > size:
+            return False
+        code, width = usual
+        end = position + (5 + payload[position + 4] if width == 1 else 8 + _U32(payload, position + 4)[0])
+        codes.append(code)
+        parts.append(payload[position:end])
+        position = end
+    pick = _in_order(tuple(codes)) if position == size else None
+    if pick is None:
+        return False
+    (
+        sections.header,
+        sections.delivery_annotations,
+        sections.message_annotations,
+        sections.properties,
+        sections.application_properties,
+        sections.body,
+        sections.footer,
+    ) = pick(parts)
+    return True
+
+
 @lru_cache(256)
-def _is_usual(codes: tuple[int, ...]) -> bool:
-    """Whether sections stand in their order, one of each and one for the body, as in nearly every message."""
-    return all(before < after for before, after in pairwise(codes)) and sum(DATA <= code <= VALUE for code in codes) < 2
+def _in_order(codes: tuple[int, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
+    """Picks Sections.ORDER from what the codes stand before, and b"" before that.
+
+    None unless they stand in their order, one of each and one for the body, as in nearly every message.
+    """
+    if not all(before < after for before, after in pairwise(codes)) or sum(DATA <= code <= VALUE for code in codes) > 1:
+        return None
+    places = {_SLOTS[code]: place for place, code in enumerate(codes, 1)}
+    return itemgetter(*(places.get(name, 0) for name in Sections.ORDER))
 
 
 def encode_map(code: int, values: Map | dict[Symbol, Value] | dict[str, Value]) -> bytes:

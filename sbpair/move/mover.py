@@ -47,9 +47,6 @@ log = logging.getLogger(__name__)
 
 REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
 
-MOVING_MOST = 480
-"""How many messages a lane has in hand beyond those of resting destinations: more costs memory and gains nothing."""
-
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
 
@@ -75,12 +72,12 @@ class Mover:
         self._route = router(setting.ttl, self._service_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
-        self._roads = Roads(setting.guard, ordered=setting.ordered)
+        self._roads = Roads(setting.guard, ordered=setting.ordered, round_least=setting.stride.round_least)
         self._hands = Hands(self._drop_lost)
         self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
-        self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}")
+        self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}", setting.stride)
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._departures = Departures(
@@ -107,7 +104,7 @@ class Mover:
         if left <= 0:
             return 0
         resting = sum(map(len, self._roads.resting()))
-        most = min(self._setting.hold - self.in_hand, MOVING_MOST + resting - self.in_hand)
+        most = min(self._setting.hold - self.in_hand, self._setting.stride.moving + resting - self.in_hand)
         return max(0, min(most, max(1, left // (self._hands.largest or LARGEST_BYTES))))
 
     def holds(self) -> set[int]:

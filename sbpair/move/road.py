@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sbpair.move.engine import turn_of
+from sbpair.move.stride import USUAL
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival, Order
@@ -20,23 +21,20 @@ ROUND_MOST = 1_000
 """How many messages leave in one round. What is larger than a batch goes in the next one."""
 
 
-WORTH_A_ROUND = 50
-"""How many messages leave without waiting for others: what a round costs, they share."""
-
-
 class Road:
     """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send.
 
     `cost` is what a message costs in credits, once that is known.
     """
 
-    def __init__(self, destination: str, *, ordered: bool = True) -> None:
+    def __init__(self, destination: str, *, ordered: bool = True, round_least: int = USUAL.round_least) -> None:
         self.destination = destination
         self.failures = 0
         self.resting: str | None = None
         self.workers = 0
         self.cost: float | None = None
         self._ordered = ordered
+        self._round_least = round_least
         self._waiting: deque[Order] = deque()
         self._keyed = self._singly = False
         self._suspects: set[int] = set()
@@ -53,7 +51,7 @@ class Road:
     def is_due(self) -> bool:
         """Whether waiting for more messages would spare nothing: there are many, or they leave one by one anyway."""
         together = not (self._keyed or self._singly or self._suspects)
-        return len(self._waiting) >= WORTH_A_ROUND or not together or self.resting is not None
+        return len(self._waiting) >= self._round_least or not together or self.resting is not None
 
     def add(self, orders: Sequence[Order]) -> None:
         """Messages have come; one that comes again has its old place, in front of those behind it in the backlog."""

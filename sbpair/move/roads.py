@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.move.engine import turn_of
 from sbpair.move.road import Road
+from sbpair.move.stride import USUAL
 
 if TYPE_CHECKING:
     from sbpair.move.engine import Arrival
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 class Roads:
     """One for each destination that something was ever sent to, made when it is first asked for."""
 
-    def __init__(self, guard: Guard, *, ordered: bool) -> None:
+    def __init__(self, guard: Guard, *, ordered: bool, round_least: int = USUAL.round_least) -> None:
         self._guard = guard
         self._ordered = ordered
+        self._round_least = round_least
         self._roads: dict[str, Road] = {}
         self._spelled: dict[str, Road] = {}
 
@@ -33,7 +35,8 @@ class Roads:
         name = destination.lower()
         road = self._roads.get(name)
         if road is None:
-            road = self._roads[name] = Road(destination, ordered=self._ordered)
+            road = Road(destination, ordered=self._ordered, round_least=self._round_least)
+            self._roads[name] = road
             self._guard.asked(name)
         self._spelled[destination] = road
         return road

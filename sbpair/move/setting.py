@@ -12,6 +12,7 @@ from sbpair.move.guard import Guard
 from sbpair.move.journal import Journal
 from sbpair.move.receipt import Tally
 from sbpair.move.route import TimeToLive
+from sbpair.move.stride import USUAL, Stride
 
 if TYPE_CHECKING:
     from sbpair.move.events import SyphonEvent
@@ -33,6 +34,7 @@ class Setting:
     tally: Tally = field(default_factory=Tally)
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[SyphonEvent], None] = lambda _event: None
+    stride: Stride = USUAL
     hold: int = 1_000
     hold_bytes: int = 16 * 1024 * 1024
     jitter: Callable[[], float] = random.random

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from sbpair.move.engine import Arrival
     from sbpair.move.hands import Hands
     from sbpair.move.route import Key
+    from sbpair.move.stride import Stride
 
 SETTLE_SECONDS = 0.5
 """How long an accepted message waits for those in front of it."""
 
-WHOLE_AT = 100
-"""How many that stand together are worth a settlement."""
-
-ALL_AT, MOST_OF_ALL = 400, 0.8
-"""At how many, or at which share of all in hand, nothing waits any more."""
+MOST_OF_ALL = 0.8
+"""At which share of all in hand nothing waits any more, however few they are."""
 
 
 class Gathering:
@@ -35,11 +33,13 @@ class Gathering:
         tasks: asyncio.TaskGroup,
         settle: Callable[[list[Arrival]], Coroutine[object, object, None]],
         name: str,
+        stride: Stride,
     ) -> None:
         self._hands = hands
         self._tasks = tasks
         self._settle = settle
         self._name = name
+        self._stride = stride
         self._accepted: dict[Key, Arrival] = {}
         self._late: asyncio.Task[None] | None = None
         self._hurried = self._deciding = False
@@ -53,7 +53,7 @@ class Gathering:
 
         When this turn of the loop is over: what else is accepted in it stands between.
         """
-        if not self._deciding and (self._hurried or len(self._accepted) >= min(WHOLE_AT, self._all_at)):
+        if not self._deciding and (self._hurried or len(self._accepted) >= min(self._stride.whole, self._all_at)):
             self._deciding = True
             self._tasks.create_task(self._settle_due(), name=self._name)
         if self._accepted and self._late is None:
@@ -66,12 +66,12 @@ class Gathering:
 
     @property
     def _all_at(self) -> float:
-        return min(ALL_AT, MOST_OF_ALL * len(self._hands))
+        return min(self._stride.settled, MOST_OF_ALL * len(self._hands))
 
     async def _settle_due(self) -> None:
         self._deciding = False
         whole = [] if self._hurried else self._hands.first_among(self._accepted)
-        if len(whole) >= WHOLE_AT:
+        if len(whole) >= self._stride.whole:
             for arrival in whole:
                 del self._accepted[arrival.key]
             await self._settle(whole)

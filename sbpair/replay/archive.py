@@ -2,7 +2,8 @@
 
 The law: a file is there whole or not at all, and nothing that is there is ever changed. A local file is written beside
 its place, synced and renamed; an object store gets one PUT. A run's directory is made once, at its beginning: where it
-has gone, as with a disk that is mounted no more, nothing is written into what is there instead.
+has gone, as with a disk that is mounted no more, nothing is written into what is there instead. What is written for now
+may be added to: it says what is on its way, and is read by nobody but after a crash.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ DRAINED, PROVED = f"{REPORT}/drained.json", f"{REPORT}/receipt.json"
 SWEPT = f"{REPORT}/swept.json"
 """That the run's messages have been taken away."""
 
-PARQUET, ARROW = ".parquet", ".arrow"
+PARQUET, LINES = ".parquet", ".jsonl"
 
 OUTCOMES = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED)
 """Where a message ends: in one of these, once."""
@@ -170,7 +171,7 @@ class Archive:
         A store may have a file there, empty, while it is written; and for good, where the writer was killed meanwhile.
         """
         sizes = self.sizes(under)
-        return sorted(path for path in sizes if path.endswith((PARQUET, ARROW)) and (self.is_local or sizes[path]))
+        return sorted(path for path in sizes if path.endswith((PARQUET, LINES)) and (self.is_local or sizes[path]))
 
     # JSON and Parquet.
 
@@ -203,21 +204,30 @@ class Archive:
         file.add(table)
         self.put(path, file, sync=sync)
 
-    def write_for_now(self, path: str, table: pa.Table, shards: int) -> None:
-        """Write a few rows as Arrow has them, not synced: at a tenth of the cost, for what is gone in a moment."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema.with_metadata(self._about(shards))) as file:
-            file.write_table(table)
-        self.write(path, sink.getvalue(), sync=False)
+    def write_for_now(self, path: str, said: object) -> None:
+        """Write a line of JSON, not synced: for what is gone in a moment."""
+        self.write(path, _line(said), sync=False)
 
-    def read_for_now(self, path: str) -> pa.Table:
-        """Raises StateRefused for a file that is broken, or cut short."""
+    def add_for_now(self, path: str, said: object) -> None:
+        """Add a line to such a file, on a disk: another file would cost ten times as much.
+
+        A kill may cut it short, before anything has come of what it says.
+        """
         try:
-            table = pa.ipc.open_file(self.read(path)).read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, OSError, MachineLacks) as error:
-            raise self.broken(path, str(error).splitlines()[0]) from error
-        return table
+            with os.fdopen(os.open(f"{self.root}/{path}", os.O_WRONLY | os.O_APPEND), "wb") as file:
+                file.write(_line(said))
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def read_for_now(self, path: str) -> Iterator[Any]:
+        """What was written at a time. Raises StateRefused where the rest is broken, or cut short."""
+        try:
+            *lines, rest = self.read(path).split(b"\n")
+            yield from map(json.loads, lines)
+        except (ValueError, OSError, MachineLacks) as error:
+            raise self.broken(path, str(error)) from error
+        if rest or not lines:
+            raise self.broken(path, "it ends in the midst of a line")
 
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """Raises StateRefused for a file that is broken, or cut short."""
@@ -289,6 +299,13 @@ class Archive:
             f"the archive {self.url} cannot be used: {error.strerror or error}",
             hint="check that it exists, may be written to and has room, or name another with --archive",
         )
+
+
+def _line(said: object) -> bytes:
+    return _to_json(said).encode() + b"\n"
+
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def in_memory(url: str) -> bool:

@@ -6,18 +6,21 @@ import asyncio
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive import ARROW, DOUBTFUL, OUTCOMES, SENDING, Archive, Footer
-from sbpair.replay.schema import KEY, KEYS, OUTCOME, VERSION
+from sbpair.replay.archive import DOUBTFUL, LINES, OUTCOMES, SENDING, Archive, Footer
+from sbpair.replay.schema import KEY, OUTCOME, VERSION
 
 Key: TypeAlias = tuple[str, int, int, str | None]
 """(queue, sequence number, enqueued at, message id)"""
+
+SAID_MOST = 1_000
+"""How many messages one file says to be in hand: those that it says are let go with the last of them."""
 
 
 class Entry(NamedTuple):
@@ -38,6 +41,7 @@ class Ledger:
         self._archive = archive
         self._shards = shards
         self._said: set[str] = set()
+        self._place, self._room = "", 0
         self._numbers = count()
         self._doubts: deque[Entry] = deque()
         self._doubting = threading.Lock()
@@ -70,19 +74,29 @@ class Ledger:
 
         Only a crash makes anybody read it, and only a loss of power makes it be less than it should.
         """
-        path = f"{SENDING}/{self.attempt}.{next(self._numbers)}{ARROW}"
-        self._archive.write_for_now(path, _keys_table([entry.key for entry in entries]), self._shards)
-        self._said.add(path)
-        return path
+        keys = [entry.key for entry in entries]
+        room, self._room = self._room - len(entries), 0  # behind what could not be written whole nothing can be read
+        if room < 0:
+            self._place = f"{SENDING}/{self.attempt}.{next(self._numbers)}{LINES}"
+            self._archive.write_for_now(self._place, keys)
+            self._said.add(self._place)
+            room = SAID_MOST - len(entries) if self._archive.is_local else 0
+        else:
+            self._archive.add_for_now(self._place, keys)
+        self._room = room
+        return self._place
 
     def has_let_go(self, path: str) -> None:
         """None of what was said there is on its way any more."""
         self._said.discard(path)
         self._archive.remove(path)
 
-    def has_nothing_in_hand(self, but: str | None = None) -> None:
-        """`but` is where something was said that still holds."""
-        for path in self._said - {but}:
+    def has_nothing_in_hand(self, but: Sequence[Entry] = ()) -> None:
+        """Nothing is on its way any more; and these, which the backlog may give again, are said anew."""
+        before, self._said, self._room = self._said, set(), 0
+        if but:
+            self.has_in_hand(but)
+        for path in before:
             self.has_let_go(path)
 
     def done(self, shard: int, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
@@ -95,33 +109,33 @@ class Ledger:
 
 
 class InHand:
-    """What may be on its way: those that came together are in a file of their own, as long as one of them is.
+    """What may be on its way: those that are said in one file keep it there, as long as one of them is.
 
-    Taking is for one thread, and letting go for another one.
+    Taking is for one thread, and letting go may be for another one.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._file_of: dict[object, str] = {}
-        self._left: dict[str, int] = {}
-        self._over: deque[str] = deque()
+        self._left: Counter[str] = Counter()
+        self._counting = threading.Lock()
 
     def take(self, arrivals: Mapping[object, Entry]) -> None:
         """Raises MachineLacks."""
         path = self._ledger.has_in_hand([*arrivals.values()])
-        self._left[path] = len(arrivals)
-        self._file_of.update(dict.fromkeys(arrivals, path))
-        while self._over:
-            self._ledger.has_let_go(self._over.popleft())
+        with self._counting:
+            self._file_of.update(dict.fromkeys(arrivals, path))
+            self._left[path] += len(arrivals)
+            over = [path for path, left in self._left.items() if not left]
+            for path in over:
+                del self._left[path]
+        for path in over:
+            self._ledger.has_let_go(path)
 
     def let_go(self, arrivals: Iterable[object]) -> None:
-        """Of some that were taken; what was not is nothing to it. Their file goes when there is a newer one."""
-        files = Counter([self._file_of.pop(each) for each in arrivals if each in self._file_of])
-        for path, fewer in files.items():
-            self._left[path] -= fewer
-            if not self._left[path]:
-                del self._left[path]
-                self._over.append(path)
+        """Of some that were taken; what was not is nothing to it. Their file goes with the next that are taken."""
+        with self._counting:
+            self._left.subtract([self._file_of.pop(each) for each in arrivals if each in self._file_of])
 
 
 class Together:
@@ -162,22 +176,26 @@ def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=OUTCOME)
 
 
-def _keys_table(keys: Sequence[Key]) -> pa.Table:
-    columns = zip(*keys, strict=True) if keys else ([] for _ in KEY)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, KEYS, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=KEYS)
-
-
 def keys_of(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
-def in_hand(archive: Archive, path: str) -> list[Key]:
-    """What an attempt said it had in hand. Raises StateRefused: such a file is not synced, and may be cut short."""
-    table = archive.read_for_now(path)
-    if not table.schema.equals(KEYS):
-        raise foreign(archive, path)
-    return keys_of(table)
+def in_hand(archive: Archive, path: str) -> Iterator[Key]:
+    """What an attempt said it had in hand. Raises StateRefused behind the last that can be read.
+
+    A loss of power may cut such a file short; and so may a kill, of what nothing had come of yet.
+    """
+    for said in archive.read_for_now(path):
+        if not (isinstance(said, list) and all(map(_is_key, said))):
+            raise foreign(archive, path)
+        yield from map(tuple, said)
+
+
+def _is_key(said: object) -> bool:
+    match said:
+        case [str(), int(), int(), str() | None]:
+            return True
+    return False
 
 
 def foreign(archive: Archive, path: str) -> StateRefused:

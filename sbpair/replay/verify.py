@@ -199,9 +199,19 @@ def _known(
             rows = part.rows(_read(archive, path, [*KEY, name], broken))
             counts.update(counted(rows.column(name)))
             keys[kind].append(rows.select(list(KEY)).cast(KEYS))
-    if broken is not None:
-        keys[SEGMENTS] += [part.keys(_table_of(attempts)), *(each for kind in OUTCOMES for each in keys[kind])]
-    return _grouped(pa.concat_tables([_marked(kind, pa.concat_tables(tables)) for kind, tables in keys.items()]))
+    if broken is None:
+        return _grouped(_all_of(keys))
+    keys[SEGMENTS].append(part.keys(_table_of(attempts)))
+    known = _grouped_where_shared(_all_of(keys))
+    return known.set_column(known.column_names.index(SEGMENTS), SEGMENTS, _ones(len(known)))
+
+
+def _all_of(keys: dict[str, list[pa.Table]]) -> pa.Table:
+    return pa.concat_tables([_marked(kind, pa.concat_tables(tables)) for kind, tables in keys.items()])
+
+
+def _ones(count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(1, pa.int64()), count)
 
 
 def _read(archive: Archive, path: str, columns: list[str], broken: list[str] | None) -> pa.Table:
@@ -224,6 +234,18 @@ def _marked(kind: str, keys: pa.Table) -> pa.Table:
     for each in KINDS:
         keys = keys.append_column(each, pa.repeat(pa.scalar(int(each == kind), pa.int8()), len(keys)))
     return keys
+
+
+def _grouped_where_shared(rows: pa.Table) -> pa.Table:
+    """As `_grouped`, at a fifth of its cost where few messages have two rows: by queue and number others are alone."""
+    queues = rows.column("queue").combine_chunks().dictionary_encode()
+    # What is too large wraps around: two places may become one, and then they are looked at, but one never two.
+    places = pc.multiply(rows.column("sequence_number"), len(queues.dictionary)).combine_chunks()
+    places = pc.add(places, queues.indices.cast(pa.int64()))
+    in_order = places.take(pc.array_sort_indices(places))
+    shared = pc.is_in(places, in_order.filter(pc.equal(pc.pairwise_diff(in_order), 0)))
+    grouped = _grouped(rows.filter(shared))
+    return pa.concat_tables([rows.filter(pc.invert(shared)).cast(grouped.schema), grouped])
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
@@ -319,12 +341,10 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
     for path in archive.files(SENDING):
         attempt = path.removeprefix(f"{SENDING}/").partition(".")[0]
         try:
-            keys = in_hand(archive, path)
+            for key in in_hand(archive, path):
+                found.setdefault(key, set()).add(attempt)
         except StateRefused:
             proof.unreadable.append(path)
-            continue
-        for key in keys:
-            found.setdefault(key, set()).add(attempt)
     return found
 
 

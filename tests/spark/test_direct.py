@@ -25,7 +25,7 @@ from sbpair.move.state import identity
 from sbpair.move.wire_source import WireArrival, WireSource
 from sbpair.replay import job, progress
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.direct import Booked, Direct, _entry, accepted_at_death
+from sbpair.replay.direct import Booked, Direct, _entries, accepted_at_death
 from sbpair.replay.drain import tasks_of
 from sbpair.replay.lease import Held
 from sbpair.replay.ledger import Entry, Ledger, in_hand
@@ -268,9 +268,9 @@ def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_cr
     monkeypatch.setattr(WireSource, "complete", settled)
     source = Booked.__new__(Booked)
     source.keep_books(Ledger(archive, 1, "dead"), 0, set())
-    source._in_hand.take({each: _entry(each) for each in (first, second)})
+    for arrivals in ([first, second], [later]):
+        source._in_hand.take(dict(zip(arrivals, _entries(arrivals), strict=True)))
     assert [each for each, _ in asyncio.run(source.complete([first, second]))] == [second]
-    source._in_hand.take({later: _entry(later)})
 
     assert ("q", 1, 1_000, "m1") in accepted_at_death(archive, "q", 0)
 

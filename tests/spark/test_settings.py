@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,17 +73,33 @@ def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
-def test_a_local_master_has_its_workers_import_pyspark_from_files() -> None:
+def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas() -> None:
     def told(batches: Iterator[Any]) -> Iterator[Any]:
+        had = set(sys.modules)
         import pyarrow as pa
         import pyspark
 
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__]})
+            pa.array([1])
+            pandas = sys.modules.get("pandas") is not None
+            shared = "sbpair.move.mover" in had
+            yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__], "pandas": [pandas], "shared": [shared]})
 
     with spark.session("local[1]", HASTY) as session:
-        [row] = session.range(0, 1, 1, 1).mapInArrow(told, "place string").collect()
+        [row] = session.range(0, 1, 1, 1).mapInArrow(told, "place string, pandas boolean, shared boolean").collect()
     assert ".zip" not in row.place
+    assert (row.pandas, row.shared) == (False, True)
+
+
+def test_nothing_that_workers_share_starts_a_thread() -> None:
+    program = (
+        "import os, sys\n"
+        "from sbpair.replay.daemon import shared\n"
+        "shared()\n"
+        "assert not {'pyarrow', 'numpy', 'pandas'} & set(sys.modules), 'they start threads'\n"
+        "assert len(os.listdir('/proc/self/task')) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.java

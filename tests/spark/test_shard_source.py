@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -50,7 +53,7 @@ def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
 
 def written(archive: Archive, kind: str) -> list[Key]:
     def read(path: str) -> list[Key]:
-        return in_hand(archive, path) if kind == SENDING else keys_of(archive.read_table(path))
+        return list(in_hand(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
 
     return [each for path in archive.files(kind) for each in read(path)]
 
@@ -110,16 +113,83 @@ def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chu
         asyncio.run(play(created(Path(directory))))
 
 
-def test_what_came_together_is_in_hand_until_the_last_of_it_is_not(archive: Archive) -> None:
+def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.ledger.SAID_MOST", 3)
     hands = InHand(Ledger(archive, SHARDS))
     hands.take({name: Entry(key(name), "orders") for name in (0, 1)})
-    hands.let_go([0])
+    hands.let_go([0, 1])
     hands.take({2: Entry(key(2), "orders")})
-    assert sorted(written(archive, SENDING)) == [key(0), key(1), key(2)]
-
-    hands.let_go([1, "never taken", 1])
+    assert len(archive.files(SENDING)) == 1
     hands.take({3: Entry(key(3), "orders")})
-    assert sorted(written(archive, SENDING)) == [key(2), key(3)]
+    assert sorted(written(archive, SENDING)) == [key(0), key(1), key(2), key(3)]
+
+    hands.let_go([2, "never taken", 2])
+    hands.take({4: Entry(key(4), "orders")})
+    assert sorted(written(archive, SENDING)) == [key(3), key(4)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    takes=st.lists(st.integers(1, 4), max_size=8),
+    chance=st.randoms(use_true_random=False),
+    said_most=st.integers(0, 6),
+    at_the_end=st.integers(0, 3),
+)
+def test_whatever_is_in_hand_is_said_and_little_else(
+    takes: list[int], chance: Random, said_most: int, at_the_end: int
+) -> None:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sbpair.replay.ledger.SAID_MOST", said_most)
+        archive = created(Path(directory))
+        ledger = Ledger(archive, SHARDS)
+        hands, held, number = InHand(ledger), list[int](), 0
+        for most in takes:
+            hands.take({each: Entry(key(each), "orders") for each in range(number, number + most)})
+            held, number = [*held, *range(number, number + most)], number + most
+            assert {key(each) for each in held} <= set(written(archive, SENDING))
+            gone = chance.sample(held, chance.randint(0, len(held)))
+            hands.let_go(gone)
+            held = [each for each in held if each not in gone]
+        hands.take({number: Entry(key(number), "orders")})
+        assert len(written(archive, SENDING)) <= (len(held) + 2) * max(said_most, 4)
+
+        left = [Entry(key(each), "orders") for each in range(at_the_end)]
+        ledger.has_nothing_in_hand(but=left)
+        assert sorted(written(archive, SENDING)) == sorted(each.key for each in left)
+
+
+def test_what_could_not_be_added_is_followed_by_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(archive, SHARDS)
+    ledger.has_in_hand([Entry(key(0), "orders")])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdopen", full)
+        with pytest.raises(errors.MachineLacks):
+            ledger.has_in_hand([Entry(key(1), "orders")])
+    ledger.has_in_hand([Entry(key(2), "orders")])
+    assert (len(archive.files(SENDING)), sorted(written(archive, SENDING))) == (2, [key(0), key(2)])
+
+
+def full(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -> None:
+    ledger = Ledger(archive, SHARDS)
+    boundaries = []
+    for number in range(0, 6, 2):
+        path = Path(archive.root, ledger.has_in_hand([Entry(key(each), "orders") for each in (number, number + 1)]))
+        boundaries.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        for rest in (b"", bytes(len(whole) - size)):
+            path.write_bytes(whole[:size] + rest)
+            found = list[Key]()
+            with nullcontext() if size in boundaries and not rest else pytest.raises(errors.StateRefused):
+                found.extend(in_hand(archive, path.relative_to(archive.root).as_posix()))
+            least = 2 * sum(boundary <= size for boundary in boundaries)
+            assert found[:least] == [key(number) for number in range(least)]
 
 
 def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:

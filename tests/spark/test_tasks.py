@@ -23,8 +23,8 @@ import pytest
 from sbpair import errors
 from sbpair.move.journal import Journal
 from sbpair.move.lease import Lease
-from sbpair.move.mover import MOVING_MOST
 from sbpair.move.state import State
+from sbpair.move.stride import USUAL
 from sbpair.move.wire_source import WireSource
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sbpair.replay.run import Job
 
 MESSAGES = 100
-MANY = 3 * MOVING_MOST
+MANY = 3 * USUAL.moving
 BODY = os.urandom(4_000)
 
 
@@ -74,7 +74,7 @@ def everything_is_there(place: World, job: Job) -> None:
     assert set(arrived) == set(place.sent)
     assert place.altered() == []
     twice = {name for name, count in arrived.items() if count > 1}
-    assert len(twice) <= CHUNK_MOST + MOVING_MOST
+    assert len(twice) <= CHUNK_MOST + USUAL.moving
     assert twice <= {str(each["message_id"]) for each in proof.doubtful}
 
 
@@ -190,7 +190,8 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
 def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
     broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.shard_source.CHUNK_MOST", MOVING_MOST // 2)
+    monkeypatch.setattr("sbpair.replay.shard_source.CHUNK_MOST", USUAL.moving // 2)
+    monkeypatch.setattr("sbpair.replay.ledger.SAID_MOST", 1)
     place.strand_many(MANY)
     job = job_of(place, own_disk, segment_messages=MANY)
     drain(job)
@@ -199,7 +200,7 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
         send(job)
 
     proof = proof_of(job)
-    held = sum(len(in_hand(job.open(), path)) for path in job.open().files(SENDING))
+    held = sum(len([*in_hand(job.open(), path)]) for path in job.open().files(SENDING))
     assert 0 < proof.acknowledged < MANY
     assert len(place.ids()) <= proof.acknowledged + held < MANY
     send(job)

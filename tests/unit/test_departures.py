@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,8 +11,11 @@ from sbpair.move import departures
 from sbpair.move.departures import Departures
 from sbpair.move.engine import Order
 from sbpair.move.guard import Guard
-from sbpair.move.road import WORTH_A_ROUND, Road
 from sbpair.move.roads import Roads
+from sbpair.move.stride import USUAL
+
+if TYPE_CHECKING:
+    from sbpair.move.road import Road
 
 
 class Rig:
@@ -57,10 +60,10 @@ def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
 
 def test_many_leave_at_once() -> None:
     async def scene(rig: Rig) -> None:
-        assert rig.come(WORTH_A_ROUND).workers == 1
+        assert rig.come(USUAL.round_least).workers == 1
         await rig.empty()
 
-    assert play(scene) == [("orders", WORTH_A_ROUND)]
+    assert play(scene) == [("orders", USUAL.round_least)]
 
 
 def test_few_leave_with_those_that_come_meanwhile() -> None:
@@ -74,7 +77,7 @@ def test_few_leave_with_those_that_come_meanwhile() -> None:
 
 def test_the_few_that_are_left_after_a_round_leave_too() -> None:
     async def scene(rig: Rig) -> None:
-        rig.come(WORTH_A_ROUND + 25)
+        rig.come(USUAL.round_least + 25)
         await rig.empty()
 
     assert play(scene, most=20) == [("orders", 20)] * 3 + [("orders", 15)]
@@ -96,12 +99,12 @@ def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(or
     async def scene(rig: Rig) -> None:
         rig.may_land.clear()
         for _ in range(workers + 2):
-            road = rig.come(WORTH_A_ROUND)
+            road = rig.come(USUAL.round_least)
         assert road.workers == workers
         rig.may_land.set()
         await rig.empty()
 
-    play(scene, most=WORTH_A_ROUND, ordered=ordered)
+    play(scene, most=USUAL.round_least, ordered=ordered)
 
 
 def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +113,6 @@ def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatc
     async def scene(rig: Rig) -> None:
         rig.come(2)
         rig.stopping.set()
-        rig.come(WORTH_A_ROUND, "invoices")
+        rig.come(USUAL.round_least, "invoices")
 
     assert play(scene) == []
