@@ -33,6 +33,7 @@ from sbpair.replay.progress import Phase, moved
 from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import Proof, verify
+from sbpair.replay.watched import watched
 from tests.spark.tasks import go_on_sending
 from tests.spark.world import HOUR_TICKS, VARIABLES, World
 
@@ -365,7 +366,7 @@ def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path
 def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.job.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("sbpair.replay.watched.LOOK_SECONDS", 0.01)
     # A shell has what it starts in the background ignore the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     archive = job_of(place, tmp_path).open()
@@ -386,7 +387,7 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
             looked.set()
 
     try:
-        job._watched(moved(archive), archive, act, Held(), tell)
+        watched(moved(archive), archive, act, Held(), tell)
     finally:
         signal.signal(signal.SIGINT, before)
 
