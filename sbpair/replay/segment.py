@@ -7,6 +7,7 @@ so that whoever sends a shard reads little of what is of others.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -54,7 +55,7 @@ class Segment:
     @property
     def written(self) -> list[WireArrival]:
         """Those that the file has: nothing else may be settled when it is stored."""
-        return self.arrivals[: self.file.rows]
+        return self.arrivals[: self._grouped]
 
     def add(self, arrivals: list[WireArrival], due: float) -> None:
         for arrival in arrivals:
@@ -70,12 +71,12 @@ class Segment:
         return self.loose >= PART_BYTES * parts_of(self._shards)
 
     def write_groups(self) -> None:
-        """Bring into the file what is not in it yet: each part of it a group of rows."""
-        loose = self.arrivals[self._grouped :]
-        for part in self._parted(loose):
-            self.file.add(self._table(part))
-        for arrival in loose:
-            arrival.payload = b""
+        """Bring into the file what is not in it yet: each part of it a group of rows, or several."""
+        for part in self._parted(self.arrivals[self._grouped :]):
+            for group in _groups(part):
+                self.file.add(self._table(group))
+                for arrival in group:
+                    arrival.payload = b""
         self._grouped, self.loose = len(self.arrivals), 0
 
     def _parted(self, arrivals: list[WireArrival]) -> list[list[WireArrival]]:
@@ -122,6 +123,18 @@ class Segment:
             return nothing, nothing
         reasons, descriptions = zip(*(dead_letters.why(arrival.payload) for arrival in arrivals), strict=True)
         return reasons, descriptions
+
+
+def _groups(part: list[WireArrival]) -> Iterator[list[WireArrival]]:
+    """Cut where it is much more than others: whoever reads one message of a group holds all of it."""
+    size = sum([arrival.facts.size for arrival in part])
+    enough = size / max(1, round(size / PART_BYTES))
+    start = held = 0
+    for end, arrival in enumerate(part, 1):
+        held += arrival.facts.size
+        if held > enough or end == len(part):
+            yield part[start:end]
+            start, held = end, 0
 
 
 def _end(facts: Facts) -> tuple[str | None, str | None]:

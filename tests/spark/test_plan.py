@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sbpair.move.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import plan
 from sbpair.replay.run import Dedup, Options, Run
-from sbpair.replay.schema import KEY, KEY_IN_SPARK
+from sbpair.replay.schema import KEY_IN_SPARK
 from sbpair.replay.selection import EVERYTHING, Selection
 
 pytestmark = [
@@ -202,9 +202,9 @@ def test_the_sql_says_what_the_naive_plan_says(
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
     work = spark.sql(plan.work("plan")).collect()
-    columns = ("segment", "position", *KEY, "size", "shard")
+    columns = ("segment", "position", "queue", "sequence_number", "enqueued_at_ms", "size", "shard")
     assert sorted(tuple(row[name] for name in columns) for row in work) == sorted(
-        (*row[:6], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in (plan.LEFT, *plan.LOSING)
+        (*row[:5], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in (plan.LEFT, *plan.LOSING)
     )
 
     repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan.repeats("plan")).collect()}

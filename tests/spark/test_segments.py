@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -104,6 +105,55 @@ def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(shards
         assert not found & set(seen)
         seen += found
         assert pc.all(pc.less(group["sequence_number"][:-1], group["sequence_number"][1:])).as_py()
+
+
+@pytest.mark.parametrize("shards", [1, 8, 2 * PARTS_MOST])
+def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
+    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends some of it holds a group of each queue at the same time."""
+    monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1_000)
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
+    arrivals = [arrival(number) for number in range(400)]
+    arrivals[200].facts = arrivals[200].facts._replace(size=5_000)
+    for each in arrivals:
+        each.facts = each.facts._replace(session_id="hot", path="orders")
+    sizes = [each.facts.size for each in arrivals]
+    segment.add(arrivals, 1.0)
+    segment.write_groups()
+    archive.put(segment.path, segment.file)
+
+    rows = archive.read_table(segment.path)
+    file, start = archive.parquet(segment.path), 0
+    assert rows.column("sequence_number").to_pylist() == list(range(400))
+    for number in range(file.num_row_groups):
+        count = file.metadata.row_group(number).num_rows
+        assert sum(sizes[start : start + count - 1]) < 1_500, "the last of them may be of any size"
+        start += count
+    assert file.num_row_groups <= round(sum(sizes) / 1_000)
+
+
+def test_what_failed_half_way_is_not_said_to_be_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8)
+    segment.add([arrival(number) for number in range(100)], 1.0)
+    segment.write_groups()
+    segment.add([arrival(number) for number in range(100, 200)], 1.0)
+    add, groups = segment.file.add, iter(range(3))
+
+    def fails_at_the_fourth(table: pa.Table) -> None:
+        if next(groups, None) is None:
+            raise MemoryError
+        add(table)
+
+    monkeypatch.setattr(segment.file, "add", fails_at_the_fourth)
+    with pytest.raises(MemoryError):
+        segment.write_groups()
+    assert segment.file.rows > 100
+    assert [each.facts.sequence_number for each in segment.written] == list(range(100))
 
 
 class Stores:
