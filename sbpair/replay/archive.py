@@ -72,7 +72,8 @@ class TableFile:
             write_page_checksum=True,
             compression="zstd" if large else "snappy",
             compression_level=1 if large else None,
-            write_statistics=large,
+            # Of messages nobody asks for the least and the largest, and these would be most of a footer.
+            write_statistics=[name for name in schema.names if name != "message"] if large else False,
             use_dictionary=[name for name in schema.names if name not in DISTINCT],
         )
 
@@ -263,8 +264,7 @@ class Archive:
         """Raises StateRefused for a file that is broken, or cut short."""
         with self.parquet(path) as file:
             found, rows = file.schema_arrow, file.metadata.num_rows
-        about = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
-        return Footer(about, int(rows), found.remove_metadata())
+        return Footer(about(found), int(rows), found.remove_metadata())
 
     def spark_url(self, path: str) -> str:
         """The same file, as Spark calls it."""
@@ -299,6 +299,11 @@ class Archive:
             f"the archive {self.url} cannot be used: {error.strerror or error}",
             hint="check that it exists, may be written to and has room, or name another with --archive",
         )
+
+
+def about(schema: pa.Schema) -> dict[str, str]:
+    """Run, version and shards of the file that has this schema."""
+    return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
 
 
 def _line(said: object) -> bytes:

@@ -1,6 +1,7 @@
 """Messages by where they lie in the segments, read from there by whoever sends them.
 
-The law: what is given out is the message of the very row that was asked for, whole, or an error.
+The law: what is given out is the message of a row with that row's own key, whole, or an error. Nothing is read of a
+file of another run.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbpair.replay.archive import PARQUET, SEGMENTS, Archive
+from sbpair.replay.archive import PARQUET, SEGMENTS, Archive, about
 from sbpair.replay.ledger import Key, keys_of
 from sbpair.replay.schema import KEY
+from sbpair.replay.segment import PART_BYTES
 
 FILES_MOST = 64
 """How many segments are open at once: those that were drained at the same time are sent at the same time."""
 
-GROUPS_BYTES = 32 * 1024 * 1024
-"""What is held of messages that have been read, and may be asked for next."""
+GROUPS_BYTES = FILES_MOST * PART_BYTES
+"""What is held of messages that have been read, and may be asked for next: of each open segment, some of one shard."""
 
 Place: TypeAlias = tuple[str, int]
 """(segment, position): a row."""
@@ -65,8 +67,10 @@ class Bodies:
 
     def _opened(self, segment: str) -> OpenSegment:
         if segment not in self._paths:
-            raise self._archive.broken(f"{SEGMENTS}/…/{segment}{PARQUET}", "it is there no more")
+            raise self._archive.broken(f"{SEGMENTS}/*/{segment}{PARQUET}", "it is there no more")
         file = self._archive.parquet(self._paths[segment])
+        if about(file.schema_arrow).get("sbpair.run") != self._archive.run:
+            raise self._archive.broken(self._paths[segment], "it is of another run")
         counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         return OpenSegment(file, [0, *accumulate(counts)])
 

@@ -9,9 +9,9 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sbpair.errors import UsageError
+from sbpair.errors import StateRefused, UsageError
 from sbpair.replay import plan as planning
 from sbpair.replay import repeats, shard_source
 from sbpair.replay import selection as choosing
@@ -19,9 +19,6 @@ from sbpair.replay import spark as sparks
 from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, REPORT, SEGMENTS, Archive
 from sbpair.replay.run import Dedup, Run
 from sbpair.replay.schema import KEY, KEY_IN_SPARK, SEGMENT_IN_SPARK
-
-if TYPE_CHECKING:
-    from sbpair.errors import StateRefused
 
 PLAN_FILE = f"{REPORT}/plan.json"
 VIEW = "plan"

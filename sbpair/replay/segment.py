@@ -28,6 +28,9 @@ PARTS_MOST = 64
 PART_BYTES = 1024 * 1024
 """So much for each part is worth being written: less would have each of them cost as much as its messages."""
 
+PART_LEAST_BYTES = 64 * 1024
+"""Where all that there is comes to less for each part, there are fewer parts."""
+
 
 def parts_of(shards: int) -> int:
     return min(shards, PARTS_MOST)
@@ -81,7 +84,8 @@ class Segment:
 
     def _parted(self, arrivals: list[WireArrival]) -> list[list[WireArrival]]:
         """Those of neighbouring shards together, in the order in which they came."""
-        shards, count = self._shards, parts_of(self._shards)
+        shards = self._shards
+        count = min(parts_of(shards), 1 + self.loose // PART_LEAST_BYTES)
         found: list[list[WireArrival]] = [[] for _ in range(count)]
         for arrival in arrivals:
             facts = arrival.facts

@@ -103,6 +103,17 @@ def test_a_segment_that_was_taken_away_since_is_refused(archive: Archive) -> Non
         reader.at([place(0)])
 
 
+def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
+    other = Archive(archive.url, "r2")
+    other.create()
+    write_segment(other, "s0", [key(0)], [message(0)])
+    path = segment_path(QUEUES[0], "s0")
+    archive.write(path, other.read(path))
+
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it is of another run"):
+        Bodies(archive).at([place(0)])
+
+
 @pytest.mark.parametrize("left", [0, 3, 300])
 def test_a_segment_that_was_cut_short_since_it_was_planned_is_refused(archive: Archive, left: int) -> None:
     path = Path(archive.root, segment_path(QUEUES[0], "s0"))

@@ -85,8 +85,11 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tupl
 
 
 @pytest.mark.parametrize("shards", [1, 8, 2 * PARTS_MOST])
-def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(shards: int, tmp_path: Path) -> None:
+def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
+    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
+    monkeypatch.setattr("sbpair.replay.segment.PART_LEAST_BYTES", 1)
     archive = Archive(str(tmp_path), "r1")
     archive.create()
     segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
@@ -135,7 +138,18 @@ def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
     assert file.num_row_groups <= round(sum(sizes) / 1_000)
 
 
+def test_few_small_messages_are_in_one_group_however_many_shards_there_are(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, PARTS_MOST, large=True), PARTS_MOST)
+    segment.add([arrival(number) for number in range(100)], 1.0)
+    segment.write_groups()
+    archive.put(segment.path, segment.file)
+    assert archive.parquet(segment.path).num_row_groups == 1
+
+
 def test_what_failed_half_way_is_not_said_to_be_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpair.replay.segment.PART_LEAST_BYTES", 1)
     archive = Archive(str(tmp_path), "r1")
     archive.create()
     segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8)
