@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -25,7 +26,7 @@ FILES_MOST = 64
 """How many segments are open at once: those that were drained at the same time are sent at the same time."""
 
 GROUPS_BYTES = FILES_MOST * PART_BYTES
-"""What is held of messages that have been read, and may be asked for next: of each open segment, some of one shard."""
+"""What is held at most of messages that have been read, and not all asked for: of each open segment, some of a shard."""
 
 Place: TypeAlias = tuple[str, int]
 """(segment, position): a row."""
@@ -50,6 +51,9 @@ class Bodies:
             group = self._groups[segment, number]
             for index in wanted:
                 found[index] = group.rows[places[index][1] - group.start]
+            group.unasked -= len(wanted)
+            if group.unasked <= 0:
+                del self._groups[segment, number]
         return found
 
     def _by_group(self, places: Sequence[Place]) -> dict[tuple[str, int], list[int]]:
@@ -82,7 +86,7 @@ class Bodies:
         except (pa.ArrowException, OSError) as error:
             raise self._archive.broken(self._paths[segment], str(error).splitlines()[0]) from error
         rows = list(zip(keys_of(table), table.column("message").to_pylist(), strict=True))
-        return Group(starts[number], rows, table.nbytes)
+        return Group(starts[number], rows, table.nbytes, len(rows))
 
 
 class OpenSegment(NamedTuple):
@@ -92,12 +96,17 @@ class OpenSegment(NamedTuple):
     starts: list[int]
 
 
-class Group(NamedTuple):
-    """Neighbouring rows of a segment, from position `start` on: key and message. `size` is in bytes."""
+@dataclass(slots=True)
+class Group:
+    """Neighbouring rows of a segment, from position `start` on: key and message. `size` is in bytes.
+
+    `unasked` is how many of them nobody has asked for yet.
+    """
 
     start: int
     rows: list[tuple[Key, bytes]]
     size: int
+    unasked: int
 
 
 class Latest(Generic[Name, Value]):
@@ -115,6 +124,8 @@ class Latest(Generic[Name, Value]):
         made = self._held[name] = self._make(name)
         self._weight += self._weigh(made)
         while self._weight > self._most and len(self._held) > 1:
-            _, oldest = self._held.popitem(last=False)
-            self._weight -= self._weigh(oldest)
+            del self[next(iter(self._held))]
         return made
+
+    def __delitem__(self, name: Name) -> None:
+        self._weight -= self._weigh(self._held.pop(name))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PARTS_MOST = 64
 """Into so many parts what came is parted at most: where there are more shards, neighbours share one."""
 
-PART_BYTES = 1024 * 1024
+PART_BYTES = 2 * 1024 * 1024
 """So much for each part is worth being written: less would have each of them cost as much as its messages."""
 
 PART_LEAST_BYTES = 64 * 1024

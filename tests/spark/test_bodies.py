@@ -81,6 +81,14 @@ def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.M
     assert len(read) == len(set(read)) == 2 * 5
 
 
+def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
+    reader = Bodies(archive)
+    reader.at([place(number) for number in range(6)])
+    assert [*reader._groups._held] == [("s0", 0)]
+    reader.at([place(6), place(7)])
+    assert [*reader._groups._held] == [("s0", 1)]
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -145,5 +153,8 @@ def test_of_what_was_made_as_much_is_held_as_may_be() -> None:
         return size
 
     latest = Latest(make, 10, lambda size: size)
+    assert latest[7] == 7
+    del latest[7]
+    made.clear()
     assert [latest[size] for size in (4, 5, 4, 3, 4, 5, 20, 4, 20)] == [4, 5, 4, 3, 4, 5, 20, 4, 20]
     assert made == [4, 5, 3, 5, 20, 4, 20]
