@@ -26,7 +26,7 @@ FILES_MOST = 64
 """How many segments are open at once: those that were drained at the same time are sent at the same time."""
 
 GROUPS_BYTES = FILES_MOST * PART_BYTES
-"""What is held at most of messages that have been read, and not all asked for: of each open segment, some of a shard."""
+"""What is held at most of messages that have been read, and not all asked for: of each open segment, one group."""
 
 Place: TypeAlias = tuple[str, int]
 """(segment, position): a row."""

@@ -184,8 +184,9 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
                 _send(spark, job, archive, held, tell)
             except sparks.errors() as error:
                 raise translated(error, archive) from error
-    tell(Phase("verify", "counting what is in the archive"))
-    return _prove(archive, run, began)
+        tell(Phase("verify", "counting what is in the archive"))
+        with sparks.ending(spark):
+            return _prove(archive, run, began)
 
 
 def _unprove(archive: Archive) -> None:

@@ -110,6 +110,17 @@ def session(
             spark.stop()
 
 
+@contextmanager
+def ending(spark: Any) -> Iterator[None]:
+    """Have it end, for which it takes a second, while the block does something else."""
+    stopping = threading.Thread(target=spark.stop, name="spark ends")
+    stopping.start()
+    try:
+        yield
+    finally:
+        stopping.join()
+
+
 def _hush() -> None:
     """PySpark would write a Java traceback of each error that is caught and told in a line."""
     try:
