@@ -5,13 +5,12 @@ The law: nothing is sent by what was planned before. It is made anew from the fi
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from sbpair.errors import StateRefused, UsageError
+from sbpair.errors import UsageError
 from sbpair.replay import plan as planning
 from sbpair.replay import repeats, shard_source
 from sbpair.replay import selection as choosing
@@ -22,9 +21,6 @@ from sbpair.replay.schema import KEY, KEY_IN_SPARK, SEGMENT_IN_SPARK
 
 PLAN_FILE = f"{REPORT}/plan.json"
 VIEW = "plan"
-
-READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
-"""How Spark tells of a file that it cannot read."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +77,6 @@ def plan(spark: Any, run: Run, archive: Archive) -> Planned:
     return planned
 
 
-def unreadable(text: str, archive: Archive) -> StateRefused | None:
-    """Where what Spark has said is of a file that it cannot read: which one, and what to do."""
-    found = READING.search(text)
-    return archive.broken(found[1], "Spark cannot read it") if found else None
-
-
 def _messages(spark: Any, run: Run, archive: Archive) -> Any:
     """The rows of all segments. Where repetitions are not sent, without what was refused or has expired: they are."""
     found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
@@ -125,7 +115,7 @@ def _flows(spark: Any, run: Run) -> list[dict[str, Any]]:
     try:
         return [row.asDict() for row in spark.sql(planning.summary(VIEW)).collect()]
     except sparks.errors() as error:
-        if run.options.selection.where is None or READING.search(str(error)):
+        if run.options.selection.where is None or sparks.unreadable(str(error)):
             raise
         raise UsageError(
             f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",

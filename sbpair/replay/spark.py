@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbpair.errors import MachineLacks, Unsafe
+from sbpair.replay.archive import SEGMENTS
 
 ROWS_A_BATCH = 5_000
 """What a task takes from Spark at once, enough for Arrow to be fast: they are small, for no body is among them."""
@@ -45,6 +46,8 @@ TRIES = 4
 
 FEW_TASKS = 4 + TASKS_BEYOND_CORES
 """Up to here a collector with one thread does: those with several would take the cores as well."""
+
+_READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
 
 SETTINGS = {
     "spark.speculation": "false",
@@ -112,7 +115,7 @@ def session(
 
 @contextmanager
 def ending(spark: Any) -> Iterator[None]:
-    """Have it end, for which it takes a second, while the block does something else."""
+    """Have it end, for which it takes a second, while the block does something else. To end it again does nothing."""
     stopping = threading.Thread(target=spark.stop, name="spark ends")
     stopping.start()
     try:
@@ -169,6 +172,12 @@ def said(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     java = next((line for line in lines if line.startswith(": ")), lines[0])
     return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", java).strip()
+
+
+def unreadable(text: str) -> str | None:
+    """The path of the segment, where what Spark has said is that it cannot read one."""
+    found = _READING.search(text)
+    return found and found[1]
 
 
 def local_settings(master: str) -> dict[str, str]:

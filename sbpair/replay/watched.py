@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.errors import SbpairError, Unavailable
+from sbpair.replay import spark as sparks
 from sbpair.replay.archive import STOP_FILE, Archive
-from sbpair.replay.planned import unreadable
 from sbpair.replay.progress import Phase, Tell, Watch
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def _stop_without(held: Held, archive: Archive) -> None:
 def translated(error: BaseException, archive: Archive) -> BaseException:
     """What a task has raised is known by its name alone: Spark sends its traceback as text."""
     text = str(error)
-    if (broken := unreadable(text, archive)) is not None:
-        return broken
+    if (path := sparks.unreadable(text)) is not None:
+        return archive.broken(path, "Spark cannot read it")
     for line in reversed(text.splitlines()):
         name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)

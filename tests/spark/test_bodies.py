@@ -30,7 +30,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def filled(directory: Path, *, group: int = 7) -> Archive:
-    """Two segments of each queue; numbers of rows are 1, 2, 3 and so on for all of them."""
+    """Two segments of each queue; rows are numbered through all of them, from 0."""
     archive = Archive(str(directory), "r1")
     archive.create()
     for index in range(4):

@@ -84,20 +84,24 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tupl
     assert len(segment.written) == len(segment) == total
 
 
+def stored(directory: Path, shards: int, arrivals: list[WireArrival]) -> pq.ParquetFile:
+    """A segment of these, as it lies in an archive."""
+    archive = Archive(str(directory), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
+    segment.add(arrivals, 1.0)
+    segment.write_groups()
+    archive.put(segment.path, segment.file)
+    return archive.parquet(segment.path)
+
+
 @pytest.mark.parametrize("shards", [1, 8, 2 * PARTS_MOST])
 def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
     monkeypatch.setattr("sbpair.replay.segment.PART_LEAST_BYTES", 1)
-    archive = Archive(str(tmp_path), "r1")
-    archive.create()
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
-    segment.add([arrival(number) for number in range(1_000)], 1.0)
-    segment.write_groups()
-    archive.put(segment.path, segment.file)
-
-    file = archive.parquet(segment.path)
+    file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)])
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     assert len(groups) == min(shards, PARTS_MOST)
     seen: list[int] = []
@@ -116,21 +120,13 @@ def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
 ) -> None:
     """Whoever sends some of it holds a group of each queue at the same time."""
     monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1_000)
-    archive = Archive(str(tmp_path), "r1")
-    archive.create()
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
     arrivals = [arrival(number) for number in range(400)]
     arrivals[200].facts = arrivals[200].facts._replace(size=5_000)
     for each in arrivals:
         each.facts = each.facts._replace(session_id="hot", path="orders")
     sizes = [each.facts.size for each in arrivals]
-    segment.add(arrivals, 1.0)
-    segment.write_groups()
-    archive.put(segment.path, segment.file)
-
-    rows = archive.read_table(segment.path)
-    file, start = archive.parquet(segment.path), 0
-    assert rows.column("sequence_number").to_pylist() == list(range(400))
+    file, start = stored(tmp_path, shards, arrivals), 0
+    assert file.read(["sequence_number"])["sequence_number"].to_pylist() == list(range(400))
     for number in range(file.num_row_groups):
         count = file.metadata.row_group(number).num_rows
         assert sum(sizes[start : start + count - 1]) < 1_500, "the last of them may be of any size"
@@ -139,13 +135,8 @@ def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
 
 
 def test_few_small_messages_are_in_one_group_however_many_shards_there_are(tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path), "r1")
-    archive.create()
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, PARTS_MOST, large=True), PARTS_MOST)
-    segment.add([arrival(number) for number in range(100)], 1.0)
-    segment.write_groups()
-    archive.put(segment.path, segment.file)
-    assert archive.parquet(segment.path).num_row_groups == 1
+    file = stored(tmp_path, PARTS_MOST, [arrival(number) for number in range(100)])
+    assert file.num_row_groups == 1
 
 
 def test_what_failed_half_way_is_not_said_to_be_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
