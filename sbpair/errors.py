@@ -26,7 +26,7 @@
     │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
     │   ├── SessionLocked           3  another receiver has the session
     │   ├── SessionLockLost         3  a session is not this receiver's any more
-    │   └── EngineLacks             3  not the service: the engine that was asked for cannot, and another one can
+    │   └── UnreadableMessage       3  azure-servicebus cannot decode a message that the service delivers
     ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
         └── PortInUse               7
@@ -180,8 +180,8 @@ class SessionLockLost(ServiceRefused):
     """The lock of a session ran out, or was taken away: somebody else may have the session."""
 
 
-class EngineLacks(ServiceRefused):
-    """What talks to the service cannot read this one message, however often it tries. Another engine can."""
+class UnreadableMessage(ServiceRefused):
+    """A message that azure-servicebus cannot decode, however often it is received."""
 
 
 class ProtocolError(SbpairError):

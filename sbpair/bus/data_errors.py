@@ -16,10 +16,10 @@ from azure.servicebus import exceptions as azure
 from sbpair import errors
 from sbpair.bus.translate import SIGN_IN_HINT
 
-UNDECODABLE = (TypeError, LookupError, ValueError, struct.error)
-"""What the SDK's decoder stumbles over its own feet with: it says no more of a type that it does not know."""
+UNREADABLE_HINT = "receive the message with another client, which can decode it"
 
-WIRE_HINT = "move the pair with --engine wire: it does not have to understand what it moves"
+_UNDECODABLE = (TypeError, LookupError, ValueError, struct.error)
+"""Raised by the SDK's decoder for a type that it does not know."""
 
 _RETRY = "it may work a little later"
 _MISSING_HINT = "check the name, and that it exists in this namespace"
@@ -86,8 +86,8 @@ def error_of(error: AzureError, doing: str) -> errors.SbpairError:
     for kind, meant, hint in _MEANT:
         if isinstance(error, kind):
             return meant(said, hint=hint)
-    if isinstance(inner, UNDECODABLE):
-        return errors.EngineLacks(f"{doing}: there is a message that the SDK cannot read", hint=WIRE_HINT)
+    if isinstance(inner, _UNDECODABLE):
+        return errors.UnreadableMessage(f"{doing}: azure-servicebus cannot decode a message", hint=UNREADABLE_HINT)
     if condition in _TRANSIENT or not condition:
         return errors.Unreachable(said, hint=_RETRY)
     return errors.ServiceRefused(said, condition=condition, hint="the same request would be refused again")

@@ -1,7 +1,7 @@
-"""Receiving and sending with azure-servicebus: one queue or destination each, over a connection of its own.
+"""Receiving and pinging with azure-servicebus: one entity each, over a connection of its own.
 
-Thin: it asks, bounds and translates errors. The law: nothing is tried twice here, since a mover knows better what has
-happened already; and the SDK's objects belong to one lane.
+Thin: it calls, bounds and translates errors. Invariant: nothing is tried twice here, since the caller knows better what
+has happened already.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ import logging
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from azure.servicebus import ServiceBusMessageState
-from azure.servicebus.exceptions import MessageSizeExceededError
-
 from sbpair.bus.credentials import token_credential
 from sbpair.bus.data_client import aio_client, signed
-from sbpair.bus.data_errors import UNDECODABLE, WIRE_HINT, is_answer, translated
-from sbpair.errors import EngineLacks, InDoubt, SbpairError, ServiceRefused, TimedOut
+from sbpair.bus.data_errors import UNREADABLE_HINT, is_answer, translated
+from sbpair.errors import InDoubt, SbpairError, TimedOut, UnreadableMessage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from azure.core.credentials_async import AsyncTokenCredential
+    from azure.servicebus import ServiceBusReceivedMessage
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+    from azure.servicebus.amqp import AmqpAnnotatedMessage
 
     from sbpair.bus.data_client import Signed
-    from sbpair.bus.decoded import Batch, Outgoing, Received
     from sbpair.model import Endpoint
 
 OPEN_SECONDS = 30.0
@@ -34,9 +32,6 @@ CLOSE_SECONDS = 10.0
 
 AT_ONCE_SECONDS = 0.05
 """A receive that ends sooner without a message has not waited for one."""
-
-ANSWER_SECONDS = 60.0
-"""How long a send may take: a time-out must exceed 15 s, or a partition has no time to move."""
 
 log = logging.getLogger(__name__)
 
@@ -85,83 +80,56 @@ class QueueReceiver:
         self._receiver = receiver
         self._queue = queue
 
-    async def receive(self, most: int, seconds: float) -> Sequence[Received]:
-        """Up to so many messages; [] where none came within `seconds`. Raises EngineLacks for an unreadable one."""
+    async def receive(self, most: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
+        """Up to so many messages; [] where none came within `seconds`. Raises UnreadableMessage."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         with translated(f"receiving from {self._queue!r}"):
             messages = await self._receiver.receive_messages(most, max_wait_time=seconds)
         if not messages and loop.time() < started + AT_ONCE_SECONDS < started + seconds:
             # It says nothing at all of some messages that it cannot read, and never receives again.
-            raise EngineLacks(f"receiving from {self._queue!r}: the SDK has stopped to receive", hint=WIRE_HINT)
+            raise UnreadableMessage(
+                f"receiving from {self._queue!r}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
+            )
         return messages
 
-    async def complete(self, message: Received) -> None:
+    async def complete(self, message: ServiceBusReceivedMessage) -> None:
         with self._settling():
             await self._receiver.complete_message(message)
 
-    async def abandon(self, message: Received) -> None:
+    async def abandon(self, message: ServiceBusReceivedMessage) -> None:
         """Give it back, as far as the SDK can: its delivery count rises."""
         with self._settling():
             await self._receiver.abandon_message(message)
 
-    async def dead_letter(self, message: Received, reason: str, description: str) -> None:
-        with self._settling():
-            await self._receiver.dead_letter_message(message, reason=reason, error_description=description)
-
-    async def renew(self, message: Received) -> int:
-        """When the lock runs out now, in ms since 1970. Raises MessageLockLost."""
-        with translated(f"renewing a lock in {self._queue!r}"):
-            return int((await self._receiver.renew_message_lock(message)).timestamp() * 1000)
-
-    async def peek(self, start: int, most: int) -> list[tuple[int, Received, bool]]:
-        """Messages from a sequence number on: (number, message, whether somebody has put it aside)."""
+    async def peek(self, start: int, most: int) -> Sequence[ServiceBusReceivedMessage]:
+        """Up to so many messages from a sequence number on, which is at least 1."""
         with translated(f"peeking in {self._queue!r}"):
-            # The SDK takes 0 for "where the last look ended".
-            found = await self._receiver.peek_messages(most, sequence_number=max(1, start))
-        return [(each.sequence_number or 0, each, each.state is ServiceBusMessageState.DEFERRED) for each in found]
+            return await self._receiver.peek_messages(most, sequence_number=start)
 
     def _settling(self) -> AbstractContextManager[None]:
         return translated(f"settling in {self._queue!r}")
 
 
 class DestinationSender:
-    """One queue or topic, sent to by one coroutine at a time. To be had from `open_sender`."""
+    """One queue or topic, sent to by one coroutine. To be had from `open_sender`."""
 
     def __init__(self, sender: ServiceBusSender, destination: str) -> None:
         self._sender = sender
         self._doing = f"sending to {destination!r}"
-        self._turn = asyncio.Lock()
 
-    async def batch(self) -> Batch:
-        """An empty one, as large as the destination takes."""
-        with translated(self._doing):
-            return await self._sender.create_message_batch()
-
-    async def send(self, what: Batch | Outgoing, seconds: float = ANSWER_SECONDS) -> None:
-        """Returns once the service has accepted all of it. Raises InDoubt where it has not said so, nor refused it."""
-        async with self._turn:
-            try:
-                async with asyncio.timeout(seconds):
-                    with translated(self._doing):
-                        await self._sender.send_messages(what, timeout=seconds)
-            except TimeoutError as error:
-                raise InDoubt(f"{self._doing}: no answer came within {seconds:g} s") from error
-            except SbpairError as error:
-                if is_answer(error.__cause__) and not isinstance(error, TimedOut):
-                    raise
-                raise InDoubt(f"{self._doing}: no answer came ({error.message})", hint=error.hint) from error
-
-
-def added(batch: Batch, message: Outgoing) -> bool:
-    """Add a message to a batch; False where it does not fit. Raises ServiceRefused for what has no encoding."""
-    try:
-        batch.add_message(message)
-    except MessageSizeExceededError:
-        return False
-    except UNDECODABLE as error:
-        raise ServiceRefused("the SDK cannot encode it", condition="amqp:not-implemented", hint=WIRE_HINT) from error
-    return True
+    async def send(self, message: AmqpAnnotatedMessage, seconds: float) -> None:
+        """Return once the service has accepted it. Raises InDoubt where it neither accepts nor refuses it."""
+        try:
+            async with asyncio.timeout(seconds):
+                with translated(self._doing):
+                    await self._sender.send_messages(message, timeout=seconds)
+        except TimeoutError as error:
+            raise InDoubt(f"{self._doing}: no answer came within {seconds:g} s") from error
+        except SbpairError as error:
+            if is_answer(error.__cause__) and not isinstance(error, TimedOut):
+                raise
+            raise InDoubt(f"{self._doing}: no answer came ({error.message})", hint=error.hint) from error
 
 
 async def _opened(handler: ServiceBusReceiver | ServiceBusSender, doing: str) -> None:

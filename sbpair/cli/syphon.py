@@ -42,17 +42,6 @@ INTERRUPTED = 130
 IDS_SHOWN = 3
 
 
-SDK_CHANGES = (
-    "--engine sdk decodes every message and encodes it again, which changes types: what README says of it is lost for"
-    " good; --engine wire keeps every byte"
-)
-
-
-class Engine(StrEnum):
-    WIRE = "wire"
-    SDK = "sdk"
-
-
 class Order(StrEnum):
     BACKLOG = "backlog"
     NONE = "none"
@@ -95,14 +84,6 @@ def command(
             help="Keep the order that a queue's messages for a destination have, or trade it for speed (backlog)",
         ),
     ] = Order.BACKLOG,
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            "--engine",
-            metavar="wire|sdk",
-            help="What moves the messages: wire keeps their bytes; sdk is azure-servicebus, and changes types (wire)",
-        ),
-    ] = Engine.WIRE,
     rate: Rate = None,
     credits: Credits = None,  # noqa: A002  # the option's name
     ttl: TimeToLive = Ttl.ORIGINAL,
@@ -129,11 +110,6 @@ def command(
     sent; where it is lost, the run ends. After a crash, the next one has the lease once the lock has run out, and 20 s
     later begins.
 
-    --engine sdk moves with Microsoft's azure-servicebus, for where only that may be used. It cannot pass on what it
-    does not decode: longs become ints, floats doubles, symbols and binary text strings; a message that holds a char or
-    a decimal cannot be received by it at all, and keeps its queue from going on. It gives messages back by raising
-    their delivery count, and is many times slower. Neither engine stands in for the other.
-
     Where a connection to one side is lost, and not back within 5 seconds, the one to the other side is ended too, and
     what is held is released. Then both are made anew: by --watch for as long as it takes, by --once three times.
 
@@ -156,8 +132,7 @@ def command(
       {"schema": "sbpair/syphon/1", "run": "", "received": 0, "sent": 0, "already_sent": 0, "expired": 0,
        "dead_lettered": 0, "released": 0, "in_doubt": 0, "distinct": 0, "balanced": true, "queues": {},
        "destinations": {}, "dead_letters": [], "doubtful": [], "failures": [], "seconds": 0.0, "stopped": false,
-       "operations": {"taken": 0, "sent": 0, "renewals": 0, "empty_receives": 0, "looks": 0, "own": 0},
-       "engine": "wire"}
+       "operations": {"taken": 0, "sent": 0, "renewals": 0, "empty_receives": 0, "looks": 0, "own": 0}}
 
     The lines of --watch begin alike, and go on with what the event has:
 
@@ -186,16 +161,11 @@ def command(
     terms = terms_of(rate, credits, ttl, prices)
     found = profile(connection, screen, count=count, state=state)
     if dry_run:
-        if engine is not Engine.WIRE:
-            raise UsageError("--engine goes with --once and --watch only", hint="a dry run looks, and encodes nothing")
         return _preview(found.pair, terms, screen)
     if prices is not None:
         raise UsageError("--prices goes with --dry-run only", hint="a run counts operations and names no price")
     from sbpair import syphon
     from sbpair.cli.progress import lanes
-
-    if engine is Engine.SDK:
-        screen.warn(SDK_CHANGES)
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "syphon.Result":
         with lanes(screen, watch=watch) as shown:
@@ -214,7 +184,6 @@ def command(
                 lease_queue=lease,
                 reconnect=not no_reconnect,
                 allow_missing=allow_missing,
-                engine=engine.value,
             )
 
     result = run_gracefully(move)
@@ -234,7 +203,6 @@ def document(result: "syphon.Result") -> dict[str, object]:
         "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
         "seconds": round(result.seconds, 3),
         "stopped": result.stopped,
-        "engine": result.engine,
     }
 
 

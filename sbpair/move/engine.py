@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -161,13 +160,3 @@ class Primary(Side, Destination, Protocol):
         """See that it is there, if that is still to be done. Raises AccessError, Unavailable."""
 
     async def close(self) -> None: ...
-
-
-class Engine(Protocol):
-    """What talks to both namespaces of a pair."""
-
-    def source(self, queue: str) -> AbstractAsyncContextManager[Source]:
-        """A backlog queue over a connection of its own. Raises EntityMissing, AccessError, Unavailable."""
-
-    def primary(self) -> Primary:
-        """Nothing is connected yet."""

@@ -1,6 +1,6 @@
-"""What is to become of a backlog message. Pure: it sees neither bytes nor SDK objects, and is told the time.
+"""The decision on a backlog message. Pure: it sees Facts and no bytes, and the time is an argument.
 
-An engine makes Facts of its own representation of a message, and applies the answer to it.
+The source reads Facts out of a message; the link to its destination applies the decision to the bytes.
 """
 
 from __future__ import annotations

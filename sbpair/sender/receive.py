@@ -129,8 +129,8 @@ async def peek(
 async def _peeked(receiver: QueueReceiver) -> AsyncIterator[ServiceBusReceivedMessage]:
     start = 1
     while found := await receiver.peek(start, PEEKED_AT_ONCE):
-        start = found[-1][0] + 1
-        for _, message, _ in found:
+        start = (found[-1].sequence_number or 0) + 1
+        for message in found:
             yield message
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import EntityMissing, SbpairError, UsageError
+from sbpair.errors import EntityMissing, SbpairError
 from sbpair.move import queues
 from sbpair.move.books import Books
 from sbpair.move.guard import Guard
@@ -35,7 +35,6 @@ from sbpair.syphon.terms import SendCosts, Terms, Tiers, limits_of, tier_of
 if TYPE_CHECKING:
     from sbpair.bus.control import QueueControl
     from sbpair.model import Pair
-    from sbpair.move.engine import Engine
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.journal import Journal
     from sbpair.move.receipt import Receipt
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
-
-ENGINES = WIRE, SDK = "wire", "sdk"
 
 RECORD_SECONDS = 5.0
 """How old the figures may be that a crash leaves."""
@@ -68,7 +65,6 @@ class Result:
     stopped: bool
     run: str = ""
     hurried: bool = False
-    engine: str = WIRE
 
     @property
     def exit_code(self) -> int:
@@ -96,7 +92,6 @@ async def run(
     gauge_seconds: float | None = None,
     reconnect: bool = True,
     allow_missing: bool = False,
-    engine: str = WIRE,
 ) -> Result:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
@@ -119,17 +114,12 @@ async def run(
     then ConnectionFaulted ends it, and a watch as a whole. Where none of the first destinations is in the primary, it
     stops with Unsafe before it dead-letters more, unless `allow_missing`.
 
-    `engine` is "wire", which keeps every byte that it does not have to change, or "sdk", which is azure-servicebus and
-    changes types.
-
     Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
     LeaseHeld, or StateRefused for the state of another pair.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"there is no engine {engine!r}", hint=f"engines are {' and '.join(ENGINES)}")
     stop = stop or asyncio.Event()
     tally = Tally()
-    command = f"syphon {'--once' if once else '--watch'}{'' if engine == WIRE else f' --engine {engine}'}"
+    command = f"syphon {'--once' if once else '--watch'}"
     name = new_id(now_ms())
     async with AsyncExitStack() as stack:
         across = await _lease(stack, pair, lease_queue, name, stop) if lease_queue is not None else None
@@ -146,36 +136,37 @@ async def run(
             guard=Guard(trusted=allow_missing),
         )
         plan = Plan(pair, once, setting, stop, reconnect=reconnect, lease=across)
-        result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds, engine)
+        result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
 async def _move(
-    plan: Plan, terms: Terms | None, books: Books, hurry: asyncio.Event, gauge_seconds: float | None, engine: str
+    plan: Plan, terms: Terms | None, books: Books, hurry: asyncio.Event, gauge_seconds: float | None
 ) -> Result:
     started = time.monotonic()
     lanes = Lanes(plan)
     async with AsyncExitStack() as stack:
-        prepared = await _unless_stopped(plan.stop, _prepare(stack, plan, terms, engine))
+        prepared = await _unless_stopped(plan.stop, _prepare(stack, plan, terms))
         if prepared is not None:
             find, found = prepared
             lanes = Lanes(plan, find if found.managed and not plan.once else None)
             gauge = None if gauge_seconds is None else Gauge(plan, lanes, gauge_seconds)
             await _run_all(lanes, found.queues, hurry, books, gauge, plan.lease)
     result = _result(plan, lanes.all, time.monotonic() - started, books.run)
-    return replace(result, hurried=hurry.is_set(), engine=engine)
+    return replace(result, hurried=hurry.is_set())
 
 
-async def _prepare(stack: AsyncExitStack, plan: Plan, terms: Terms | None, engine: str) -> tuple[_Finder, QueuesFound]:
+async def _prepare(stack: AsyncExitStack, plan: Plan, terms: Terms | None) -> tuple[_Finder, QueuesFound]:
     """Have the plan be whole, and find the first queues."""
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.bus.atom import open_queues
+    from sbpair.bus.credentials import token_getter
 
     pair = plan.pair
     control = await stack.enter_async_context(open_queues(pair.secondary))
-    plan.engine = await _engine(stack, pair, engine)
+    plan.engine = WireEngine(pair, await stack.enter_async_context(token_getter(pair)))
     if terms is not None:
         await _limit(stack, pair, plan, terms)
     find = _Finder(plan, control)
@@ -207,16 +198,6 @@ async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str, stop: 
 
     get_token = await stack.enter_async_context(token_getter(pair))
     return await stack.enter_async_context(hold_session(pair, queue, run, stop=stop, get_token=get_token))
-
-
-async def _engine(stack: AsyncExitStack, pair: Pair, name: str) -> Engine:
-    if name == SDK:
-        from sbpair.move.sdk_engine import SdkEngine
-
-        return SdkEngine(pair)
-    from sbpair.bus.credentials import token_getter
-
-    return WireEngine(pair, await stack.enter_async_context(token_getter(pair)))
 
 
 async def _limit(stack: AsyncExitStack, pair: Pair, plan: Plan, terms: Terms) -> None:

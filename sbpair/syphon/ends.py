@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Engine, Primary, Source
+    from sbpair.move.engine import Primary, Source
+    from sbpair.move.wire_engine import WireEngine
 
 FAULT_SECONDS = 5.0
 """How long one side may be without the other."""
@@ -79,7 +80,7 @@ class Ends:
 
 
 @asynccontextmanager
-async def open_ends(engine: Engine, queue: str) -> AsyncIterator[Ends]:
+async def open_ends(engine: WireEngine, queue: str) -> AsyncIterator[Ends]:
     """Connect to both sides for one backlog queue; nothing is received yet. Both are closed at the end of the block.
 
     Raises Unavailable, AccessError; EntityMissing where the queue is not there.

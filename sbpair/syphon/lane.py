@@ -21,9 +21,10 @@ from sbpair.syphon.ends import FAULT_SECONDS, Ends, open_ends
 
 if TYPE_CHECKING:
     from sbpair.model import Pair
-    from sbpair.move.engine import Arrival, Engine, Seen, Source
+    from sbpair.move.engine import Arrival, Seen, Source
     from sbpair.move.session_lease import SessionLease
     from sbpair.move.setting import Setting
+    from sbpair.move.wire_engine import WireEngine
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Plan:
     once: bool
     setting: Setting
     stop: asyncio.Event
-    engine: Engine = field(init=False)
+    engine: WireEngine = field(init=False)
     count: Count | None = None
     reconnect: bool = True
     lease: SessionLease | None = None

@@ -25,9 +25,8 @@ from tests.node import install
 
 HERE = Path(__file__).parent
 RELAYS = {"relay": "streams", "relay_protocol": "protocol"}
-ENGINES = ("wire", "sdk", "sdk_loop", "node", *RELAYS)
+ENGINES = ("wire", "sdk_loop", "node", *RELAYS)
 SIDES = ("PRIMARY", "SECONDARY")
-SYPHON = (sys.executable, "-m", "sbpair", "syphon")
 
 SECONDS_A_MESSAGE = 0.01
 """Slower than this is no engine but one that hangs."""
@@ -64,12 +63,7 @@ def measure(engine: str, count: int, *, round_trip_ms: float = 0.0) -> Run:
 def command(engine: str) -> tuple[list[str], dict[str, str]]:
     """How an engine is started, and what it wants of its environment besides. Raises NotHere."""
     if engine == "wire":
-        return [*SYPHON, "--once", "--credits", "none", "--output", "json"], {}
-    if engine == "sdk":
-        told = subprocess.run([*SYPHON, "--help"], check=True, capture_output=True, text=True).stdout
-        if "--engine" not in told:
-            raise NotHere("not built yet")
-        return [*SYPHON, "--once", "--credits", "none", "--engine", "sdk", "--output", "json"], {}
+        return [sys.executable, "-m", "sbpair", "syphon", "--once", "--credits", "none", "--output", "json"], {}
     if engine == "sdk_loop":
         return [sys.executable, str(HERE / "sdk_loop.py"), *backlog_queues()], {}
     try:

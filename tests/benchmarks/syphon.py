@@ -93,7 +93,6 @@ def _ratios(costs: dict[str, float]) -> Iterable[tuple[str, float]]:
     for many, few in (
         ("sdk_loop", "wire"),
         ("node", "wire"),
-        ("sdk", "wire"),
         ("wire", "relay"),
         ("wire", "relay_protocol"),
     ):

@@ -235,13 +235,6 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "name a text file in UTF-8",
     ),
     (
-        ["syphon", "--dry-run", "--engine", "sdk"],
-        PAIR,
-        2,
-        "--engine goes with --once and --watch only",
-        "a dry run looks, and encodes nothing",
-    ),
-    (
         ["syphon", "--watch", "--lease", "leases", "--no-lease"],
         PAIR,
         2,
@@ -322,7 +315,7 @@ def test_bad_input_is_told_in_two_lines(
         (["partition", "queue", "orders", "--size-gb"], "see sbpair partition queue --help"),
         (["--pair", "orders"], "see sbpair --help; options go after the command, as in sbpair audit --output json"),
         (["syphon", "--dry-run", "--ttl", "half"], "see sbpair syphon --help"),
-        (["syphon", "--once", "--engine", "proton"], "see sbpair syphon --help"),
+        (["syphon", "--once", "--order", "newest"], "see sbpair syphon --help"),
         (
             ["--output", "json", "audit"],
             "see sbpair --help; options go after the command, as in sbpair audit --output json",

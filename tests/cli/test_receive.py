@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import Char, Decimal32, Decimal64
 from sbpair.emulator.entities import envelope
 from sbpair.emulator.testing import Emulator
 
@@ -91,6 +92,20 @@ def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_shown(
         assert "red" in out
         assert "(2 bytes that are no text)" in out
         assert world.left == (0, 1)
+
+    on_an_emulator(story)
+
+
+@pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
+@pytest.mark.parametrize("words", [(), ("--dedup",)])
+def test_a_message_that_azure_servicebus_cannot_decode_is_an_error_and_stays(
+    words: tuple[str, ...], value: object
+) -> None:
+    async def story(world: World) -> None:
+        world.put("contoso", encoded("one", odd=value))
+        code, out, err = await world.receive(*words)
+        assert (code, out, world.left) == (3, "", (1, 0))
+        assert "hint: receive the message with another client, which can decode it\n" in err
 
     on_an_emulator(story)
 

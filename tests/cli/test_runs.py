@@ -263,17 +263,3 @@ def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_p
 
     on_a_pair(tmp_path / "none", check)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_sdk_engine_says_that_it_changes_types_and_is_named_in_the_receipt_and_the_run(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
-        await pair.strand(2)
-        code, out, err = await pair.run("syphon", "--once", "--engine", "sdk", "--output", "json")
-        receipt = json.loads(out)
-        assert (code, receipt["sent"], receipt["engine"]) == (0, 2, "sdk")
-        assert "changes types" in err
-        code, out, err = await pair.run("syphon", "--once", "--output", "json")
-        assert (code, json.loads(out)["engine"], "changes types" in err) == (0, "wire", False)
-        assert {run["command"] for run in await pair.runs()} == {"syphon --once --engine sdk", "syphon --once"}
-
-    on_a_pair(tmp_path, check)

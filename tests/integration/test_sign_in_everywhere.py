@@ -1,4 +1,4 @@
-"""Every way to sign in, on the data plane by both engines, over Atom and with Resource Manager; and nobody is."""
+"""Every way to sign in, on the data plane by both clients, over Atom and with Resource Manager; and nobody is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from sbpair import audit, errors, provision, syphon
 from sbpair.backlog import queue_path
 from sbpair.bus import data_plane
 from sbpair.bus.credentials import token_getter
+from sbpair.emulator.access.sas import sign
 from sbpair.emulator.testing import Emulator, Setup
-from sbpair.model import Endpoint, Identity, Pair, ResourceGroup, endpoint_from_connection_string
+from sbpair.model import Endpoint, Identity, Pair, ResourceGroup, SasToken, endpoint_from_connection_string
 from sbpair.report import Outcome
 from sbpair.syphon import lane
 from sbpair.wire.client import connect
@@ -139,12 +140,34 @@ def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way:
         assert audit.exit_code_of(await audit.run(pair)) == 0
         orders = emulator.namespaces["contoso"].create_queue("orders")
         backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
-        for number, engine in enumerate((syphon.WIRE, syphon.SDK), 1):
-            put(backlog, stranded(number, "orders"))
-            result = await syphon.run(pair, once=True, engine=engine)
-            assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, number, 0)
+        put(backlog, stranded(1, "orders"))
+        result = await syphon.run(pair, once=True)
+        assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, 1, 0)
+        async with data_plane.open_receiver(pair.primary, "orders") as receiver:
+            assert len(await receiver.receive(1, SECONDS_MOST)) == 1
 
     run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["key", "signature"])
+def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(SECONDS_MOST), Emulator(setup=Setup(tls=True)) as emulator:
+            ready, namespace = emulator.ready, emulator.namespaces["contoso"]
+            endpoint = endpoint_from_connection_string(
+                ready.namespaces[0].tls_connection_string, name="contoso", ca_file=ready.ca_file
+            )
+            assert endpoint.tls
+            if kind == "signature":
+                expiry = emulator.clock.now_ms() // 1000 + 600
+                token = sign(namespace.keys[0], f"sb://{endpoint.authority}", expiry)
+                endpoint = replace(endpoint, credential=SasToken(token))
+            put(namespace.create_queue("orders"), stranded(1, "orders"))
+            async with data_plane.open_receiver(endpoint, "orders") as receiver:
+                (message,) = await receiver.receive(1, SECONDS_MOST)
+                assert message.message_id == "m1"
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("group", [None, GROUP])
@@ -170,14 +193,13 @@ def test_a_connection_string_alone_does_not_get_in_to_resource_manager(signing: 
     run(scenario)
 
 
-def test_where_nobody_is_signed_in_both_engines_say_so(signing: Signing) -> None:
+def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -> None:
     async def scenario(emulator: Emulator) -> None:
         pair = signing.with_nobody(emulator)
         emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
-        for engine in (syphon.WIRE, syphon.SDK):
-            with pytest.raises(errors.NotAuthenticated) as refused:
-                await syphon.run(pair, once=True, engine=engine)
-            check(refused.value)
+        with pytest.raises(errors.NotAuthenticated) as refused:
+            await syphon.run(pair, once=True)
+        check(refused.value)
         with pytest.raises(errors.NotAuthenticated) as by_wire:
             async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
                 await wire.receiver(queue_path("contoso", 0))

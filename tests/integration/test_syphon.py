@@ -25,8 +25,7 @@ from sbpair.emulator.entities import envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.move import events, hands, mover, sdk_primary, wire_primary, wire_source
-from sbpair.move.sdk_engine import SdkEngine
+from sbpair.move import events, hands, mover, wire_primary, wire_source
 from sbpair.move.setting import Setting
 from sbpair.move.wire_engine import WireEngine
 from sbpair.syphon import ends, lane
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
 
 TEST_SECONDS = 60.0
 MINUTE_TICKS = 600_000_000
-
-
-def is_of_the_sdk(task: asyncio.Task[Any]) -> bool:
-    """One that ends by itself some seconds after its connection."""
-    return getattr(task.get_coro(), "__qualname__", "") == "AMQPClientAsync._keep_alive_async"
 
 
 def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -56,37 +50,13 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
                 await test(*arguments, **keywords)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert {task for task in asyncio.all_tasks() if not is_of_the_sdk(task)} == {asyncio.current_task()}
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
         asyncio.run(main())
         gc.collect()
         assert not unheard
 
     return wrapper
-
-
-by_both_engines = pytest.mark.parametrize(
-    "moving",
-    [
-        syphon.WIRE,
-        # It leaves the sockets of what has failed to whoever collects the garbage.
-        pytest.param(
-            syphon.SDK,
-            marks=[
-                pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-                # Each opens a connection a sender and a receiver, and closes them slowly.
-                pytest.mark.slow,
-            ],
-        ),
-    ],
-    indirect=True,
-)
-
-
-@pytest.fixture(autouse=True)
-def moving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which engine the test's worlds are moved by."""
-    monkeypatch.setattr(World, "engine", getattr(request, "param", syphon.WIRE))
 
 
 @pytest.fixture
@@ -96,10 +66,9 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, moving: None) -> None:
-    """Waits that make sense against a real service are cut short; the SDK takes its time to hand messages over."""
-    del moving
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03 if World.engine == syphon.WIRE else 1.0)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that make sense against a real service are cut short."""
+    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
     monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(lane, "REPORT_SECONDS", 0.01)
@@ -108,8 +77,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch, moving: None) -> None:
 
 class World:
     """Two namespaces, some backlog queues, some destinations; and all that a syphon has told."""
-
-    engine = syphon.WIRE
 
     def __init__(self, emulator: Emulator, queues: int) -> None:
         self.emulator = emulator
@@ -146,11 +113,6 @@ class World:
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]
 
-    @property
-    def given_back(self) -> int:
-        """The delivery count of a message that was received and released: the SDK can only abandon it."""
-        return 0 if self.engine == syphon.WIRE else 1
-
     async def told_of(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _event: True) -> Any:
         happened = asyncio.Event()
         self.watchers.append(lambda event: happened.set() if isinstance(event, kind) and fits(event) else None)
@@ -159,7 +121,6 @@ class World:
         return next(event for event in self.of(kind) if fits(event))
 
     async def run(self, *, once: bool = True, **terms: Any) -> syphon.Result:
-        terms = {"engine": self.engine, **terms}
         result = await syphon.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
         assert result.receipt.balanced
         assert all(
@@ -245,7 +206,6 @@ def after(engine: Any, method: str, act: Callable[[], Any], *, times: int = 1, s
 # Once
 
 
-@by_both_engines
 @sync
 async def test_once_moves_everything_in_order_and_ends() -> None:
     async with world(3, "orders", "billing/invoices") as w:
@@ -264,7 +224,6 @@ async def test_once_moves_everything_in_order_and_ends() -> None:
             assert held_in(w.backlog(index)) == []
 
 
-@by_both_engines
 @sync
 async def test_what_arrives_is_what_was_sent() -> None:
     async with world() as w:
@@ -280,7 +239,6 @@ async def test_what_arrives_is_what_was_sent() -> None:
         assert second.scheduled_at_ms is not None
 
 
-@by_both_engines
 @sync
 async def test_an_empty_backlog_is_done_at_once() -> None:
     async with world(2) as w:
@@ -330,7 +288,6 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
         assert why in told.description
 
 
-@by_both_engines
 @sync
 async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_others_go_on() -> None:
     async with world() as w:
@@ -345,7 +302,6 @@ async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_othe
         assert "1000" in dead.dead_letter.description
 
 
-@by_both_engines
 @sync
 async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
     async with world() as w:
@@ -359,7 +315,6 @@ async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
         assert sorted(ids(w.destination())) == names(1, 2)
 
 
-@by_both_engines
 @sync
 async def test_without_the_right_to_count_two_empty_waits_are_believed() -> None:
     async with world() as w:
@@ -373,7 +328,6 @@ async def test_without_the_right_to_count_two_empty_waits_are_believed() -> None
         assert not found.managed
 
 
-@by_both_engines
 @sync
 async def test_a_message_that_somebody_has_deferred_does_not_keep_it_from_ending() -> None:
     async with world() as w:
@@ -385,7 +339,6 @@ async def test_a_message_that_somebody_has_deferred_does_not_keep_it_from_ending
         assert ids(w.backlog()) == names(1)
 
 
-@by_both_engines
 @sync
 async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() -> None:
     async with world(2) as w:
@@ -400,7 +353,6 @@ async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() ->
 
 
 @pytest.mark.parametrize("claims", [tuple(Claim), (Claim.LISTEN,)])
-@by_both_engines
 @sync
 async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) -> None:
     async with world(2) as w:
@@ -411,7 +363,6 @@ async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) ->
             await w.run()
 
 
-@by_both_engines
 @sync
 async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() -> None:
     async with world(1) as w:
@@ -421,7 +372,6 @@ async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() 
         assert task.result().receipt.received == 0
 
 
-@by_both_engines
 @sync
 async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
     async with world(3) as w:
@@ -435,7 +385,6 @@ async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
         assert (failed.queue, failed.retry_seconds) == (queue_path("contoso", 1), None)
 
 
-@by_both_engines
 @sync
 async def test_a_clock_that_is_behind_the_services_leaves_nothing_behind() -> None:
     async with world() as w:
@@ -446,7 +395,6 @@ async def test_a_clock_that_is_behind_the_services_leaves_nothing_behind() -> No
         assert held_in(w.backlog()) == []
 
 
-@by_both_engines
 @sync
 async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending() -> None:
     async with world() as w:
@@ -468,11 +416,9 @@ async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending()
         assert w.backlog().messages.locked_count == 0
 
 
-@by_both_engines
 @sync
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    for side in (wire_primary, sdk_primary):
-        monkeypatch.setattr(side, "SENDERS_MOST", 3)
+    monkeypatch.setattr(wire_primary, "SENDERS_MOST", 3)
     paths = [f"d{number}" for number in range(10)]
     async with world(1, *paths) as w:
         for number in range(50):
@@ -483,7 +429,6 @@ async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch:
             assert ids(w.destination(path)) == names(*range(number, 50, 10))
 
 
-@by_both_engines
 @sync
 async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
     async with world() as w:
@@ -512,7 +457,6 @@ def fill(queue: Queue) -> Callable[[], None]:
     return room
 
 
-@by_both_engines
 @sync
 async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at_the_end() -> None:
     async with world(1, "orders", "full") as w:
@@ -524,12 +468,11 @@ async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at
         assert (result.receipt.sent, result.receipt.released, result.receipt.dead_lettered) == (10, 10, 0)
         assert ids(w.destination("orders")) == names(*range(0, 20, 2))
         assert ids(w.backlog()) == names(*range(1, 20, 2))
-        assert {message.delivery_count for message in held_in(w.backlog())} == {w.given_back}
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
         assert w.backlog().messages.locked_count == 0
         assert w.of(events.DestinationResting)[0].destination == "full"
 
 
-@by_both_engines
 @sync
 async def test_a_destination_that_has_room_again_gets_everything_in_order() -> None:
     async with world() as w:
@@ -542,7 +485,6 @@ async def test_a_destination_that_has_room_again_gets_everything_in_order() -> N
         assert len(w.of(events.DestinationBack)) == 1
 
 
-@by_both_engines
 @sync
 async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> None:
     async with world(1, "orders", "full") as w:
@@ -565,7 +507,6 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
         assert w.backlog().messages.locked_count == 0
 
 
-@by_both_engines
 @sync
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setting, "hold_bytes", 100_000)
@@ -581,7 +522,6 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
         assert w.of(events.LaneBlocked)
 
 
-@by_both_engines
 @sync
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 1_000.0)
@@ -603,7 +543,6 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
             await until(lambda: held_in(w.backlog()) == [])
 
 
-@by_both_engines
 @sync
 async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
@@ -628,7 +567,6 @@ async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
 # Watching
 
 
-@by_both_engines
 @sync
 async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -> None:
     async with world(2) as w:
@@ -643,7 +581,6 @@ async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -
         assert held_in(w.backlog(0)) + held_in(w.backlog(1)) == []
 
 
-@by_both_engines
 @sync
 async def test_a_watch_tells_how_far_it_is_until_nothing_is_in_hand() -> None:
     async with world() as w:
@@ -652,7 +589,6 @@ async def test_a_watch_tells_how_far_it_is_until_nothing_is_in_hand() -> None:
             await w.told_of(events.Progress, lambda at: (at.received, at.sent, at.in_hand) == (50, 50, 0))
 
 
-@by_both_engines
 @sync
 async def test_a_stop_releases_what_is_held() -> None:
     async with world() as w:
@@ -663,10 +599,9 @@ async def test_a_stop_releases_what_is_held() -> None:
         receipt = task.result().receipt
         assert (receipt.received, receipt.released) == (5, 5)
         assert w.backlog().messages.locked_count == 0
-        assert {message.delivery_count for message in held_in(w.backlog())} == {w.given_back}
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
 
 
-@by_both_engines
 @sync
 async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it() -> None:
     async with world() as w:
@@ -689,15 +624,13 @@ async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it()
         assert ids(w.backlog()) == names(1, 2)
 
 
-@by_both_engines
 @sync
 async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
     async with world() as w:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
         plan = lane.Plan(w.pair, False, Setting("contoso-dr", on_event=w.tell), w.stop)
         port = silent.sockets[0].getsockname()[1]
-        engine = WireEngine if w.engine == syphon.WIRE else SdkEngine
-        plan.engine = engine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
+        plan.engine = WireEngine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
         waiting = lane.Lane(queue_path("contoso", 0), plan)
         task = asyncio.create_task(waiting.run())
         await asyncio.sleep(0)
@@ -733,7 +666,6 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
 
 
-@by_both_engines
 @sync
 async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next_message_comes() -> None:
     async with world() as w, w.watching():
@@ -749,7 +681,6 @@ async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next
 # The end of patience
 
 
-@by_both_engines
 @sync
 async def test_cancelled_it_lets_go_of_every_lock() -> None:
     async with world(2) as w:
@@ -790,7 +721,6 @@ async def test_cancelled_at_any_point_it_loses_nothing() -> None:
 # Faults
 
 
-@by_both_engines
 @sync
 async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
     del one_by_one
@@ -817,7 +747,6 @@ async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
         assert result.receipt.in_doubt == 0
 
 
-@by_both_engines
 @sync
 async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_is_touched() -> None:
     async with world() as w:
@@ -829,7 +758,6 @@ async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_
         assert {message.delivery_count for message in held_in(w.backlog())} == {0}
 
 
-@by_both_engines
 @sync
 async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_lettered(one_by_one: None) -> None:
     del one_by_one
@@ -846,7 +774,6 @@ async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_letter
         assert held_in(w.backlog(), dead=True) == []
 
 
-@by_both_engines
 @sync
 async def test_the_secondary_breaks_and_what_the_primary_has_is_not_sent_again(one_by_one: None) -> None:
     del one_by_one
@@ -867,7 +794,6 @@ async def test_the_secondary_breaks_and_what_the_primary_has_is_not_sent_again(o
         assert held_in(w.backlog()) == []
 
 
-@by_both_engines
 @sync
 async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confirmed(one_by_one: None) -> None:
     del one_by_one
@@ -887,7 +813,6 @@ async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confi
         assert "m4" in in_both
 
 
-@by_both_engines
 @sync
 async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
     async with world() as w:
@@ -901,7 +826,6 @@ async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@by_both_engines
 @sync
 async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message(once: bool) -> None:
     async with world(2) as w:
@@ -917,7 +841,6 @@ async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message
         assert "s3cret" not in str(result) + str(w.told)
 
 
-@by_both_engines
 @sync
 async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harms_no_message() -> None:
     async with world() as w:
@@ -929,20 +852,17 @@ async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harm
         assert ids(w.backlog()) == names(1, 2)
 
 
-@by_both_engines
 @sync
 async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
     async with world() as w:
         w.pair = replace(w.pair, primary=replace(w.pair.primary, tls=True, ca_file="/nowhere/ca.pem"))
         w.strand(1, 2)
         result = await w.run(once=False)
-        code, error = {syphon.WIRE: (2, errors.UsageError), syphon.SDK: (7, errors.MachineLacks)}[w.engine]
-        assert result.exit_code == code
-        assert isinstance(result.failures[0][1], error)
+        assert result.exit_code == 2
+        assert isinstance(result.failures[0][1], errors.UsageError)
         assert (ids(w.backlog()), held_in(w.backlog(), dead=True)) == (names(1, 2), [])
 
 
-@by_both_engines
 @sync
 async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_received() -> None:
     async with world() as w:
@@ -951,7 +871,6 @@ async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_receiv
             await w.run()
 
 
-@by_both_engines
 @sync
 async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
     async with world(2) as w:
@@ -972,7 +891,6 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@by_both_engines
 @sync
 async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_buries_the_backlog(once: bool) -> None:
     async with world(2, "other") as w:
@@ -988,7 +906,6 @@ async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_bu
         assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
 
 
-@by_both_engines
 @sync
 async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_one_is_there() -> None:
     async with world(1, "d4") as w:
@@ -1003,7 +920,6 @@ async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_on
         assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
 
 
-@by_both_engines
 @sync
 async def test_one_destination_that_was_deleted_is_dead_lettered_whatever_its_messages() -> None:
     async with world(1) as w:
@@ -1051,7 +967,6 @@ class Door:
 
 
 @pytest.mark.parametrize("side", ["primary", "secondary"])
-@by_both_engines
 @sync
 async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
     side: str, monkeypatch: pytest.MonkeyPatch
@@ -1066,8 +981,6 @@ async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
             w.strand(1)
             await w.told_of(events.Progress, lambda at: (at.sent, at.in_hand) == (1, 0))
             await door.shut()
-            if (w.engine, side) == (syphon.SDK, "primary"):
-                w.strand(2)  # the SDK notices when it sends
             result = await task
         assert (result.exit_code, result.receipt.sent) == (6, 1)
         assert isinstance(result.failures[0][1], errors.ConnectionFaulted)

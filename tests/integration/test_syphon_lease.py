@@ -30,10 +30,10 @@ from sbpair.model import TICKS_PER_SECOND
 from sbpair.move import session_lease
 from sbpair.wire.client import connect
 from tests.faults.test_kill_syphon import syphon as start
-from tests.integration.test_syphon import World, _impatient, by_both_engines, moving, one_by_one, sync, world
+from tests.integration.test_syphon import World, _impatient, one_by_one, sync, world
 from tests.integration.test_wire import scripted
 
-__all__ = ["_impatient", "moving", "one_by_one"]
+__all__ = ["_impatient", "one_by_one"]
 
 LEASES = "leases"
 SLOWLY = ("--rate", "1/h")
@@ -161,9 +161,8 @@ async def test_a_key_without_listen_gets_no_lease() -> None:
         assert refused.value.exit_code == 5
 
 
-@by_both_engines
 @sync
-async def test_either_engine_moves_under_a_lease() -> None:
+async def test_the_syphon_moves_under_a_lease() -> None:
     async with world() as made:
         queue = sessions(made)
         made.strand(*range(5))
@@ -172,9 +171,8 @@ async def test_either_engine_moves_under_a_lease() -> None:
         assert queue.messages._lines.sessions == {}
 
 
-@by_both_engines
 @sync
-async def test_a_lease_that_is_lost_ends_either_engine_with_exit_code_4(one_by_one: None) -> None:
+async def test_a_lease_that_is_lost_ends_the_run_with_exit_code_4(one_by_one: None) -> None:
     del one_by_one
     async with world() as made:
         sessions(made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from azure.servicebus._pyamqp import error as amqp
 
 from sbpair import errors
 from sbpair.bus.data_errors import error_of, is_answer, is_unused, translated
-from sbpair.move.patience import Patience
 
 
 def said(condition: str, kind: type[Any] = amqp.MessageSendFailed, description: str = "text") -> Any:
@@ -47,7 +45,7 @@ CASES = [
     (azure.ServiceBusError("x", error=said("amqp:client-error")), errors.ServiceRefused, False),
     (azure.ServiceBusError("x", error=OSError("gone")), errors.Unreachable, False),
     (azure.ServiceBusError("x", error=AttributeError("'NoneType' has no …")), errors.Unreachable, False),
-    (azure.ServiceBusError("x", error=TypeError("'NoneType' object is not callable")), errors.EngineLacks, False),
+    (azure.ServiceBusError("x", error=TypeError("'NoneType' object is not callable")), errors.UnreadableMessage, False),
     (azure.ServiceBusError("x", error=ClientAuthenticationError("x")), errors.NotAuthenticated, False),
     (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(404, b"no such")), errors.EntityMissing, False),
     (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(401, b"bad")), errors.NotAuthenticated, False),
@@ -93,33 +91,3 @@ def test_an_idle_link_is_told_from_one_that_was_closed_for_another_reason() -> N
 def test_what_a_closed_handler_raises_means_that_it_is_gone(error: Exception) -> None:
     with pytest.raises(errors.Unreachable), translated("settling"):
         raise error
-
-
-def test_a_patience_that_ends_ends_every_wait_with_its_reason_and_begins_none() -> None:
-    over = errors.ConnectionFaulted("over")
-
-    async def main() -> None:
-        patience, never = Patience(), asyncio.Event()
-
-        async def wait() -> None:
-            async with patience.waiting():
-                await never.wait()
-
-        waits = [asyncio.ensure_future(wait()) for _ in range(3)]
-        await asyncio.sleep(0)
-        patience.end(over)
-        patience.end(errors.Unreachable("later"))
-        assert await asyncio.gather(*waits, return_exceptions=True) == [over] * 3
-        with pytest.raises(errors.ConnectionFaulted):
-            await wait()
-
-    asyncio.run(main())
-
-
-def test_a_time_out_of_somebody_elses_inside_of_a_patience_stays_one() -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with Patience().waiting():
-                raise TimeoutError
-
-    asyncio.run(main())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import MessageLockLostError
 
-from sbpair.bus.data_errors import WIRE_HINT, is_answer, is_unused
-from sbpair.errors import BothFailed, EngineLacks
+from sbpair.bus.data_errors import UNREADABLE_HINT, is_answer, is_unused
+from sbpair.errors import BothFailed, UnreadableMessage
 from sbpair.sender.failures import is_passing
 from sbpair.sender.lane import Use, closed
 from sbpair.sender.replication.copies import Copies, Verdict
@@ -88,7 +88,9 @@ class Well:
         found = yield Call(_receiving(most, seconds), receiver, seconds + OPEN_SECONDS)
         if not found and now() < started + AT_ONCE_SECONDS < started + seconds:
             # It says nothing at all of some messages that it cannot read, and never receives again.
-            raise EngineLacks(f"receiving from the {self.side}: the SDK has stopped to receive", hint=WIRE_HINT)
+            raise UnreadableMessage(
+                f"receiving from the {self.side}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
+            )
         return receiver, found
 
     def failed(self, error: BaseException, receiver: Any = None) -> None:
