@@ -58,13 +58,6 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_prices_that_it_shows_can_be_read() -> None:
-    from sbpair.cost import read_prices
-
-    [table] = [block for block in re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL) if "currency" in block]
-    assert set(read_prices(table, "README.md").tariffs) == {"standard"}
-
-
 async def runs(emulator: Emulator, words: list[str]) -> None:
     """Python with these arguments, and the pair in its environment, ends well."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
