@@ -6,15 +6,9 @@ is what it costs while a month's included operations last, the most what it cost
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from datetime import date, datetime
 from decimal import Decimal
-from typing import NoReturn
-
-from sbpair.errors import UsageError
 
 UNIT_BYTES = 64 * 1024
 """A message is billed as one operation for each of these that it begins."""
@@ -175,103 +169,26 @@ class Estimate:
     dated: str
 
 
-def estimate(operations: Operations, *, secondary: str, primary: str, prices: Prices = PRICES) -> Estimate:
+def estimate(operations: Operations, *, secondary: str, primary: str) -> Estimate:
     """The price of `operations` in namespaces of these tiers. Those of one tier share what a month includes."""
     own = ((secondary, operations.secondary), (primary, operations.primary))
     return Estimate(
         operations,
-        _span(own, prices),
-        _span([(primary, operations.delivered)], prices),
-        prices.currency,
-        prices.dated,
+        _span(own),
+        _span([(primary, operations.delivered)]),
+        PRICES.currency,
+        PRICES.dated,
     )
 
 
-def _span(spent: Iterable[tuple[str, int]], prices: Prices) -> Span | None:
+def _span(spent: Iterable[tuple[str, int]]) -> Span | None:
     by_tier: dict[str, int] = {}
     for tier, operations in spent:
         by_tier[tier.lower()] = by_tier.get(tier.lower(), 0) + operations
-    if not by_tier.keys() <= prices.tariffs.keys():
+    if not by_tier.keys() <= PRICES.tariffs.keys():
         return None
-    tariffs = [(prices.tariffs[tier], operations) for tier, operations in by_tier.items()]
+    tariffs = [(PRICES.tariffs[tier], operations) for tier, operations in by_tier.items()]
     return Span(
         sum((tariff.price(operations) for tariff, operations in tariffs), Decimal(0)),
         sum((tariff.dearest(operations) for tariff, operations in tariffs), Decimal(0)),
     )
-
-
-# A table of one's own ---------------------------------------------------------------------------
-
-_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?", re.ASCII)
-_CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
-_KEYS = frozenset({"hourly", "steps", "beyond"})
-_HINT = (
-    'write date = 2026-10-01, currency = "EUR", and for each tier a table such as'
-    " [standard] hourly = 0.0135, steps = [[13000000, 0], [100000000, 0.80]], beyond = 0.50"
-)
-
-
-def read_prices(text: str, place: str) -> Prices:
-    """A user's table, in TOML; it stands for the whole of ours. Raises UsageError that begins with `place`.
-
-    `date` and `currency`, and a table for each tier that is to have a price, with `hourly` (0), `steps` (none) of
-    `[up to so many operations a month, price of a million]` in rising order, and `beyond`, the price of a million after
-    the last step.
-    """
-    reader = _Reader(place)
-    try:
-        table = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        reader.refuse(f"it is not TOML: {error}")
-    dated, currency = reader.date(table.pop("date", None)), table.pop("currency", None)
-    if not isinstance(currency, str) or not _CURRENCY.fullmatch(currency):
-        reader.refuse("currency must be three capital letters in quotes")
-    if not table:
-        reader.refuse("it has no tier")
-    return Prices(dated, currency, {tier: reader.tariff(tier, entries) for tier, entries in table.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    place: str
-
-    def refuse(self, what: str) -> NoReturn:
-        raise UsageError(f"{self.place}: {what}", hint=_HINT)
-
-    def date(self, value: object) -> str:
-        if isinstance(value, date) and not isinstance(value, datetime):
-            return value.isoformat()
-        if not isinstance(value, str) or not _DATE.fullmatch(value):
-            self.refuse("date must say of which day its prices are")
-        return value
-
-    def tariff(self, tier: str, entries: object) -> Tariff:
-        if tier not in PRICES.tariffs:
-            self.refuse(f"{tier[:40]!r} is no tier: there are {', '.join(PRICES.tariffs)}")
-        if not isinstance(entries, dict):
-            self.refuse(f"{tier} must be a table")
-        if unknown := entries.keys() - _KEYS:
-            self.refuse(f"[{tier}] has an unknown key {min(unknown)[:40]!r}")
-        if "beyond" not in entries:
-            self.refuse(f"[{tier}] has no price beyond its steps")
-        beyond = Step(None, self.amount(entries["beyond"], f"[{tier}] beyond"))
-        hourly = self.amount(entries.get("hourly", 0), f"[{tier}] hourly")
-        return Tariff(hourly, (*self.steps(tier, entries.get("steps", [])), beyond))
-
-    def steps(self, tier: str, entries: object) -> list[Step]:
-        found: list[Step] = []
-        for entry in entries if isinstance(entries, list) else [None]:
-            if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not int:
-                self.refuse(f"[{tier}] steps must be pairs: up to how many operations, and the price of a million")
-            if entry[0] <= (found[-1].up_to or 0 if found else 0):
-                self.refuse(f"[{tier}] steps must rise, and {entry[0]} does not")
-            found.append(Step(entry[0], self.amount(entry[1], f"[{tier}] steps")))
-        return found
-
-    def amount(self, value: object, what: str) -> Decimal:
-        if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
-            self.refuse(f"{what}: a price must be a number")
-        amount = Decimal(value)
-        if not amount.is_finite() or amount < 0:
-            self.refuse(f"{what}: a price must be a number that is not negative")
-        return amount

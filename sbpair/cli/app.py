@@ -28,7 +28,7 @@ COMMANDS = {
     "status": "Show both sides of a pair at a glance: who answers, and what waits in the backlog.",
     "replay": "Bring a large backlog back on Spark: archive it, send it from there, and prove it.",
     "receive": "Receive messages of a queue or subscription and show them, which removes them.",
-    "partition": "Create partitioned queues and topics, list them, and explain partition keys.",
+    "partition": "Create partitioned queues and topics, and list them.",
     "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
     "emulator": "Run namespaces on this machine, for trying things out and for tests.",
     "doctor": "Find out what keeps sbpair from working here, and what to do about it.",

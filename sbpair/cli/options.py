@@ -174,11 +174,6 @@ TimeToLive = Annotated[
     ),
 ]
 
-Prices = Annotated[
-    Path | None,
-    typer.Option("--prices", metavar="FILE", help="Prices to estimate the cost by, in TOML, instead of those built in"),
-]
-
 
 def options(function: Callable[..., int]) -> Callable[..., int]:
     """`function` with each parameter that is a group of options replaced by those options."""

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.cli.options import Connection, Count, Display, Prices, Rate, StateDirectory, TimeToLive, Ttl, options
+from sbpair.cli.options import Connection, Count, Display, Rate, StateDirectory, TimeToLive, Ttl, options
 from sbpair.cli.output import Screen
 from sbpair.cli.pairs import profile
 from sbpair.cli.replay_options import AllowMissing, DeadLetters, Dedup, Destinations, OnlyQueues, WhatIsOnce, backlog
@@ -31,7 +31,6 @@ def command(
     ttl: TimeToLive = Ttl.ORIGINAL,
     rate: Rate = None,
     allow_missing: AllowMissing = False,
-    prices: Prices = None,
     state: StateDirectory = None,
     count: Count = None,
     connection: Connection,
@@ -65,7 +64,7 @@ def command(
     the primary lacks a destination; 4 the state is another pair's or broken; 6 one side is gone.
     """
     screen = Screen(display)
-    terms = terms_of(rate, None, ttl, prices)
+    terms = terms_of(rate, None, ttl)
     found = profile(connection, screen, count=count, state=state)
     from sbpair.cli import forecast
     from sbpair.replay.outlook import Outlook, named

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbpair import cost
 from sbpair.cli.options import (
     Connection,
     Count,
     Credits,
     Display,
     LeaseQueue,
-    Prices,
     Rate,
     StateDirectory,
     TimeToLive,
@@ -29,8 +27,6 @@ from sbpair.errors import UsageError
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sbpair import syphon
     from sbpair.model import Pair
     from sbpair.move.receipt import Named
@@ -87,7 +83,6 @@ def command(
     rate: Rate = None,
     credits: Credits = None,  # noqa: A002  # the option's name
     ttl: TimeToLive = Ttl.ORIGINAL,
-    prices: Prices = None,
     count: Count = None,
     connection: Connection,
     display: Display,
@@ -158,12 +153,10 @@ def command(
     screen = Screen(display)
     _check(once=once, watch=watch, dry_run=dry_run, hold=hold)
     _check_lease(lease, no_lease=no_lease, dry_run=dry_run)
-    terms = terms_of(rate, credits, ttl, prices)
+    terms = terms_of(rate, credits, ttl)
     found = profile(connection, screen, count=count, state=state)
     if dry_run:
         return _preview(found.pair, terms, screen)
-    if prices is not None:
-        raise UsageError("--prices goes with --dry-run only", hint="a run counts operations and names no price")
     from sbpair import syphon
     from sbpair.cli.progress import lanes
 
@@ -264,7 +257,7 @@ def _preview(pair: "Pair", terms: "Terms", screen: Screen) -> int:
     return result.exit_code
 
 
-def terms_of(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None") -> "Terms":
+def terms_of(rate: str | None, share: str | None, ttl: Ttl) -> "Terms":
     from sbpair.move import pace, route
     from sbpair.syphon.terms import Terms
 
@@ -272,17 +265,7 @@ def terms_of(rate: str | None, share: str | None, ttl: Ttl, prices: "Path | None
         rate=None if rate is None else pace.read_rate(rate),
         credits=None if share is None else pace.read_credits(share),
         ttl=route.TimeToLive(ttl.value),
-        prices=cost.PRICES if prices is None else cost.read_prices(_text(prices), str(prices)),
     )
-
-
-def _text(path: "Path") -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"--prices: there is no file {path}", hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prices: {path} cannot be read", hint="name a text file in UTF-8") from error
 
 
 def _check(*, once: bool, watch: bool, dry_run: bool, hold: int) -> None:

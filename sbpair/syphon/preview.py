@@ -103,7 +103,7 @@ def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tier
         entities=look.places.entities(),
         limits=limits,
         seconds=seconds,
-        estimate=cost.estimate(spent, secondary=secondary, primary=primary, prices=terms.prices),
+        estimate=cost.estimate(spent, secondary=secondary, primary=primary),
         tiers=tiers,
         ttl=terms.ttl,
         now_ms=sums.now_ms,

@@ -9,7 +9,6 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbpair import cost
 from sbpair.errors import NotAuthorized, SbpairError, Unavailable
 from sbpair.move.pace import Pace, credits_of
 from sbpair.move.route import TimeToLive
@@ -34,7 +33,6 @@ class Terms:
     rate: float | None = None
     credits: float | None = None
     ttl: TimeToLive = TimeToLive.ORIGINAL
-    prices: cost.Prices = cost.PRICES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
-"""Faults as data: which fields each takes, how frames are counted, and that a seed always means the same faults."""
+"""Faults as data: which fields each takes, how frames are counted, and what each fault undoes when it ends."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
@@ -12,7 +10,6 @@ from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown
 from sbpair.emulator.faults.kinds import KINDS, Fault
 from sbpair.emulator.faults.line import FrameCounter
 from sbpair.emulator.faults.points import belongs
-from sbpair.emulator.faults.schedule import Schedule, plan
 
 OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
 
@@ -73,7 +70,6 @@ def test_what_belongs_to_an_entity(path, entity, whether) -> None:
         (Fault("detach", "contoso", "orders/x"), "entity"),
         (Fault("latency", "contoso"), "ms"),
         (Fault("clock", "contoso"), "ms"),
-        (Fault("schedule", "contoso"), "seed"),
         (Fault("namespace-down", "contoso", "orders"), "entity"),
         (Fault("namespace-down", "contoso", ms=1), "ms"),
         (Fault("throttle", "contoso", after_frames=1), "after_frames"),
@@ -147,57 +143,25 @@ def test_the_clock_jumps_and_what_is_due_happens(faults, queue, clock) -> None:
     assert len(queue.messages.receive(1)) == 1
 
 
-def test_a_seed_always_means_the_same_faults() -> None:
-    asked = Fault("schedule", "contoso", "orders", seed=7, count=50, ms=10_000)
-    steps = plan(asked)
-    random.seed(1)
-    assert plan(asked) == steps
-    assert plan(Fault("schedule", "contoso", "orders", seed=8, count=50, ms=10_000)) != steps
-    assert [step.at_ms for step in steps] == sorted(step.at_ms for step in steps)
-    assert all(0 <= step.at_ms < 10_000 and 1 <= step.lasts_ms <= 1_000 for step in steps)
-    assert {step.fault.kind for step in steps} >= {"drop", "namespace-down", "entity-down", "throttle"}
-
-
-@pytest.mark.usefixtures("queue")
-def test_a_schedule_runs_on_the_emulators_clock_and_leaves_nothing_behind(faults, namespace, clock) -> None:
-    seen = []
-    for seed in (1, 1):
-        began: list[tuple[int, str]] = []
-        start = clock.now_ms()
-        identity = faults.schedule("contoso", seed, count=20, ms=2_000)
-        for _ in range(2_300):
-            before = set(faults.active())
-            faults.jump("contoso", 1)
-            began += [
-                (clock.now_ms() - start, fault.kind)
-                for known, fault in faults.active().items()
-                if known not in before and fault.kind != "clock"
-            ]
-        assert {fault.kind for known, fault in faults.active().items() if known != identity} <= {"clock"}
-        faults.end_all()
-        seen.append(began)
-    assert seen[0] == seen[1] == [(max(1, step.at_ms), step.fault.kind) for step in plan_of(1)]
-    assert not namespace.down
-
-
-def plan_of(seed: int):
-    return plan(Fault("schedule", "contoso", seed=seed, count=20, ms=2_000))
-
-
-def test_a_schedule_that_is_ended_takes_its_faults_with_it(faults, namespace) -> None:
-    identity = faults.schedule("contoso", 3, count=200, ms=1_000)
-    faults.jump("contoso", 500)
-    assert len(faults.active()) > 2
-    faults.end(identity)
-    assert {fault.kind for fault in faults.active().values()} == {"clock"}
+def test_faults_that_overlap_end_together(faults, namespace) -> None:
+    for _ in range(2):
+        faults.namespace_down("contoso")
+    faults.throttle("contoso")
     faults.end_all()
+    assert faults.active() == {}
     assert not namespace.down
+    assert namespace.points.meter is None
 
 
-def test_a_schedule_outlives_the_entity_that_it_is_for(faults, namespace, queue) -> None:
-    steps = plan(Fault("schedule", "contoso", "orders", seed=2, count=30, ms=100))
-    schedule = Schedule(steps, namespace, faults.begin, faults.end)
-    schedule.start()
+def test_a_fault_can_end_after_its_entity_is_deleted(faults, namespace, queue) -> None:
+    begun = [
+        faults.entity_down("contoso", queue.path),
+        faults.swallow_acks("contoso", queue.path),
+        faults.throttle("contoso", queue.path, count=1),
+    ]
     namespace.delete_queue(queue.path)
-    faults.jump("contoso", 1_000)
-    schedule.stop()
+    for identity in begun:
+        faults.end(identity)
+    assert faults.active() == {}
+    with pytest.raises(BadField):
+        faults.entity_down("contoso", queue.path)

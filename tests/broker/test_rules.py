@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import (
+    Byte,
     Decimal128,
     Described,
     Float,
@@ -29,6 +30,7 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
     same,
+    type_of,
 )
 from sbpair.emulator.entities.message import Message
 from sbpair.emulator.entities.rules import evaluate, syntax
@@ -101,7 +103,7 @@ TRUE = """
     n + small = 12
     -n = -5 and - - n = 5 and +n = 5
     big = 1099511627776
-    unsigned = 9223372036854775807 + unsigned - 9223372036854775807
+    unsigned > 9223372036854775807 and unsigned = +unsigned and unsigned = 9223372036854775808.0
     7 / 2 = 3 and -7 / 2 = -3 and 7 % 2 = 1 and -7 % 2 = -1
     7.0 / 2 = 3.5 and 7.5 % 2 = 1.5
     2 + 3 * 4 = 14 and (2 + 3) * 4 = 20 and 10 - 2 - 3 = 5
@@ -201,6 +203,7 @@ IMPOSSIBLE = """
     at = took
     p(1) = 1
     unsigned * 2 = 0
+    unsigned + 1 = 0
     9223372036854775807 + 1 = 0
 """
 
@@ -359,6 +362,44 @@ def test_a_condition_and_its_negation_never_agree(text: str) -> None:
     assert (one is None and other is None) or one is (not other)
 
 
+# Numbers of every width
+
+
+WIDTHS = st.sampled_from([UByte, UShort, UInt, ULong, Byte, Short, Int, Long])
+INTEGERS = WIDTHS.flatmap(lambda width: st.integers(width.LOW, width.HIGH).map(width))
+
+
+@given(INTEGERS, WIDTHS)
+def test_an_integer_is_the_same_number_in_each_width(value: int, width: Any) -> None:
+    message = a_message(Map([("n", value)]))
+    number = int(value)
+    assert answer("n = @p AND n <= @p AND n IN (@p)", message, p=number) is True
+    if width.LOW <= number <= width.HIGH:
+        wanted = (("n", from_amqp(width(number))),)
+        assert CorrelationFilter(properties=wanted).matches(View(message)) is True
+    if number <= Long.HIGH:
+        assert answer("n + 0 = @p", message, p=number) is True
+    else:
+        with pytest.raises(EvaluationFailed, match="overflow"):
+            answer("n + 0 = @p", message, p=number)
+
+
+@given(INTEGERS, INTEGERS)
+def test_an_action_keeps_the_width_of_a_property_where_the_number_fits(old: Any, new: int) -> None:
+    found = changed("SET n = @p", a_message(Map([("n", old)])), p=new).sections.read_application_properties()["n"]
+    assert found == int(new)
+    if old.LOW <= new <= old.HIGH:
+        assert same(found, type(old)(new))
+    else:
+        assert type_of(found) in (Long, ULong)
+
+
+@given(st.floats(allow_nan=False, width=32))
+def test_a_float_is_the_same_number_as_a_double(value: float) -> None:
+    message = a_message(Map([("n", Float(value))]))
+    assert answer("n = @p AND n >= @p AND NOT n > @p", message, p=value) is True
+
+
 # Correlation filters
 
 
@@ -426,7 +467,8 @@ def changed(text: str, message: Message | None = None, **parameters: Any) -> Mes
         ("SET new = at + took", "new", Timestamp(61_000)),
         ("SET new = exact", "new", HELD["exact"]),
         ("SET new = id", "new", GUID),
-        ("SET new = @given", "new", UInt(9)),
+        ("SET new = @given", "new", Long(9)),
+        ("SET new = +unsigned", "new", ULong(2**63)),
         ("SET new = sys.Label", "new", "bus stop"),
         ("SET n = n / 2", "n", Int(2)),
         ("SET N = 9", "n", Int(9)),
@@ -435,6 +477,8 @@ def changed(text: str, message: Message | None = None, **parameters: Any) -> Mes
         ("SET n = 'text'", "n", "text"),
         ("SET half = n", "half", 5.0),
         ("SET single = 2", "single", Float(2.0)),
+        ("SET single = 1e300", "single", 1e300),
+        ("SET single = 1e300 * 1e300", "single", Float("inf")),
         ("SET color = color + '!'", "Color", "red!"),
         ("SET a = n SET b = a + 1", "b", Long(6)),
         ("SET n = n + 1; SET n = n + 1;;", "n", Int(7)),
@@ -498,6 +542,14 @@ def test_an_action_that_fails_is_a_failure_of_its_rule_alone(text: str) -> None:
     assert len(selection.copies) == 1
     assert selection.failure is not None
     assert selection.failure.reason == "RuleActionException"
+
+
+def test_a_duration_out_of_range_is_a_failure_of_its_rule() -> None:
+    message = a_message(Map([("far", Timestamp(2**62)), ("at", Timestamp(0))]))
+    selection = select([Rule("bad", TrueFilter(), SqlAction("SET apart = far - at"))], View(message))
+    assert selection.copies == []
+    assert selection.failure is not None
+    assert "overflow" in selection.failure.description
 
 
 def test_rules_without_action_share_a_copy_and_each_with_one_has_its_own() -> None:

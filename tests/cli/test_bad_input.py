@@ -221,20 +221,6 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "write 50% or 0.5 for a share of a Standard namespace, 500 for credits a second, or none for no limit",
     ),
     (
-        ["syphon", "--dry-run", "--prices", "/nowhere/prices.toml"],
-        PAIR,
-        2,
-        "--prices: there is no file /nowhere/prices.toml",
-        "check the path",
-    ),
-    (
-        ["syphon", "--dry-run", "--prices", "/"],
-        PAIR,
-        2,
-        "--prices: / cannot be read",
-        "name a text file in UTF-8",
-    ),
-    (
         ["syphon", "--watch", "--lease", "leases", "--no-lease"],
         PAIR,
         2,

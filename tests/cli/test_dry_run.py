@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import sys
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from sbpair.emulator.entities import envelope
 from sbpair.emulator.testing import Emulator
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
-PRICES = 'date = 2026-12-01\ncurrency = "EUR"\n[standard]\nbeyond = 1000\n'
 
 
 def stranded(number: int, to: str) -> bytes:
@@ -101,15 +98,6 @@ def test_the_table_tells_the_same_without_what_a_terminal_would_obey() -> None:
         line.startswith("cost: 19 operations of its own, 0.00 to under 0.01 USD by the prices of") for line in lines
     )
     assert "\x1b" not in out
-
-
-def test_prices_of_ones_own(tmp_path: Path) -> None:
-    table = tmp_path / "prices.toml"
-    table.write_text(PRICES)
-    _, out, _ = dry_run("--prices", str(table), "--output", "json")
-    cost = json.loads(out)["cost"]
-    assert cost["own"] == {"least": 0.017, "most": 0.017}
-    assert (cost["currency"], date.fromisoformat(cost["dated"])) == ("EUR", date(2026, 12, 1))
 
 
 @pytest.mark.parametrize(

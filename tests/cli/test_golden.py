@@ -17,7 +17,7 @@ from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 GROUPS = {
-    "partition": ["queue", "topic", "list", "key"],
+    "partition": ["queue", "topic", "list"],
     "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package"],
     "runs": ["list", "show"],
 }

@@ -18,9 +18,8 @@ RUN_ALL = """
 import contextlib, io, json, sys
 from sbpair.__main__ import run
 answers = []
-for arguments, text in json.load(sys.stdin):
+for arguments in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
-    sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(arguments)
     answers.append((code, out.getvalue(), err.getvalue()))
@@ -43,12 +42,12 @@ class Answer(NamedTuple):
         return json.loads(self.out)
 
 
-def run_all(*lines: list[str], text: str = "", **environ: str) -> list[Answer]:
+def run_all(*lines: list[str], **environ: str) -> list[Answer]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SBPAIR_")}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN_ALL],
         env={**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ},
-        input=json.dumps([(line, text) for line in lines]),
+        input=json.dumps(lines),
         capture_output=True,
         text=True,
         timeout=60,
@@ -84,16 +83,12 @@ WRONG: list[tuple[list[str], str]] = [
     (["partition", "topic", "news", "--size-gb", "5", "--sessions"], "No such option: --sessions"),
     (["partition", "topic", "news", "--size-gb", "5", "--forward-to", "a"], "No such option: --forward-to"),
     (["partition", "list", "--both"], "No such option: --both"),
-    (["partition", "key"], "Missing argument 'FILE'"),
-    (["partition", "key", "/nowhere/messages.json"], "there is no file /nowhere/messages.json"),
-    (["partition", "key", "/"], "/ cannot be read: Is a directory"),
-    (["partition", "key", "-"], "stdin, line 2, column 16: it is not JSON: expecting value"),
 ]
 
 
 @pytest.fixture(scope="module")
 def refusals() -> list[Answer]:
-    return run_all(*(line for line, _said in WRONG), text='{}\n{"session_id": }', **NOBODY)
+    return run_all(*(line for line, _said in WRONG), **NOBODY)
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=[" ".join(line)[:60] for line, _said in WRONG])
@@ -103,78 +98,6 @@ def test_wrong_input_is_two_lines_and_exit_code_2(refusals: list[Answer], number
     assert (answer.code, answer.out) == (2, "")
     assert error.startswith(f"error: {said}")
     assert hint.startswith("hint: ")
-
-
-def test_keys_are_explained() -> None:
-    text = '{"session_id": "s", "partition_key": "k"}\n{"PartitionKey": "k"}\n{"message_id": "m"}'
-    told, lines, table, detecting, apart = run_all(
-        ["partition", "key", "-", "-o", "json"],
-        ["partition", "key", "-", "-o", "jsonl"],
-        ["partition", "key", "-"],
-        ["partition", "key", "-", "-o", "json", "--duplicate-detection", "--sessions"],
-        ["partition", "key", "-", "-o", "json", "--no-transaction"],
-        text=text,
-    )
-    assert told.code == table.code == 3
-    conflict = {
-        "problem": "keys_conflict",
-        "text": "partition_key 'k' is not the session_id 's': set one of them",
-    }
-    assert told.document["schema"] == "sbpair/partition-key/1"
-    assert told.document["messages"] == [
-        {"number": 1, "line": 1, "decided_by": "session_id", "key": "s", "findings": [conflict]},
-        {"number": 2, "line": 2, "decided_by": "partition_key", "key": "k", "findings": []},
-        {"number": 3, "line": 3, "decided_by": "round_robin", "key": None, "findings": []},
-    ]
-    transaction = told.document["transaction"]
-    assert (transaction["messages"], transaction["accepted"]) == (3, False)
-    assert [each["problem"] for each in transaction["findings"]] == ["refused_message", "no_key", "different_keys"]
-    assert [json.loads(line).get("decided_by") for line in lines.out.splitlines()] == [
-        "session_id",
-        "partition_key",
-        "round_robin",
-        None,
-    ]
-    assert table.out.splitlines()[:2] == [
-        "MESSAGE  LINE  DECIDED BY     KEY  REFUSED, BECAUSE",
-        "      1     1  session id     s    partition_key 'k' is not the session_id 's': set one of them",
-    ]
-    third = detecting.document["messages"][2]
-    assert (third["decided_by"], third["key"]) == ("message_id", "m")
-    assert [each["problem"] for each in third["findings"]] == ["session_missing"]
-    assert apart.document["transaction"] is None
-
-
-def test_keys_that_are_sound_exit_0_and_slips_are_only_warned_of() -> None:
-    sound, empty = run_all(
-        ["partition", "key", "-"],
-        ["partition", "key", os.devnull],
-        text='[{"session_id": "s"}, {"session_id": "s", "sesion_id": "t"}]',
-    )
-    assert (sound.code, sound.err) == (
-        0,
-        "warning: stdin, line 1: 'sesion_id' counts for nothing; is session_id meant?\n",
-    )
-    assert sound.out.splitlines()[-1] == "one transaction: would be accepted"
-    assert empty.code == 2
-
-
-def test_only_a_message_of_its_own_is_refused_where_there_is_no_transaction() -> None:
-    apart, together = run_all(
-        ["partition", "key", "-", "--no-transaction"],
-        ["partition", "key", "-"],
-        text='{"session_id": "a"}\n{"session_id": "b"}',
-    )
-    assert (apart.code, together.code) == (0, 3)
-    assert "transaction" not in apart.out
-
-
-def test_text_out_of_messages_does_nothing_to_a_terminal() -> None:
-    [answer] = run_all(
-        ["partition", "key", "-"], text='{"session_id": "\\u001b[2Jgone\\u202e", "partition_key": "\\u0007"}'
-    )
-    assert answer.code == 3
-    assert all(each.isprintable() or each == "\n" for each in answer.out)
 
 
 @pytest.fixture(scope="module")

@@ -58,13 +58,6 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_prices_that_it_shows_can_be_read() -> None:
-    from sbpair.cost import read_prices
-
-    [table] = [block for block in re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL) if "currency" in block]
-    assert set(read_prices(table, "README.md").tariffs) == {"standard"}
-
-
 async def runs(emulator: Emulator, words: list[str]) -> None:
     """Python with these arguments, and the pair in its environment, ends well."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
@@ -87,6 +80,14 @@ def test_the_archive_can_be_read_as_it_says(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
 
     assert done.stdout == "orders 1 4\n"
+
+
+def test_the_example_of_partition_keys_prints_what_it_says() -> None:
+    [script] = re.findall(r"<!-- partition-key -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == re.findall(r"  # (\w+)$", script, flags=re.MULTILINE) != []
 
 
 def test_every_column_of_the_archive_is_in_it() -> None:

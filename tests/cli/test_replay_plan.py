@@ -145,7 +145,6 @@ def test_a_queue_that_is_not_there_is_refused() -> None:
         (("--rate", "0"), "nothing would ever move"),
         (("--where", "true"), "No such option: --where"),
         (("--dedup", "guess"), "--dedup"),
-        (("--prices", "/nowhere"), "there is no file /nowhere"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[str, ...], said: str) -> None:

@@ -15,7 +15,6 @@ from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.errors import ArgumentInvalid, EntityNotFound
 from sbpair.emulator.faults.kinds import KINDS, Fault, Kind, Stage, divided_by
 from sbpair.emulator.faults.requests import METHODS, REFUSALS
-from sbpair.emulator.faults.schedule import Schedule, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,15 +42,14 @@ class Faults:
     def __init__(self, namespaces: Mapping[str, Namespace], advance: Callable[[int], None]) -> None:
         self._namespaces = namespaces
         self._advance = advance
-        self._kinds = {**KINDS, "schedule": Kind(self._scheduled, needs=("seed",), takes=("entity", "count", "ms"))}
         self._active: dict[str, tuple[Fault, AbstractContextManager[None]]] = {}
         self._last = 0
 
     def begin(self, fault: Fault) -> str:
         """Puts the fault in force; the id ends it. BadField where a field is missing, unwanted, or names nothing."""
-        kind = self._kinds.get(fault.kind)
+        kind = KINDS.get(fault.kind)
         if kind is None:
-            raise BadField("kind", f"'{fault.kind[:100]}' is none of {', '.join(sorted(self._kinds))}")
+            raise BadField("kind", f"'{fault.kind[:100]}' is none of {', '.join(sorted(KINDS))}")
         namespace = self._namespaces.get(fault.namespace)
         if namespace is None:
             raise BadField("namespace", f"'{fault.namespace[:100]}' is none of {', '.join(sorted(self._namespaces))}")
@@ -76,9 +74,7 @@ class Faults:
 
     def end_all(self) -> None:
         for identity in list(self._active):
-            # A schedule ends those that it has begun.
-            if identity in self._active:
-                self.end(identity)
+            self.end(identity)
 
     def active(self) -> dict[str, Fault]:
         return {identity: fault for identity, (fault, _) in self._active.items()}
@@ -92,20 +88,6 @@ class Faults:
         finally:
             if identity in self._active:
                 self.end(identity)
-
-    @contextmanager
-    def _scheduled(self, stage: Stage, fault: Fault) -> Iterator[None]:
-        """A sequence of faults that follows from the seed alone, on the emulator's clock."""
-        schedule = Schedule(plan(fault), stage.namespace, self.begin, self._end_if_active)
-        schedule.start()
-        try:
-            yield
-        finally:
-            schedule.stop()
-
-    def _end_if_active(self, identity: str) -> None:
-        if identity in self._active:
-            self.end(identity)
 
     # One for each kind, for tests to read well
 
@@ -159,13 +141,8 @@ class Faults:
     def jump(self, namespace: str, ms: int) -> str:
         return self.begin(Fault("clock", namespace, ms=ms))
 
-    def schedule(self, namespace: str, seed: int, *, count: int | None = None, ms: int | None = None) -> str:
-        return self.begin(Fault("schedule", namespace, seed=seed, count=count, ms=ms))
 
-
-_NUMBERS: Final = frozenset(
-    {"partition", "after_frames", "count", "ms", "seed", "status", "sub_code", "retry_after_seconds"}
-)
+_NUMBERS: Final = frozenset({"partition", "after_frames", "count", "ms", "status", "sub_code", "retry_after_seconds"})
 _NAMES: Final = tuple(field.name for field in fields(Fault))
 _ALWAYS: Final = frozenset({"kind", "namespace"})
 

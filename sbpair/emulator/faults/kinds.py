@@ -33,7 +33,6 @@ class Fault:
     after_frames: int | None = None
     count: int | None = None
     ms: int | None = None
-    seed: int | None = None
     status: int | None = None
     sub_code: int | None = None
     method: str | None = None

@@ -386,7 +386,7 @@ class _Builder:
 
 _CONSTANTS: Final[dict[str, Callable[[str], Value]]] = {
     "STRING": lambda text: text[1:-1].replace("''", "'"),
-    "INTEGER": lambda text: Long(int(text) if len(text) < 32 else 1 << 64),
+    "INTEGER": lambda text: int(Long(int(text) if len(text) < 32 else 1 << 64)),
     "DECIMAL": float,
     "APPROXIMATE": float,
     "TRUE": lambda _: True,

@@ -81,7 +81,7 @@ def _show(value: Value) -> str:
         return (datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // 10)).isoformat().replace("+00:00", "Z")
     if isinstance(value, float):
         return _float_text(value)
-    return str(int(value)) if isinstance(value, int) else str(value)
+    return str(value)
 
 
 def _float_text(value: float) -> str:
@@ -113,18 +113,20 @@ def _character(text: str) -> Value:
     return Char(chr(int(text)))
 
 
+def _integer(number: Callable[[int], Value]) -> Callable[[str], Value]:
+    return lambda text: number(int(text))
+
+
+_NUMBERS: Final[dict[str, Callable[[int], Value]]] = {
+    "byte": Byte, "short": Short, "int": Int, "long": Long,
+    "unsignedByte": UByte, "unsignedShort": UShort, "unsignedInt": UInt, "unsignedLong": ULong,
+}  # fmt: skip
+
 _READERS: Final[dict[str, Callable[[str], Value]]] = {
     "string": str,
     "anyURI": str,
     "boolean": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
-    "byte": lambda text: Byte(int(text)),
-    "short": lambda text: Short(int(text)),
-    "int": lambda text: Int(int(text)),
-    "long": lambda text: Long(int(text)),
-    "unsignedByte": lambda text: UByte(int(text)),
-    "unsignedShort": lambda text: UShort(int(text)),
-    "unsignedInt": lambda text: UInt(int(text)),
-    "unsignedLong": lambda text: ULong(int(text)),
+    **{kind: _integer(number) for kind, number in _NUMBERS.items()},
     "float": lambda text: Float(_float(text)),
     "double": _float,
     "decimal": _decimal,
@@ -134,8 +136,8 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
     "duration": lambda text: Described(Symbol("com.microsoft:timespan"), Long(timespan.parse(text))),
 }
 
-_KINDS: Final[dict[type, str]] = {
-    str: "string", Symbol: "string", Char: "string", bool: "boolean", Byte: "byte", Short: "short", Int: "int",
-    Long: "long", UByte: "unsignedByte", UShort: "unsignedShort", UInt: "unsignedInt", ULong: "unsignedLong",
-    Float: "float", float: "double", uuid.UUID: "guid",
+_KINDS: Final[dict[object, str]] = {
+    **{number: kind for kind, number in _NUMBERS.items()},
+    str: "string", Symbol: "string", Char: "string", bool: "boolean", Float: "float", float: "double",
+    uuid.UUID: "guid",
 }  # fmt: skip

@@ -1,7 +1,8 @@
-"""The values that filters and actions calculate with: what AMQP carries, C#'s operators on it, and SQL's unknown.
+"""The values that filters and actions calculate with, and the operators on them.
 
-Pure. None is unknown, and so is NULL. An integer keeps its AMQP type, since C#'s promotions ask for it. What no
-operator can be applied to raises EvaluationFailed; nothing is ever converted from or to text in order to compare it.
+Pure. A value of a message is brought once to an int, a double, a decimal, a text, a bool, or a time; binary values and
+GUIDs can only be compared for equality. None is unknown, and so is NULL. A mismatch raises EvaluationFailed: nothing is
+converted from or to text in order to compare it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 
 from sbpair.amqp.types import (
     Byte,
+    Char,
     Decimal32,
     Decimal64,
     Decimal128,
@@ -71,100 +73,90 @@ class Instant(Ticks):
 
 
 def plain(value: Value) -> Value:
-    """What to calculate with for an AMQP value. What cannot be calculated with stays as it is."""
-    kind = type_of(value)
-    if kind is bool:
-        return bool(value)
-    if kind is Timestamp:
-        return Instant(value * TICKS_PER_MS + EPOCH_TICKS)
-    if kind in _DECIMALS:
-        return _decimal(value, *_DECIMALS[kind])
-    return _described(value) if kind is Described else value
+    """Return what to calculate with for an AMQP value. Any other value is returned as it is."""
+    convert = _PLAIN.get(type_of(value))
+    return value if convert is None else convert(value)
+
+
+def _instant(ms: int) -> Instant:
+    return Instant(ms * TICKS_PER_MS + EPOCH_TICKS)
 
 
 def _described(value: Described) -> Value:
-    if isinstance(value.value, int):
-        if value.descriptor == TIMESPAN:
-            return Span(value.value)
-        if value.descriptor == DATETIME_OFFSET:
-            return Instant(value.value)
-    return value.value if value.descriptor == URI else value
+    inner = value.value
+    if isinstance(inner, int) and value.descriptor == TIMESPAN:
+        return Span(inner)
+    if isinstance(inner, int) and value.descriptor == DATETIME_OFFSET:
+        return Instant(inner)
+    return str(inner) if isinstance(inner, str) and value.descriptor == URI else value
 
 
-_DECIMALS: Final[dict[type, tuple[int, int]]] = {Decimal32: (8, 23), Decimal64: (10, 53), Decimal128: (14, 113)}
-"""How many bits of exponent and of coefficient the binary integer form of IEEE 754 has."""
-
-# Wide enough for every product of two; the service's own have 28 digits.
-_EXACT: Final = Context(prec=80)
-
-
-def _decimal(value: bytes, exponent_bits: int, coefficient_bits: int) -> Decimal:
+def _decimal(value: bytes) -> Decimal:
+    # The binary integer form of IEEE 754: how many bits the coefficient has, and what its exponent is biased by.
+    coefficient_bits, bias = {4: (23, 101), 8: (53, 398), 16: (113, 6176)}[len(value)]
     bits = int.from_bytes(value)
     width = 8 * len(value)
-    sign = bits >> (width - 1)
-    rest = bits & ((1 << (width - 1)) - 1)
+    sign, rest = bits >> (width - 1), bits & ((1 << (width - 1)) - 1)
     if rest >> (width - 3) == 0b11:
         raise EvaluationFailed("A decimal property is not a number that can be calculated with.")
     exponent, coefficient = rest >> coefficient_bits, rest & ((1 << coefficient_bits) - 1)
-    digits = tuple(int(digit) for digit in str(coefficient))
-    bias = {8: 101, 10: 398, 14: 6176}[exponent_bits]
-    return Decimal((sign, digits, exponent - bias))
+    return Decimal((sign, tuple(map(int, str(coefficient))), exponent - bias))
+
+
+_FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127
+_INTEGERS: Final = frozenset({Byte, Short, Int, Long, UByte, UShort, UInt, ULong})
+_DOUBLES: Final = frozenset({Float, float})
+_PLAIN: Final[dict[type, Callable[[Value], Value]]] = {
+    **dict.fromkeys(_INTEGERS, int), **dict.fromkeys(_DOUBLES, float), **dict.fromkeys((str, Symbol, Char), str),
+    **dict.fromkeys((Decimal32, Decimal64, Decimal128), _decimal), bool: bool, bytes: bytes, Timestamp: _instant,
+    Described: _described,
+}  # fmt: skip
 
 
 def amqp_value(value: Value) -> Value:
-    """The AMQP value for the result of a calculation."""
+    """Return the AMQP value for the result of a calculation."""
     if isinstance(value, Span):
         return Described(Symbol(TIMESPAN), Long(value))
     if isinstance(value, Instant):
         return Timestamp((value - EPOCH_TICKS) // TICKS_PER_MS)
     if isinstance(value, Decimal):
         return float(value)
-    return Long(value) if type(value) is int else value
+    if type(value) is int:
+        return Long(value) if value <= Long.HIGH else ULong(value)
+    return value
 
 
 def as_type_of(existing: Value, value: Value) -> Value:
-    """`value` in the AMQP type of the property that it replaces, where C# could convert it; else as it is."""
-    wanted = type_of(existing)
-    if wanted is type_of(value) or isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value
-    try:
-        if wanted in _INTEGERS and type_of(value) in _INTEGERS:
-            return wanted(value)
-        return wanted(value) if wanted in (float, Float) else value
-    except (ValueError, OverflowError):
-        return value
+    """Return `value` in the AMQP type of the number that it replaces, where it fits; else as it is."""
+    wanted, given = type_of(existing), type_of(value)
+    if wanted in _INTEGERS:
+        fits = given in _INTEGERS and wanted.LOW <= value <= wanted.HIGH
+    else:
+        fits = wanted in _DOUBLES and given in _INTEGERS | _DOUBLES
+        fits = fits and not (wanted is Float and _FLOAT_MAX < abs(value) < math.inf)
+    return wanted(value) if fits else value
 
 
 # Kinds
 
-_INTEGERS: Final = frozenset({int, Byte, Short, Int, Long, UByte, UShort, UInt, ULong})
-_SMALL: Final = frozenset({Byte, Short, Int, UByte, UShort})
 _NAMES: Final[dict[type, str]] = {
-    bool: "Boolean", Byte: "SByte", Short: "Int16", Int: "Int32", Long: "Int64", int: "Int64", UByte: "Byte",
-    UShort: "UInt16", UInt: "UInt32", ULong: "UInt64", Float: "Single", float: "Double", Decimal: "Decimal",
-    str: "String", Symbol: "String", uuid.UUID: "Guid", bytes: "Byte[]", Span: "TimeSpan", Instant: "DateTime",
+    bool: "Boolean", int: "Int64", float: "Double", Decimal: "Decimal", str: "String", uuid.UUID: "Guid",
+    bytes: "Byte[]", Span: "TimeSpan", Instant: "DateTime",
 }  # fmt: skip
+_NUMBERS: Final = frozenset({int, float, Decimal})
 
 
 def type_name(value: Value) -> str:
-    """The type of a value as .NET calls it, for error texts."""
-    return _NAMES.get(type_of(value), type_of(value).__name__)
+    """Return the name that .NET has for the type of a value, for error texts."""
+    return _NAMES.get(type(value), type_of(value).__name__)
 
 
 def _kind(value: Value) -> str:
-    """Values of one kind can be compared with each other."""
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, Ticks):
-        return type(value).__name__
-    if isinstance(value, (int, float, Decimal)):
-        return "number"
-    if isinstance(value, str):
-        return "text"
-    return {uuid.UUID: "guid", bytes: "bytes"}.get(type_of(value), "")
+    # Values of one kind can be compared with each other.
+    return "number" if type(value) in _NUMBERS else _NAMES.get(type(value), "")
 
 
-_ORDERED: Final = frozenset({"number", "text", "Span", "Instant"})
+_ORDERED: Final = frozenset({"number", "String", "TimeSpan", "DateTime"})
 _COMPARE: Final[dict[str, Callable[[Value, Value], bool]]] = {
     "=": operator.eq, "<>": operator.ne, "!=": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -172,7 +164,7 @@ _COMPARE: Final[dict[str, Callable[[Value, Value], bool]]] = {
 
 
 def compare(symbol: str, left: Value, right: Value) -> Truth:
-    """Unknown where one side is. Raises EvaluationFailed where C# would not compare the two."""
+    """Return unknown where one side is. Raises EvaluationFailed for two values that cannot be compared."""
     if left is None or right is None:
         return None
     kind = _kind(left)
@@ -186,7 +178,7 @@ def compare(symbol: str, left: Value, right: Value) -> Truth:
 
 
 def equal(left: Value, right: Value) -> bool:
-    """What a correlation filter asks: of one kind, and the same value. Never fails."""
+    """Compare for a correlation filter: of one kind, and the same value. Never fails."""
     kind = _kind(left)
     return bool(kind) and kind == _kind(right) and bool(left == right)
 
@@ -201,7 +193,7 @@ def cannot_apply(symbol: str, left: Value, right: Value) -> EvaluationFailed:
 
 
 def calculate(symbol: str, left: Value, right: Value) -> Value:
-    """`+ - * / %` as C# has them: text is joined, integers divide to integers, times and durations know each other."""
+    """Apply `+ - * / %`: text is joined, integers divide to integers, and durations are added to times."""
     if left is None or right is None:
         return None
     if symbol == "+" and (isinstance(left, str) or isinstance(right, str)):
@@ -210,19 +202,21 @@ def calculate(symbol: str, left: Value, right: Value) -> Value:
         return _with_ticks(symbol, left, right)
     if _kind(left) != "number" or _kind(right) != "number":
         raise cannot_apply(symbol, left, right)
-    if type_of(left) in _INTEGERS and type_of(right) in _INTEGERS:
+    if isinstance(left, Decimal) or isinstance(right, Decimal):
+        return _with_decimals(symbol, Decimal(left), Decimal(right))
+    if isinstance(left, int) and isinstance(right, int):
         return _with_integers(symbol, left, right)
-    return _with_fractions(symbol, left, right)
+    return _with_doubles(symbol, float(left), float(right))
 
 
 def negate(value: Value) -> Value:
     if value is None:
         return None
     if isinstance(value, Span):
-        return Span(-value)
+        return Span(_fitting(-value))
     if _kind(value) != "number":
         raise EvaluationFailed(f"Operator '-' cannot be applied to operand of type '{type_name(value)}'.")
-    return _fitting(-int(value), _promoted(value, value)) if type_of(value) in _INTEGERS else -value
+    return _fitting(-value) if isinstance(value, int) else -value
 
 
 def keep_sign(value: Value) -> Value:
@@ -232,14 +226,8 @@ def keep_sign(value: Value) -> Value:
 
 
 def _text(value: Value) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, (int, float, Decimal, uuid.UUID, str)) and not isinstance(value, Ticks):
         return str(value)
-    if isinstance(value, int) and not isinstance(value, Ticks):
-        return str(int(value))
-    if isinstance(value, (float, Decimal, uuid.UUID)):
-        return str(float(value)) if isinstance(value, float) else str(value)
-    if isinstance(value, str):
-        return str.__str__(value)
     raise EvaluationFailed(f"A value of type '{type_name(value)}' cannot be joined to text.")
 
 
@@ -251,44 +239,28 @@ def _with_ticks(symbol: str, left: Value, right: Value) -> Ticks:
         made = Span
     else:
         raise cannot_apply(symbol, left, right)
-    return made(int(left) + int(right) if symbol == "+" else int(left) - int(right))
+    return made(_fitting(int(left) + int(right) if symbol == "+" else int(left) - int(right)))
 
 
-def _with_integers(symbol: str, left: int, right: int) -> Value:
-    one, other = int(left), int(right)
+def _with_integers(symbol: str, one: int, other: int) -> int:
     if symbol in ("/", "%") and other == 0:
         raise EvaluationFailed("Attempted to divide by zero.")
     if symbol == "/":
-        result = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
-    elif symbol == "%":
-        result = abs(one) % abs(other) * (-1 if one < 0 else 1)
-    else:
-        result = {"+": operator.add, "-": operator.sub, "*": operator.mul}[symbol](one, other)
-    return _fitting(result, _promoted(left, right))
+        return _fitting(abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1))
+    if symbol == "%":
+        return _fitting(abs(one) % abs(other) * (-1 if one < 0 else 1))
+    return _fitting({"+": operator.add, "-": operator.sub, "*": operator.mul}[symbol](one, other))
 
 
-def _promoted(left: Value, right: Value) -> type[int]:
-    kinds = {type_of(left), type_of(right)}
-    if kinds <= _SMALL:
-        return Int
-    return ULong if ULong in kinds else Long
+def _fitting(result: int) -> int:
+    if not Long.LOW <= result <= Long.HIGH:
+        raise EvaluationFailed("Arithmetic operation resulted in an overflow.")
+    return result
 
 
-def _fitting(result: int, wanted: type[int]) -> Value:
+def _with_doubles(symbol: str, one: float, other: float) -> float:
     try:
-        return wanted(result)
-    except ValueError:
-        raise EvaluationFailed("Arithmetic operation resulted in an overflow.") from None
-
-
-def _with_fractions(symbol: str, left: Value, right: Value) -> Value:
-    if isinstance(left, Decimal) or isinstance(right, Decimal):
-        return _with_decimals(symbol, Decimal(left), Decimal(right))
-    one, other = float(left), float(right)
-    try:
-        if symbol == "%":
-            return _remainder(one, other)
-        return {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}[symbol](one, other)
+        return _DOUBLE_OPERATORS[symbol](one, other)
     except ZeroDivisionError:
         return one * math.inf if one == one and one != 0 else math.nan
 
@@ -298,6 +270,14 @@ def _remainder(one: float, other: float) -> float:
         return math.fmod(one, other)
     except ValueError:
         return math.nan
+
+
+_DOUBLE_OPERATORS: Final[dict[str, Callable[[float, float], float]]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": _remainder,
+}  # fmt: skip
+
+# Wide enough for every product of two; the service's own have 28 digits.
+_EXACT: Final = Context(prec=80)
 
 
 def _with_decimals(symbol: str, one: Decimal, other: Decimal) -> Decimal:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
 from sbpair.amqp.splice import with_fields, with_pairs, without
-from sbpair.amqp.types import Long, Symbol, UInt, Value, text_of
+from sbpair.amqp.types import Symbol, UInt, Value, text_of
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.rules.values import (
     EPOCH_TICKS,
@@ -64,6 +64,9 @@ class View:
             # Of two names that differ in case only, the first is the one that is found.
             self._user = {str(key).lower(): (key, value) for key, value in reversed(pairs)}
         return self._user
+
+    def annotation(self, name: str) -> Value:
+        return plain(self.annotations.get(name))
 
     def system_value(self, name: str) -> Value:
         return SYSTEM[name].read(self)
@@ -132,17 +135,17 @@ _DESCRIBED: Final = (
     System("ForcePersistence", lambda _: False),
     System("Label", lambda view: view.properties.subject, 3),
     System("MessageId", lambda view: _text(view.properties.message_id), 0),
-    System("PartitionKey", lambda view: view.annotations.get("x-opt-partition-key"), None, "x-opt-partition-key"),
+    System("PartitionKey", lambda view: view.annotation("x-opt-partition-key"), None, "x-opt-partition-key"),
     System("ReplyTo", lambda view: _text(view.properties.reply_to), 4),
     System("ReplyToSessionId", lambda view: view.properties.reply_to_group_id, 12),
     System("ScheduledEnqueueTimeUtc", lambda view: _instant(view.message.scheduled_at_ms), None, "nowhere"),
     System("SequenceNumber", lambda view: view.message.sequence_number),
     System("SessionId", lambda view: view.properties.group_id, 10),
-    System("Size", lambda view: Long(view.message.size)),
+    System("Size", lambda view: view.message.size),
     System("Subject", lambda view: view.properties.subject, 3),
     System("TimeToLive", _time_to_live, None, "ttl"),
     System("To", lambda view: _text(view.properties.to), 2),
-    System("ViaPartitionKey", lambda view: view.annotations.get("x-opt-via-partition-key")),
+    System("ViaPartitionKey", lambda view: view.annotation("x-opt-via-partition-key")),
 )
 
 SYSTEM: Final[dict[str, System]] = {each.name.lower(): each for each in _DESCRIBED}
