@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sbpair import aio, errors
     from sbpair.config import load_pair
-    from sbpair.model import Endpoint, Pair
-    from sbpair.paired.sync import PairedClient
-    from sbpair.sender.replication.sync import ActiveSender, DedupReceiver, PassiveSender
+    from sbpair.failover.sync import PairedClient
+    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.replication.sync import ActiveSender, DedupReceiver, PassiveSender
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,12 +29,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ActiveSender": "sbpair.sender.replication.sync",
-    "DedupReceiver": "sbpair.sender.replication.sync",
+    "ActiveSender": "sbpair.replication.sync",
+    "DedupReceiver": "sbpair.replication.sync",
     "Endpoint": "sbpair.model",
     "Pair": "sbpair.model",
-    "PairedClient": "sbpair.paired.sync",
-    "PassiveSender": "sbpair.sender.replication.sync",
+    "PairedClient": "sbpair.failover.sync",
+    "PassiveSender": "sbpair.replication.sync",
     "load_pair": "sbpair.config",
 }
 

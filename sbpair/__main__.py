@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError, UsageError
-from sbpair.model import looks_like_connection_string
+from sbpair.model.connection_string import looks_like_connection_string
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

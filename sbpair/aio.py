@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair.paired.aio import PairedClient
-    from sbpair.sender.replication.aio import ActiveSender, DedupReceiver, PassiveSender
+    from sbpair.failover.aio import AsyncPairedClient
+    from sbpair.replication.aio import AsyncActiveSender, AsyncDedupReceiver, AsyncPassiveSender
 
-__all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
+__all__ = ["AsyncActiveSender", "AsyncDedupReceiver", "AsyncPairedClient", "AsyncPassiveSender"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "PairedClient":
-        from sbpair.paired import aio
+    if name == "AsyncPairedClient":
+        from sbpair.failover import aio
     else:
-        from sbpair.sender.replication import aio  # type: ignore[no-redef]
+        from sbpair.replication import aio  # type: ignore[no-redef]
     return getattr(aio, name)
 
 

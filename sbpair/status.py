@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair import audit
-from sbpair.audit.look import open_look
+from sbpair.azure.health import greet
 from sbpair.backlog import queue_path
-from sbpair.bus.greeting import greet
 from sbpair.errors import AccessError, SbpairError, UsageError
-from sbpair.model import Fill
-from sbpair.move.places import OTHERS
-from sbpair.report import Outcome
-from sbpair.sender import ping, pinger
-from sbpair.sender.ping import ACCESS, DOWN, Health, Pinged
+from sbpair.failover import ping, pinger
+from sbpair.failover.ping import ACCESS, DOWN, Health, Pinged
+from sbpair.management import audit
+from sbpair.management.backlog_scan import open_look
+from sbpair.model.queues import Utilisation
+from sbpair.model.report import Outcome
+from sbpair.move.peek.destination_lookup import OTHERS
 
 if TYPE_CHECKING:
-    from sbpair.audit.findings import Destination, QueueItem
-    from sbpair.model import Endpoint, Pair
+    from sbpair.management.audit_findings import DestinationSummary, QueueItem
+    from sbpair.model.pair import Endpoint, Pair
 
 DESTINATIONS_ASKED = 100
-PEEK_MOST = 250
+MAX_PEEK = 250
 """One look into each queue: the first message is the oldest, but for what was scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SideStatus:
     """One namespace: whether its management side answered within `seconds`, whoever asks. `error` is why not."""
 
     endpoint: Endpoint
@@ -48,7 +48,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueStatus:
     """A backlog queue. `messages` wait to be moved, at least so many where not `exact`; None is what nobody said."""
 
     path: str
@@ -60,7 +60,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Entity:
+class DestinationStatus:
     """A queue or topic of the primary, and how many of the messages that were looked at wait for it."""
 
     link: Pinged
@@ -68,7 +68,7 @@ class Entity:
 
 
 @dataclass(frozen=True, slots=True)
-class Outbox:
+class OutboxStatus:
     """A file of messages that neither side took: (entity, how many, the age of the oldest in seconds) each."""
 
     path: Path
@@ -79,13 +79,13 @@ class Outbox:
 class Status:
     """`unseen` are (name, why) of what could not be looked at; `denied` is whether that goes for the whole backlog."""
 
-    primary: Side
-    secondary: Side
-    queues: tuple[Queue, ...] = ()
-    entities: tuple[Entity, ...] = ()
+    primary: SideStatus
+    secondary: SideStatus
+    queues: tuple[QueueStatus, ...] = ()
+    entities: tuple[DestinationStatus, ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
-    outbox: Outbox | None = None
+    outbox: OutboxStatus | None = None
 
     @property
     def exit_code(self) -> int:
@@ -97,7 +97,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class _Backlog:
-    queues: tuple[Queue, ...] = ()
+    queues: tuple[QueueStatus, ...] = ()
     waiting: tuple[tuple[str, int], ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
@@ -128,29 +128,31 @@ async def run(
     asked = list(names.values())[: len(set(entities)) + DESTINATIONS_ASKED]
     links = await _links(primary, asked, seconds)
     counts = {name.lower(): count for name, count in waiting.items()}
-    found = tuple(Entity(link, counts.get(link.entity.lower(), 0)) for link in links)
+    found = tuple(DestinationStatus(link, counts.get(link.entity.lower(), 0)) for link in links)
     return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, kept)
 
 
-def _kept(path: Path, now: float) -> Outbox:
-    from sbpair.sender.outbox import summary
+def _kept(path: Path, now: float) -> OutboxStatus:
+    from sbpair.failover.outbox import summary
 
     if not path.exists():
         raise UsageError(f"there is no outbox {path}", hint="check the path; the first message makes it")
     found = summary(path).items()
-    return Outbox(path, tuple((name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found))
+    return OutboxStatus(
+        path, tuple((name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found)
+    )
 
 
-async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> Side:
+async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> SideStatus:
     started = clock()
     try:
         await greet(endpoint, seconds=seconds)
     except SbpairError as error:
-        return Side(endpoint, clock() - started, error)
-    return Side(endpoint, clock() - started)
+        return SideStatus(endpoint, clock() - started, error)
+    return SideStatus(endpoint, clock() - started)
 
 
-async def _links(primary: Side, names: Sequence[str], seconds: float) -> tuple[Pinged, ...]:
+async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[Pinged, ...]:
     if primary.error is not None:
         return tuple(Pinged(name, Health.DOWN, primary.seconds, primary.error) for name in names)
     return await ping.run(primary.endpoint, names, seconds=seconds, ask=pinger.link)
@@ -158,7 +160,7 @@ async def _links(primary: Side, names: Sequence[str], seconds: float) -> tuple[P
 
 async def _backlog(pair: Pair) -> _Backlog:
     try:
-        found = await audit.run(pair, peek_most=PEEK_MOST, sample_seconds=0)
+        found = await audit.run(pair, max_peek=MAX_PEEK, sample_seconds=0)
     except AccessError as error:
         return await _looked_at(pair, f"how many messages wait: {error.message}")
     except SbpairError as error:
@@ -177,13 +179,13 @@ async def _looked_at(pair: Pair, why: str) -> _Backlog:
     def ignored(_event: object) -> None:
         return
 
-    async with open_look(pair, PEEK_MOST, sleep=asyncio.sleep, on_event=ignored) as look:
-        seen = await look.at_all({path: Fill(max_bytes=0) for path in paths}, time.time())
+    async with open_look(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=ignored) as look:
+        seen = await look.at_all({path: Utilisation(max_bytes=0) for path in paths}, time.time())
         unseen = {each.name: each.reason for each in look.unseen() if each.name != pair.primary.name}
         waiting = _waiting(look.destinations())
     denied = pair.secondary.name in unseen
     queues = tuple(
-        Queue(
+        QueueStatus(
             path,
             None if path in unseen or denied else fill.looked_at,
             exact=fill.saw_all,
@@ -195,14 +197,14 @@ async def _looked_at(pair: Pair, why: str) -> _Backlog:
     return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied)
 
 
-def _waiting(destinations: Sequence[Destination]) -> tuple[tuple[str, int], ...]:
+def _waiting(destinations: Sequence[DestinationSummary]) -> tuple[tuple[str, int], ...]:
     return tuple((each.name, each.messages) for each in destinations if each.name not in ("", OTHERS))
 
 
-def _queue(item: QueueItem) -> Queue:
+def _queue(item: QueueItem) -> QueueStatus:
     detail = item.detail
     counts, fill = (detail.counts, detail.fill) if detail else (None, None)
-    return Queue(
+    return QueueStatus(
         item.name,
         counts.active if counts else None,
         counts.dead_letter if counts else None,

@@ -12,7 +12,7 @@ from sbpair.amqp import transfer
 from sbpair.amqp.events import Delivery
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Receiver
+    from sbpair.amqp.link import ReceivingLink
 
 _HANDLE_SIZES = {0x43: 1, 0x52: 2}
 _NO_EXTENSION = 2
@@ -23,7 +23,7 @@ def follows(buffer: bytes, start: int, end: int) -> bool:
     return buffer[start - 4 : start + 8] == buffer[end + 4 : end + 16]
 
 
-def read_on(link: Receiver, buffer: bytes, start: int, end: int, frame_most: int) -> tuple[list[Delivery], int]:
+def read_on(link: ReceivingLink, buffer: bytes, start: int, end: int, max_frame: int) -> tuple[list[Delivery], int]:
     """The deliveries behind the whole one whose body stands from `start` to `end`, and where the last of them ends."""
     found: list[Delivery] = []
     _, first_id, tag, message_format, settled, _, _, payload_at = transfer.read(buffer, start, end)
@@ -39,12 +39,12 @@ def read_on(link: Receiver, buffer: bytes, start: int, end: int, frame_most: int
     )
     pattern = struct.Struct(f">I{len(before)}sI2s{len(tag)}s{len(behind)}s")
     unpack, head = pattern.unpack_from, pattern.size
-    most = min(frame_most, head + link.max_message_size) if link.max_message_size else frame_most
+    limit = min(max_frame, head + link.max_message_size) if link.max_message_size else max_frame
     there, constants, add = len(buffer), (before, between, behind), found.append
     while end + head <= there:
         size, same, delivery_id, as_well, tag, too = unpack(buffer, end)
         next_one = end + size
-        if (same, as_well, too) != constants or not head <= size <= most or next_one > there:
+        if (same, as_well, too) != constants or not head <= size <= limit or next_one > there:
             break
         add(Delivery(link, delivery_id, tag, message_format, settled, buffer[end + head : next_one]))
         end = next_one

@@ -37,10 +37,10 @@ from sbpair.amqp.types import (
 )
 from sbpair.errors import ProtocolError
 
-DEPTH_MOST = 64
+MAX_DEPTH = 64
 """How deep values may nest: messages of real applications stay under ten."""
 
-CONSTANTS_MOST, EMPTY_LISTS_MOST = 255, 16
+MAX_CONSTANTS, MAX_EMPTY_LISTS = 255, 16
 """How many elements without a body an array may claim: they cost the sender no bytes at all."""
 
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
@@ -83,8 +83,8 @@ def _why(error: Exception) -> str:
 def _decode(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
     code = buffer[position]
     if code == 0x00:
-        if depth >= DEPTH_MOST:
-            raise ProtocolError(f"AMQP values nest deeper than {DEPTH_MOST}")
+        if depth >= MAX_DEPTH:
+            raise ProtocolError(f"AMQP values nest deeper than {MAX_DEPTH}")
         descriptor, position = _decode(buffer, position + 1, depth + 1)
         value, position = _decode(buffer, position, depth + 1)
         return Described(descriptor, value), position
@@ -160,8 +160,8 @@ def _raw(width: int, make: Callable[..., Value]) -> Decoder:
 
 def _bounds(buffer: bytes, position: int, width: int, depth: int) -> tuple[int, int, int]:
     """(position of the first element, end of the compound, count), within the buffer."""
-    if depth >= DEPTH_MOST:
-        raise ProtocolError(f"AMQP values nest deeper than {DEPTH_MOST}")
+    if depth >= MAX_DEPTH:
+        raise ProtocolError(f"AMQP values nest deeper than {MAX_DEPTH}")
     if width == 1:
         size, count = buffer[position], buffer[position + 1]
     else:
@@ -223,7 +223,7 @@ def _array(width: int) -> Decoder:
 def _array_items(code: int, buffer: bytes, position: int, end: int, count: int, depth: int) -> Iterable[Value]:
     read = _DECODERS[code]
     if code & 0xF0 == 0x40:
-        if count > (EMPTY_LISTS_MOST if code == 0x45 else CONSTANTS_MOST):
+        if count > (MAX_EMPTY_LISTS if code == 0x45 else MAX_CONSTANTS):
             raise ValueError(f"an array claims {count} elements without a body")
         if position != end:
             raise ValueError("an array ends before its own size")
@@ -372,12 +372,12 @@ def _common_code(items: tuple[Value, ...]) -> int:
     return codes.pop() or 0x40 if codes else 0x40
 
 
-def _narrow(write: Encoder, most: int) -> Encoder:
+def _narrow(write: Encoder, limit: int) -> Encoder:
     """`write` for a constructor with one-byte sizes: what does not fit must not pass for something shorter."""
 
     def checked(value: Any) -> bytes:
         body = write(value)
-        if len(body) > most or body[0] != len(body) - 1:
+        if len(body) > limit or body[0] != len(body) - 1:
             raise ValueError("an array's element does not fit its constructor")
         return body
 

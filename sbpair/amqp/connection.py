@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import burst, frames
-from sbpair.amqp.disposition import Run
-from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
-from sbpair.amqp.events import Closed, Event, Opened
+from sbpair.amqp.disposition import DispositionRange
+from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint
+from sbpair.amqp.events import ConnectionClosed, ConnectionOpened, Event
 from sbpair.amqp.performatives import (
     Attach,
     Begin,
@@ -36,14 +36,14 @@ from sbpair.amqp.session import Session
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Receiver
+    from sbpair.amqp.link import ReceivingLink
 
 MAX_FRAME_SIZE = 65_536
 CHANNEL_MAX = 255
 IDLE_SECONDS = 240.0
 """How long a silent peer is given; it is told half of it, so that its heartbeats are in time."""
 
-DESCRIPTION_MOST = 200
+MAX_DESCRIPTION = 200
 """Characters of an error's description: a frame of 512 bytes has room for them, whatever they are."""
 
 NEVER = float("inf")
@@ -52,7 +52,7 @@ _TRANSFER = b"\x00\x53\x14"
 _DISPOSITION = b"\x00\x53\x15"
 
 
-class Connection(Endpoint):
+class Connection(ProtocolEndpoint):
     """One side of an AMQP connection. A client has a SaslClient, a server a SaslServer."""
 
     def __init__(
@@ -126,19 +126,19 @@ class Connection(Endpoint):
         A peer that never answers is not given up on here: how long that may take is the owner's to say.
         """
         if self.can_close:
-            self.step(Step.WE_CLOSE)
+            self.step(EndpointStep.WE_CLOSE)
             self._goodbye(Close(error))
-        elif self.state is State.UNMAPPED and not self._over:
+        elif self.state is EndpointState.UNMAPPED and not self._over:
             self._end(error, by_peer=False)
 
     def fail(self, error: Error) -> None:
         """End the connection over something the peer did, or did not do in time. Closed follows, with `error`."""
         if self._over:
             return
-        if self.state is State.UNMAPPED and self._greeted:
+        if self.state is EndpointState.UNMAPPED and self._greeted:
             self._open()
         if self.can_close:
-            self.close(Error(error.condition, (error.description or "")[:DESCRIPTION_MOST], error.info))
+            self.close(Error(error.condition, (error.description or "")[:MAX_DESCRIPTION], error.info))
         self._end(error, by_peer=False)
 
     def tick(self, now: float) -> list[Event]:
@@ -280,13 +280,13 @@ class Connection(Endpoint):
         self._out.append(frames.frame(body.encode(), kind=frames.SASL_FRAME))
 
     def _open(self) -> None:
-        self.step(Step.WE_OPEN)
+        self.step(EndpointStep.WE_OPEN)
         self.put(0, self._mine.encode())
 
     # AMQP proper.
 
     def _read_frames(self) -> bool:
-        remote, add, dispositions = self._remote_sessions, self._events.append, Run(self._on_performative)
+        remote, add, dispositions = self._remote_sessions, self._events.append, DispositionRange(self._on_performative)
         try:
             for channel, buffer, start, end in self._buffer.frames(frames.AMQP_FRAME):
                 if start == end:
@@ -312,7 +312,7 @@ class Connection(Endpoint):
             dispositions.end()
         return False
 
-    def _read_burst(self, session: Session, link: Receiver, buffer: bytes, start: int, end: int) -> int:
+    def _read_burst(self, session: Session, link: ReceivingLink, buffer: bytes, start: int, end: int) -> int:
         """Read on behind a delivery, while what follows is written as it is; answers where that ends."""
         deliveries, end = burst.read_on(link, buffer, start, end, self._buffer.max_frame_size)
         session.on_burst(link, deliveries)
@@ -324,7 +324,7 @@ class Connection(Endpoint):
             self._on_open(body)
         elif isinstance(body, Close):
             self._on_close(body)
-        elif self.state not in (State.OPEN, State.CLOSE_SENT):
+        elif self.state not in (EndpointState.OPEN, EndpointState.CLOSE_SENT):
             raise ProtocolError(f"{body.NAME} came before open", condition="amqp:illegal-state")
         elif isinstance(body, Begin):
             self._on_begin(channel, body)
@@ -337,7 +337,7 @@ class Connection(Endpoint):
             self._events += session.on_end(body)
             self._drop(session)
             return
-        if session.state is not State.OPEN:
+        if session.state is not EndpointState.OPEN:
             return
         told: Any
         if isinstance(body, Flow):
@@ -356,20 +356,20 @@ class Connection(Endpoint):
             self._events.append(told)
 
     def _on_open(self, remote: Open) -> None:
-        self.step(Step.THEY_OPEN)
+        self.step(EndpointStep.THEY_OPEN)
         size = frames.FRAME_MIN_MAX if remote.max_frame_size is None else remote.max_frame_size
         self.remote_max_frame_size = max(frames.FRAME_MIN_MAX, min(size, 0x7FFFFFFF))
         self._remote_channel_max = min(CHANNEL_MAX, 0xFFFF if remote.channel_max is None else remote.channel_max)
         self._remote_idle_seconds = (remote.idle_time_out or 0) / 1000
-        if self.state is State.OPEN_RECEIVED:
+        if self.state is EndpointState.OPEN_RECEIVED:
             self._open()
-        self._events.append(Opened(remote))
+        self._events.append(ConnectionOpened(remote))
 
     def _on_close(self, close: Close) -> None:
-        self.step(Step.THEY_CLOSE)
-        by_peer = self.state is State.CLOSE_RECEIVED
+        self.step(EndpointStep.THEY_CLOSE)
+        by_peer = self.state is EndpointState.CLOSE_RECEIVED
         if by_peer:
-            self.step(Step.WE_CLOSE)
+            self.step(EndpointStep.WE_CLOSE)
             self._goodbye(Close())
         self._end(close.error if isinstance(close.error, Error) else None, by_peer=by_peer)
 
@@ -397,7 +397,7 @@ class Connection(Endpoint):
 
     def _end(self, error: Error | None, *, by_peer: bool) -> None:
         self._over = True
-        self._events.append(Closed(error, by_peer))
+        self._events.append(ConnectionClosed(error, by_peer))
 
     def _free_channel(self) -> int:
         for channel in range(self._remote_channel_max + 1):

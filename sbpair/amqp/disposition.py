@@ -46,7 +46,7 @@ def _usual() -> dict[tuple[int, bytes], Said]:
 _SAID = _usual()
 
 
-class Run:
+class DispositionRange:
     """Dispositions that come in one go. Those that say the same of one delivery after the other are heard as one."""
 
     __slots__ = ("_channel", "_first", "_hear", "_last", "_said")

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from sbpair.errors import ProtocolError
 
 
-class State(Enum):
+class EndpointState(Enum):
     UNMAPPED = auto()
     OPEN_SENT = auto()
     OPEN_RECEIVED = auto()
@@ -22,50 +22,65 @@ class State(Enum):
     CLOSED = auto()
 
 
-OPEN = State.OPEN
+OPEN = EndpointState.OPEN
 """For the paths that every message takes: looking a member up in its class takes longer than all else there."""
 
 
-class Step(Enum):
+class EndpointStep(Enum):
     WE_OPEN = auto()
     THEY_OPEN = auto()
     WE_CLOSE = auto()
     THEY_CLOSE = auto()
 
 
-TRANSITIONS: dict[State, dict[Step, State]] = {
-    State.UNMAPPED: {Step.WE_OPEN: State.OPEN_SENT, Step.THEY_OPEN: State.OPEN_RECEIVED},
-    State.OPEN_SENT: {Step.THEY_OPEN: State.OPEN, Step.WE_CLOSE: State.CLOSE_PIPE},
-    State.OPEN_RECEIVED: {Step.WE_OPEN: State.OPEN, Step.THEY_CLOSE: State.CLOSE_RECEIVED},
-    State.OPEN: {Step.WE_CLOSE: State.CLOSE_SENT, Step.THEY_CLOSE: State.CLOSE_RECEIVED},
-    State.CLOSE_PIPE: {Step.THEY_OPEN: State.CLOSE_SENT},
-    State.CLOSE_SENT: {Step.THEY_CLOSE: State.CLOSED},
+TRANSITIONS: dict[EndpointState, dict[EndpointStep, EndpointState]] = {
+    EndpointState.UNMAPPED: {
+        EndpointStep.WE_OPEN: EndpointState.OPEN_SENT,
+        EndpointStep.THEY_OPEN: EndpointState.OPEN_RECEIVED,
+    },
+    EndpointState.OPEN_SENT: {
+        EndpointStep.THEY_OPEN: EndpointState.OPEN,
+        EndpointStep.WE_CLOSE: EndpointState.CLOSE_PIPE,
+    },
+    EndpointState.OPEN_RECEIVED: {
+        EndpointStep.WE_OPEN: EndpointState.OPEN,
+        EndpointStep.THEY_CLOSE: EndpointState.CLOSE_RECEIVED,
+    },
+    EndpointState.OPEN: {
+        EndpointStep.WE_CLOSE: EndpointState.CLOSE_SENT,
+        EndpointStep.THEY_CLOSE: EndpointState.CLOSE_RECEIVED,
+    },
+    EndpointState.CLOSE_PIPE: {EndpointStep.THEY_OPEN: EndpointState.CLOSE_SENT},
+    EndpointState.CLOSE_SENT: {EndpointStep.THEY_CLOSE: EndpointState.CLOSED},
     # A side that is told of the end before it has answered the beginning may answer both.
-    State.CLOSE_RECEIVED: {Step.WE_OPEN: State.CLOSE_RECEIVED, Step.WE_CLOSE: State.CLOSED},
-    State.CLOSED: {},
+    EndpointState.CLOSE_RECEIVED: {
+        EndpointStep.WE_OPEN: EndpointState.CLOSE_RECEIVED,
+        EndpointStep.WE_CLOSE: EndpointState.CLOSED,
+    },
+    EndpointState.CLOSED: {},
 }
 
 
-class Endpoint:
+class ProtocolEndpoint:
     """What a connection, a session and a link have in common."""
 
     def __init__(self) -> None:
-        self.state = State.UNMAPPED
+        self.state = EndpointState.UNMAPPED
 
     @property
     def is_open(self) -> bool:
-        return self.state is State.OPEN
+        return self.state is EndpointState.OPEN
 
     @property
     def usable(self) -> bool:
         """Whether anything may be said on it: a peer need not have answered yet."""
-        return self.state in (State.OPEN, State.OPEN_SENT)
+        return self.state in (EndpointState.OPEN, EndpointState.OPEN_SENT)
 
     @property
     def can_close(self) -> bool:
-        return Step.WE_CLOSE in TRANSITIONS[self.state]
+        return EndpointStep.WE_CLOSE in TRANSITIONS[self.state]
 
-    def step(self, step: Step) -> None:
+    def step(self, step: EndpointStep) -> None:
         """Take a step. Raises ProtocolError where the table has no such step."""
         try:
             self.state = TRANSITIONS[self.state][step]

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Link, Receiver, Sender
+    from sbpair.amqp.link import Link, ReceivingLink, SendingLink
     from sbpair.amqp.performatives import Error, Open
     from sbpair.amqp.session import Session
 
 
 @dataclass(slots=True)
-class Opened:
+class ConnectionOpened:
     """The peer has opened the connection."""
 
     open: Open
 
 
 @dataclass(slots=True)
-class Closed:
+class ConnectionClosed:
     """The connection is over, and every session and link with it: they are not reported one by one.
 
     `by_peer` tells who said so first; bytes may still be waiting to be written.
@@ -72,7 +72,7 @@ class LinkDetached:
 class CreditChanged:
     """The peer has said how much it can take; `link.credit` and `link.draining` tell."""
 
-    link: Sender
+    link: SendingLink
 
 
 @dataclass(slots=True)
@@ -88,7 +88,13 @@ class Delivery:
     __slots__ = ("context", "format", "id", "link", "payload", "settled", "tag")
 
     def __init__(
-        self, link: Receiver, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes = b""
+        self,
+        link: ReceivingLink,
+        delivery_id: int,
+        tag: bytes,
+        message_format: int,
+        settled: bool,
+        payload: bytes = b"",
     ) -> None:
         self.link = link
         self.id = delivery_id
@@ -104,7 +110,7 @@ class Sent:
 
     __slots__ = ("context", "id", "link")
 
-    def __init__(self, link: Sender, delivery_id: int, context: Any) -> None:
+    def __init__(self, link: SendingLink, delivery_id: int, context: Any) -> None:
         self.link = link
         self.id = delivery_id
         self.context = context
@@ -124,6 +130,6 @@ class Disposed:
 
 
 Event: TypeAlias = (
-    Opened | Closed | SessionBegun | SessionEnded | LinkAttaching | LinkAttached | LinkDetached | CreditChanged
-    | WindowOpened | Delivery | Disposed
+    ConnectionOpened | ConnectionClosed | SessionBegun | SessionEnded | LinkAttaching | LinkAttached | LinkDetached
+    | CreditChanged | WindowOpened | Delivery | Disposed
 )  # fmt: skip

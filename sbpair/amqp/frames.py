@@ -75,14 +75,14 @@ class FrameBuffer:
         The buffer may be left between any two frames: what has been given out is taken off.
         """
         data, self._read = self._data, 0
-        length, most, unpack = len(data), self.max_frame_size, _HEAD.unpack_from
+        length, limit, unpack = len(data), self.max_frame_size, _HEAD.unpack_from
         try:
             while length - (position := self._read) >= HEADER_SIZE:
                 size, offset, found, channel = unpack(data, position)
                 start, end = position + 4 * offset, position + size
-                if size > most or offset < 2 or start > end:
+                if size > limit or offset < 2 or start > end:
                     raise ProtocolError(
-                        f"a frame claims {size} bytes; {most} are agreed on",
+                        f"a frame claims {size} bytes; {limit} are agreed on",
                         condition="amqp:connection:framing-error",
                     )
                 if found != kind:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import transfer
-from sbpair.amqp.endpoint import Endpoint, State, Step
+from sbpair.amqp.endpoint import EndpointState, EndpointStep, ProtocolEndpoint
 from sbpair.amqp.events import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, Sent
 from sbpair.amqp.performatives import Attach, Detach, Error, Flow, Source, Target
 from sbpair.errors import ProtocolError
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 SERIAL, SERIAL_HALF = 0xFFFFFFFF, 0x80000000
 """Delivery counts and ids are serial numbers of 32 bits: they wrap, and what is half the circle ahead is behind."""
 
-TAG_MOST = 32
+MAX_TAG = 32
 
 Parts = tuple[bytes, bytes, bytes]
 """A delivery's tag, and its payload in two pieces, so that the larger one need not be copied."""
 
 
-class Link(Endpoint):
+class Link(ProtocolEndpoint):
     """What both kinds of link are. `remote` is the peer's attach; `context` is the owner's to use.
 
     Once the link is gone, `abandoned` holds the deliveries that it sent and nobody has settled.
@@ -60,7 +60,7 @@ class Link(Endpoint):
 
         Does nothing where the peer has let go of it in the meantime.
         """
-        if self.state is not State.OPEN_RECEIVED:
+        if self.state is not EndpointState.OPEN_RECEIVED:
             return
         self._attach(
             Attach(
@@ -79,19 +79,19 @@ class Link(Endpoint):
 
     def close(self, error: Error | None = None) -> None:
         """Let go of the link for good: what still waits for the session's window is not sent any more."""
-        if self.state is State.OPEN_RECEIVED:
+        if self.state is EndpointState.OPEN_RECEIVED:
             self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         if self.can_close:
-            self.step(Step.WE_CLOSE)
+            self.step(EndpointStep.WE_CLOSE)
             self.session.put(Detach(self.handle, True, error))
             self.session.forget(self)
-        elif self.state is State.UNMAPPED:
+        elif self.state is EndpointState.UNMAPPED:
             self.cut()
 
     def cut(self) -> bool:
         """The session is gone, and the link with it; answers whether that is news."""
-        news = self.state in (State.OPEN_SENT, State.OPEN_RECEIVED, State.OPEN)
-        self.state = State.CLOSED
+        news = self.state in (EndpointState.OPEN_SENT, EndpointState.OPEN_RECEIVED, EndpointState.OPEN)
+        self.state = EndpointState.CLOSED
         self.session.forget(self)
         return news
 
@@ -99,7 +99,7 @@ class Link(Endpoint):
         attach.name, attach.handle, attach.role = self.name, self.handle, self.IS_RECEIVER
         if not self.IS_RECEIVER:
             attach.initial_delivery_count = self.delivery_count
-        self.step(Step.WE_OPEN)
+        self.step(EndpointStep.WE_OPEN)
         self.session.put(attach)
 
     def open(self, *, source: Any, target: Any, **terms: Any) -> None:
@@ -118,20 +118,20 @@ class Link(Endpoint):
     def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching | None:
         self.remote = attach
         self.remote_handle = attach.handle
-        self.step(Step.THEY_OPEN)
-        if self.state is State.OPEN_RECEIVED:
+        self.step(EndpointStep.THEY_OPEN)
+        if self.state is EndpointState.OPEN_RECEIVED:
             return LinkAttaching(self)
-        return LinkAttached(self) if self.state is State.OPEN else None
+        return LinkAttached(self) if self.state is EndpointState.OPEN else None
 
     def on_detach(self, detach: Detach) -> LinkDetached | None:
         """The peer lets go; answered in kind, unless we have let go before."""
-        known = self.state is not State.CLOSE_SENT
-        unanswered = self.state is State.OPEN_RECEIVED
-        self.step(Step.THEY_CLOSE)
+        known = self.state is not EndpointState.CLOSE_SENT
+        unanswered = self.state is EndpointState.OPEN_RECEIVED
+        self.step(EndpointStep.THEY_CLOSE)
         if unanswered:
             self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
-        if self.state is State.CLOSE_RECEIVED:
-            self.step(Step.WE_CLOSE)
+        if self.state is EndpointState.CLOSE_RECEIVED:
+            self.step(EndpointStep.WE_CLOSE)
             self.session.put(Detach(self.handle, detach.closed, None))
         self.session.forget(self)
         error = detach.error if isinstance(detach.error, Error) else None
@@ -141,7 +141,7 @@ class Link(Endpoint):
         raise NotImplementedError
 
 
-class Sender(Link):
+class SendingLink(Link):
     """The sending end. `draining` asks for an answer: `drained()` once there is nothing more to send.
 
     `queued` deliveries wait for the session's window; `credit` has been spent on them, `delivery_count` counts them
@@ -162,8 +162,8 @@ class Sender(Link):
         """
         if self.credit <= 0:
             raise ValueError(f"link {self.name!r} has no credit")
-        if len(tag) > TAG_MOST:
-            raise ValueError(f"a delivery tag has at most {TAG_MOST} bytes")
+        if len(tag) > MAX_TAG:
+            raise ValueError(f"a delivery tag has at most {MAX_TAG} bytes")
         session = self.session
         delivery_id = session.next_delivery_id()
         head = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=False)
@@ -235,7 +235,7 @@ class Sender(Link):
         return CreditChanged(self)
 
 
-class Receiver(Link):
+class ReceivingLink(Link):
     """The receiving end."""
 
     IS_RECEIVER = True

@@ -14,19 +14,7 @@ from operator import itemgetter
 from typing import ClassVar
 
 from sbpair.amqp import codec
-from sbpair.amqp.performatives import (
-    Anything,
-    Binary,
-    C,
-    Composite,
-    Flag,
-    Int8,
-    Int32,
-    Sym,
-    Text,
-    Time,
-    _composite,
-)
+from sbpair.amqp.performatives import Anything, Binary, C, Composite, Flag, Int8, Int32, Sym, Text, Time, _composite
 from sbpair.amqp.types import Map, Symbol, ULong, Value
 from sbpair.errors import ProtocolError
 
@@ -358,8 +346,8 @@ def _skip(buffer: bytes, position: int, depth: int = 0) -> int:
     code = buffer[position]
     while code == 0x00:
         depth += 1
-        if depth > codec.DEPTH_MOST:
-            raise ProtocolError(f"AMQP values nest deeper than {codec.DEPTH_MOST}")
+        if depth > codec.MAX_DEPTH:
+            raise ProtocolError(f"AMQP values nest deeper than {codec.MAX_DEPTH}")
         position = _skip(buffer, position + 1, depth)
         code = buffer[position]
     group = code >> 4

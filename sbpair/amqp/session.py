@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import disposition, transfer
-from sbpair.amqp.endpoint import OPEN, Endpoint, State, Step
+from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint
 from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded, WindowOpened
-from sbpair.amqp.link import SERIAL, SERIAL_HALF, Link, Receiver, Sender
+from sbpair.amqp.link import SERIAL, SERIAL_HALF, Link, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Accepted, Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
 from sbpair.errors import ProtocolError
 
@@ -28,7 +28,7 @@ HANDLE_MAX = 1_023
 _id_of = attrgetter("id")
 
 
-class Session(Endpoint):
+class Session(ProtocolEndpoint):
     def __init__(self, connection: Connection, channel: int) -> None:
         super().__init__()
         self.connection = connection
@@ -44,29 +44,29 @@ class Session(Endpoint):
         self._next_incoming_id = 0
         self._incoming_window = WINDOW
         self._remote_window = 0
-        self._waiting: deque[tuple[Sender, bytes | None, bytes, bool]] = deque()
+        self._waiting: deque[tuple[SendingLink, bytes | None, bytes, bool]] = deque()
         self._said_goodbye = False
 
     # What the owner does.
 
     def begin(self) -> None:
-        self.step(Step.WE_OPEN)
+        self.step(EndpointStep.WE_OPEN)
         self.put(Begin(self.remote_channel, self._next_outgoing_id, WINDOW, WINDOW, HANDLE_MAX))
 
     def end(self, error: Error | None = None) -> None:
         """End the session, and every link in it."""
         if self.can_close:
-            self.step(Step.WE_CLOSE)
+            self.step(EndpointStep.WE_CLOSE)
             self._goodbye(End(error))
             self._cut_links()
 
-    def sender(self, name: str) -> Sender:
-        link = Sender(self, name, self._free_handle())
+    def sender(self, name: str) -> SendingLink:
+        link = SendingLink(self, name, self._free_handle())
         self._links[link.handle] = link
         return link
 
-    def receiver(self, name: str) -> Receiver:
-        link = Receiver(self, name, self._free_handle())
+    def receiver(self, name: str) -> ReceivingLink:
+        link = ReceivingLink(self, name, self._free_handle())
         self._links[link.handle] = link
         return link
 
@@ -108,7 +108,7 @@ class Session(Endpoint):
         self.put(end)
         self._said_goodbye = True
 
-    def put_transfer(self, link: Sender, head: bytes, payload: bytes, *, last: bool) -> None:
+    def put_transfer(self, link: SendingLink, head: bytes, payload: bytes, *, last: bool) -> None:
         """Send one frame of a delivery, as soon as the window allows; `last` completes the delivery."""
         if self._remote_window > 0 and not self._waiting:
             self._leave(link, head, payload, last)
@@ -116,7 +116,7 @@ class Session(Endpoint):
             self._waiting.append((link, head, payload, last))
             link.queued += last
 
-    def put_frames(self, link: Sender, frames: list[bytes]) -> None:
+    def put_frames(self, link: SendingLink, frames: list[bytes]) -> None:
         """Let whole frames leave, each a delivery and given as two pieces. There must be room for them."""
         count = len(frames) // 2
         self._delivery_id = (self._delivery_id + count) & SERIAL
@@ -126,14 +126,14 @@ class Session(Endpoint):
         link.credit -= count
         self.connection.put_frames(frames)
 
-    def after_queued(self, link: Sender) -> None:
+    def after_queued(self, link: SendingLink) -> None:
         """Let the link say that it is drained when what it has sent before has left."""
         self._waiting.append((link, None, b"", False))
 
     def put_flow(self, link: Link | None = None, *, drain: bool = False, echo: bool = False) -> None:
         self._incoming_window = WINDOW
         flow = Flow(
-            self._next_incoming_id if self.state is not State.OPEN_SENT else None,
+            self._next_incoming_id if self.state is not EndpointState.OPEN_SENT else None,
             WINDOW,
             self._next_outgoing_id,
             max(0, WINDOW - len(self._waiting)),
@@ -143,9 +143,9 @@ class Session(Endpoint):
         if link is not None:
             flow.handle, flow.delivery_count, flow.link_credit = link.handle, link.delivery_count, link.credit
             flow.available = 0
-            if isinstance(link, Sender):
+            if isinstance(link, SendingLink):
                 flow.link_credit, flow.available = link.credit + link.queued, link.queued
-            elif link.state is State.OPEN_SENT:
+            elif link.state is EndpointState.OPEN_SENT:
                 flow.delivery_count = None
         self.put(flow)
 
@@ -168,7 +168,7 @@ class Session(Endpoint):
         if link.abandoned:
             self.sent = {key: sent for key, sent in self.sent.items() if sent.link is not link}
         self.received = {key: got for key, got in self.received.items() if got.link is not link}
-        if link.state is State.CLOSED:
+        if link.state is EndpointState.CLOSED:
             self._links.pop(link.handle, None)
             if link.remote_handle is not None:
                 self._remote_links.pop(link.remote_handle, None)
@@ -178,16 +178,16 @@ class Session(Endpoint):
     def on_begin(self, begin: Begin) -> SessionBegun | None:
         self._next_incoming_id = begin.next_outgoing_id or 0
         self._remote_window = begin.incoming_window or 0
-        self.step(Step.THEY_OPEN)
-        if self.state is State.OPEN_RECEIVED:
+        self.step(EndpointStep.THEY_OPEN)
+        if self.state is EndpointState.OPEN_RECEIVED:
             self.begin()
-        return SessionBegun(self) if self.state is State.OPEN else None
+        return SessionBegun(self) if self.state is EndpointState.OPEN else None
 
     def on_end(self, end: End) -> list[SessionEnded | LinkDetached]:
-        self.step(Step.THEY_CLOSE)
-        if self.state is not State.CLOSE_RECEIVED:
+        self.step(EndpointStep.THEY_CLOSE)
+        if self.state is not EndpointState.CLOSE_RECEIVED:
             return []
-        self.step(Step.WE_CLOSE)
+        self.step(EndpointStep.WE_CLOSE)
         self._goodbye(End())
         error = end.error if isinstance(end.error, Error) else None
         return [*(LinkDetached(link, error) for link in self._cut_links()), SessionEnded(self, error)]
@@ -213,7 +213,7 @@ class Session(Endpoint):
         if flow.handle is not None:
             link = self._remote_links.get(flow.handle)
             # A receiver may grant credit right behind its attach, before that is answered.
-            heard = (State.OPEN, State.OPEN_RECEIVED)
+            heard = (EndpointState.OPEN, EndpointState.OPEN_RECEIVED)
             told = link.on_flow(flow) if link is not None and link.state in heard else None
         elif flow.echo:
             self.put_flow()
@@ -227,13 +227,13 @@ class Session(Endpoint):
         if self._incoming_window < WINDOW // 2:
             self.put_flow()
         link = self._remote_links.get(fields[0])
-        if not isinstance(link, Receiver):
+        if not isinstance(link, ReceivingLink):
             raise ProtocolError(
                 "a transfer on a handle that is not attached", condition="amqp:session:unattached-handle"
             )
         return link.on_transfer(fields, buffer, end) if link.state is OPEN else None
 
-    def on_burst(self, link: Receiver, deliveries: list[Delivery]) -> None:
+    def on_burst(self, link: ReceivingLink, deliveries: list[Delivery]) -> None:
         """Whole deliveries on one link, as `on_transfer` takes each."""
         count = len(deliveries)
         self._next_incoming_id = (self._next_incoming_id + count) & SERIAL
@@ -261,7 +261,7 @@ class Session(Endpoint):
     def _asked_for(self, attach: Attach) -> Link | None:
         """The link of ours that this attach answers: same name, other role."""
         for link in self._links.values():
-            waiting = link.state in (State.OPEN_SENT, State.CLOSE_PIPE)
+            waiting = link.state in (EndpointState.OPEN_SENT, EndpointState.CLOSE_PIPE)
             if waiting and link.name == attach.name and link.IS_RECEIVER is not attach.role:
                 return link
         return None
@@ -278,7 +278,7 @@ class Session(Endpoint):
             elif link.draining:
                 link.drained()
 
-    def _leave(self, link: Sender, head: bytes, payload: bytes, last: bool) -> None:
+    def _leave(self, link: SendingLink, head: bytes, payload: bytes, last: bool) -> None:
         self._remote_window -= 1
         self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
         if last:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sbpair import __version__
-from sbpair.cli.help import Command, Group
+from sbpair.cli.help import Command, CommandGroup
 from sbpair.errors import UsageError
 
 PROGRAM = "sbpair"
@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 
-class Commands(Group):
+class Commands(CommandGroup):
     """The root: one module of this package a command."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
@@ -55,7 +55,7 @@ class Commands(Group):
 
 def load(name: str) -> Any:
     """The real command, or group of commands."""
-    module = import_module(f"sbpair.cli.{name}")
+    module = import_module(f"sbpair.cli.commands.{name}")
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -27,7 +27,7 @@ class Command(TyperCommand):
         formatter.write(page(usage, self.help or "", sections(params)))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """The root: its help lists the commands."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 
-from sbpair.cli.options import Display, LogFormat
+from sbpair.cli.options.common import Display, LogFormat
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -27,7 +27,7 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """`10:15:00 warning sbpair.wire: …`, with nothing in it that a terminal would obey."""
+    """`10:15:00 warning sbpair.amqp_client: …`, with nothing in it that a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"

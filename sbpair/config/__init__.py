@@ -16,22 +16,11 @@ from urllib.parse import quote
 
 from sbpair.config.file import config_path, file_layer, file_setting, pair_names, read
 from sbpair.config.pair import endpoint_of, pair_of
-from sbpair.config.setting import (
-    SIDES,
-    Environment,
-    Flags,
-    Layer,
-    Origin,
-    Secret,
-    Setting,
-    either_or,
-    home,
-    merged,
-)
+from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, either_or, home, merged
 from sbpair.errors import SbpairError, UsageError
 
 if TYPE_CHECKING:
-    from sbpair.model import Endpoint, Pair
+    from sbpair.model.pair import Endpoint, Pair
 
 __all__ = [
     "VARIABLES",

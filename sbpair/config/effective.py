@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sbpair.config.setting import SIDES, Origin, Setting
-from sbpair.model import Endpoint, SasKey, SasToken, authority_of
+from sbpair.model.pair import Endpoint, SasKey, SasToken, authority_of
 
 if TYPE_CHECKING:
     from sbpair.config import Profile

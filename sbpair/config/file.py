@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, either_or, home
 from sbpair.errors import MachineLacks, SbpairError, UsageError
-from sbpair.model import looks_like_connection_string
+from sbpair.model.connection_string import looks_like_connection_string
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
 SIDE_KEYS = ("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file")

@@ -8,18 +8,9 @@ from urllib.parse import urlsplit
 
 from sbpair.config.setting import Secret, Setting
 from sbpair.errors import UsageError
-from sbpair.model import (
-    AMQPS_PORT,
-    TICKS_PER_SECOND,
-    Endpoint,
-    Identity,
-    Pair,
-    endpoint_from_connection_string,
-    first_label,
-    is_address,
-    looks_like_connection_string,
-    ticks,
-)
+from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
+from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, first_label, is_address
 
 PUBLIC_SUFFIX = ".servicebus.windows.net"
 

@@ -14,26 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
+from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
 from sbpair.doctor.access import examine
-from sbpair.doctor.check import Check, Checked, Diagnosis, Remark, Tell, exit_code_of, note, well
-from sbpair.doctor.road import walk
+from sbpair.doctor.check import Check, CheckResult, Diagnosis, Remark, Tell, exit_code_of, note, well
+from sbpair.doctor.connectivity import walk
 from sbpair.errors import NameInvalid
+from sbpair.model.report import Report
 from sbpair.replay.java import is_installed
-from sbpair.report import Report
-from sbpair.wire.links import ANSWER_SECONDS
 
 if TYPE_CHECKING:
-    from sbpair.model import Endpoint
+    from sbpair.model.pair import Endpoint
 
-__all__ = ["Check", "Checked", "Diagnosis", "Remark", "Subject", "exit_code_of", "run"]
+__all__ = ["Check", "CheckResult", "CheckSubject", "Diagnosis", "Remark", "exit_code_of", "run"]
 
 CHECK_SECONDS = 15.0
 """How long one check may take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CheckSubject:
     """What is to be looked at. A side that is missing here is not looked at: what is wrong with it is known.
 
     `paths` are entities to try claims on, by side. `send_seconds` is what a send is given before its time-out.
@@ -47,16 +47,16 @@ class Subject:
 
 
 async def run(
-    subject: Subject,
+    subject: CheckSubject,
     *,
     seconds: float = CHECK_SECONDS,
     environ: Mapping[str, str] = os.environ,
-    on_event: Callable[[Checked], object] = lambda _event: None,
+    on_event: Callable[[CheckResult], object] = lambda _event: None,
 ) -> Diagnosis:
     """Look at this machine and at both namespaces. Raises nothing that is wrong with them."""
 
     def tell(check: Check) -> Check:
-        on_event(Checked(check))
+        on_event(CheckResult(check))
         return check
 
     async with asyncio.TaskGroup() as group:
@@ -73,7 +73,7 @@ async def run(
     return Report((*checks, *(tell(each) for each in pair_checks(tiers))))
 
 
-async def _machine(subject: Subject, seconds: float, environ: Mapping[str, str], tell: Tell) -> list[Check]:
+async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, str], tell: Tell) -> list[Check]:
     checks = [machine.file_check(subject.config_file)]
     if subject.state_directory is not None:
         checks.append(machine.state_check(subject.state_directory))
@@ -82,7 +82,7 @@ async def _machine(subject: Subject, seconds: float, environ: Mapping[str, str],
     return [tell(each) for each in (*checks, java)]
 
 
-def _paths(side: str, subject: Subject) -> tuple[str, ...]:
+def _paths(side: str, subject: CheckSubject) -> tuple[str, ...]:
     """The entity that was named; else, of the secondary, its first backlog queue."""
     if path := subject.paths.get(side):
         return (path,)

@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.bus.credentials import getter_for
-from sbpair.bus.greeting import Greeting, greet
-from sbpair.bus.trial import Look, look
+from sbpair.amqp_client.client import connect
+from sbpair.azure.credentials import getter_for
+from sbpair.azure.health import HealthResponse, greet
+from sbpair.azure.trial_queues import NamespaceSample, look
 from sbpair.doctor.check import (
     AGAIN,
     Check,
@@ -35,12 +36,11 @@ from sbpair.errors import (
     TimedOut,
     Unavailable,
 )
-from sbpair.model import Identity, SasKey
-from sbpair.report import Outcome
-from sbpair.wire.client import connect
+from sbpair.model.pair import Identity, SasKey
+from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
-    from sbpair.model import Endpoint
+    from sbpair.model.pair import Endpoint
 
 SKEW_SECONDS = 60.0
 """By how much clocks may differ: a lock lasts no longer, and a machine that keeps time is a thousand times better."""
@@ -80,19 +80,19 @@ async def examine(
         looking = group.create_task(_outcome(look(endpoint, seconds=seconds), seconds), name=f"look at {side}")
         named = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
     checks, seen, found = greeted.result(), looking.result(), named.result()
-    if isinstance(seen, Look) and seen.queue and _nothing_there(found):
+    if isinstance(seen, NamespaceSample) and seen.queue and _nothing_there(found):
         found = await _links(endpoint, (seen.queue,), seconds)
-    found["Manage"] = None if isinstance(seen, Look) else seen
+    found["Manage"] = None if isinstance(seen, NamespaceSample) else seen
     passable = {check.name for check in (*checks, *await road) if check.outcome is Outcome.OK}
     checks += [tell(each) for each in (*_verdicts(side, endpoint, found, passable), *_tier(side, seen))]
-    return checks, seen.tier if isinstance(seen, Look) else ""
+    return checks, seen.tier if isinstance(seen, NamespaceSample) else ""
 
 
 # The management side, to a stranger
 
 
 async def _management(side: str, endpoint: Endpoint, seconds: float, tell: Tell) -> list[Check]:
-    greetings: list[Greeting] = []
+    greetings: list[HealthResponse] = []
 
     async def ask() -> str:
         greetings.append(await greet(endpoint, seconds=seconds))
@@ -104,7 +104,7 @@ async def _management(side: str, endpoint: Endpoint, seconds: float, tell: Tell)
     return [http, tell(clock)]
 
 
-def clock_check(name: str, namespace: str, greeting: Greeting) -> Check:
+def clock_check(name: str, namespace: str, greeting: HealthResponse) -> Check:
     """Whether this machine's clock is near enough to the namespace's."""
     ahead = greeting.ahead_seconds
     if ahead is None:
@@ -190,7 +190,7 @@ def _who(endpoint: Endpoint) -> str:
     return "whoever is signed in" if isinstance(credential, Identity) else "a ready-made signature"
 
 
-def _tier(side: str, seen: Look | SbpairError) -> list[Check]:
+def _tier(side: str, seen: NamespaceSample | SbpairError) -> list[Check]:
     name = f"{side}.tier"
     if isinstance(seen, SbpairError):
         return skipped([name], f"{side}.manage")

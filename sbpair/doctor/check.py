@@ -1,4 +1,4 @@
-"""What was found out of one thing: it is well, it failed with a mend, it is worth a note, or nobody can tell. Pure.
+"""What was found out of one thing: it is well, it failed with a hint, it is worth a note, or nobody can tell. Pure.
 
 A check that failed has the exit code of what is wrong; notes and what is unknown have none.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sbpair.errors import SbpairError, Unavailable
-from sbpair.report import PARTIAL_OR_FINDINGS, Item, Outcome, Report, exit_code
+from sbpair.model.report import PARTIAL_OR_FINDINGS, Outcome, Report, ReportItem, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,17 +24,17 @@ Result = TypeVar("Result")
 class Remark:
     """What to do about a check; of what was tried on a namespace also what is assumed of it, and what was seen."""
 
-    mend: str = ""
+    hint: str = ""
     assumed: str = ""
     observed: str = ""
 
 
-Check: TypeAlias = Item[Remark]
+Check: TypeAlias = ReportItem[Remark]
 Diagnosis: TypeAlias = Report[Remark]
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """Event: one thing was looked at."""
 
     check: Check
@@ -47,23 +47,23 @@ UNREACHABLE = Unavailable.exit_code
 
 
 def well(name: str, what: str) -> Check:
-    return Item(name, Outcome.OK, what)
+    return ReportItem(name, Outcome.OK, what)
 
 
-def note(name: str, what: str, mend: str = "") -> Check:
-    return Item(name, Outcome.NOTE, what, Remark(mend))
+def note(name: str, what: str, hint: str = "") -> Check:
+    return ReportItem(name, Outcome.NOTE, what, Remark(hint))
 
 
-def unknown(name: str, what: str, mend: str = "") -> Check:
-    return Item(name, Outcome.UNKNOWN, what, Remark(mend))
+def unknown(name: str, what: str, hint: str = "") -> Check:
+    return ReportItem(name, Outcome.UNKNOWN, what, Remark(hint))
 
 
-def failed(name: str, what: str, mend: str, code: int = PARTIAL_OR_FINDINGS) -> Check:
-    return Item(name, Outcome.FAILED, what, Remark(mend), code)
+def failed(name: str, what: str, hint: str, code: int = PARTIAL_OR_FINDINGS) -> Check:
+    return ReportItem(name, Outcome.FAILED, what, Remark(hint), code)
 
 
 def of_error(name: str, error: SbpairError) -> Check:
-    """An error as a check that failed: what it says, and its hint as the mend."""
+    """An error as a check that failed: what it says, and its hint as the hint."""
     return failed(name, error.message, error.hint, error.exit_code)
 
 
@@ -82,16 +82,16 @@ INSIST_SECONDS = 0.5
 
 
 async def bounded(
-    name: str, seconds: float, action: Coroutine[object, object, str | Check], *, mend: str = AGAIN
+    name: str, seconds: float, action: Coroutine[object, object, str | Check], *, hint: str = AGAIN
 ) -> Check:
     """The check that `action` comes to, a text meaning well, or what it failed with, in so many seconds at most.
 
-    `mend` is for what has not answered by then.
+    `hint` is for what has not answered by then.
     """
     try:
         found = await within(seconds, action)
     except TimeoutError:
-        return failed(name, f"no answer within {seconds:g} s", mend, UNREACHABLE)
+        return failed(name, f"no answer within {seconds:g} s", hint, UNREACHABLE)
     except SbpairError as error:
         return of_error(name, error)
     return well(name, found) if isinstance(found, str) else found

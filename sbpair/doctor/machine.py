@@ -17,9 +17,9 @@ from pathlib import Path
 from sbpair import __version__
 from sbpair.doctor.check import Check, bounded, failed, note, unknown, well
 from sbpair.errors import MachineLacks
-from sbpair.replay.java import JAVA_LEAST, JAVAS, find_java, java_version
+from sbpair.replay.java import JAVAS, MIN_JAVA, find_java, java_version
 
-SEND_SECONDS_LEAST = 15.0
+MIN_SEND_SECONDS = 15.0
 """A partitioned entity needs so long to turn to another partition."""
 
 LACKS = MachineLacks.exit_code
@@ -31,7 +31,7 @@ def versions() -> list[Check]:
     return [
         well("python", f"{platform.python_version()} on {platform.system()}"),
         well("sbpair", __version__),
-        *(_package(name, least) for name, least in _requirements()),
+        *(_package(name, minimum) for name, minimum in _requirements()),
     ]
 
 
@@ -44,19 +44,19 @@ def _requirements() -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in found if match and match[1].startswith("azure-")]
 
 
-def _package(name: str, least: str) -> Check:
+def _package(name: str, minimum: str) -> Check:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return failed(name, "is not installed", f"pip install '{name}>={least}'", LACKS)
-    return package_check(name, version, least)
+        return failed(name, "is not installed", f"pip install '{name}>={minimum}'", LACKS)
+    return package_check(name, version, minimum)
 
 
-def package_check(name: str, version: str, least: str) -> Check:
+def package_check(name: str, version: str, minimum: str) -> Check:
     """Whether a version is new enough."""
-    if _numbers(version) >= _numbers(least):
+    if _numbers(version) >= _numbers(minimum):
         return well(name, version)
-    return failed(name, f"{version} is older than {least}", f"pip install --upgrade '{name}>={least}'", LACKS)
+    return failed(name, f"{version} is older than {minimum}", f"pip install --upgrade '{name}>={minimum}'", LACKS)
 
 
 def _numbers(version: str) -> list[int]:
@@ -66,9 +66,9 @@ def _numbers(version: str) -> list[int]:
 
 def send_timeout_check(seconds: float) -> Check:
     """Whether a send is given long enough before its time-out counts as a failure of the namespace."""
-    if seconds > SEND_SECONDS_LEAST:
+    if seconds > MIN_SEND_SECONDS:
         return well("send_timeout", f"{seconds:g} s")
-    what = f"{seconds:g} s: a partitioned entity needs more than {SEND_SECONDS_LEAST:g} s to turn to another partition"
+    what = f"{seconds:g} s: a partitioned entity needs more than {MIN_SEND_SECONDS:g} s to turn to another partition"
     return failed("send_timeout", what, "give a send 60 s")
 
 
@@ -76,9 +76,9 @@ async def java_check(environ: Mapping[str, str], seconds: float, *, wanted: bool
     """Whether the Java that Spark would start is there, and new enough. Not `wanted`, its lack is worth a note."""
     program = find_java(environ)
     if program is None:
-        what, mend = "there is no Java: replay on Spark needs one", f"install {JAVAS}, or set JAVA_HOME"
-        return failed("java", what, mend, LACKS) if wanted else note("java", what, f"{mend}, and sbpair[spark]")
-    return await bounded("java", seconds, _ask(program), mend=f"see why {program} -version does not end")
+        what, hint = "there is no Java: replay on Spark needs one", f"install {JAVAS}, or set JAVA_HOME"
+        return failed("java", what, hint, LACKS) if wanted else note("java", what, f"{hint}, and sbpair[spark]")
+    return await bounded("java", seconds, _ask(program), hint=f"see why {program} -version does not end")
 
 
 async def _ask(program: str) -> str | Check:
@@ -106,7 +106,7 @@ def java_version_check(program: str, said: str) -> Check:
     version = java_version(said)
     if version is None:
         return unknown("java", f"{program} does not say its version", f"replay on Spark needs {JAVAS}")
-    if version < JAVA_LEAST:
+    if version < MIN_JAVA:
         return failed("java", f"{program} is Java {version}, too old for Spark", f"install {JAVAS}", LACKS)
     return well("java", f"{version}, at {program}")
 
@@ -121,11 +121,11 @@ def file_check(path: Path) -> Check:
     except OSError as error:
         return failed(name, f"{path} cannot be read: {error.strerror}", "check its permissions", LACKS)
     if found.st_uid not in (0, os.getuid()):
-        mend = "own it: it decides where keys and messages go"
-        return failed(name, f"{path} belongs to another user", mend)
+        hint = "own it: it decides where keys and messages go"
+        return failed(name, f"{path} belongs to another user", hint)
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mend = f"chmod go-w {path}: it decides where keys and messages go"
-        return failed(name, f"others than its owner may write to {path}", mend)
+        hint = f"chmod go-w {path}: it decides where keys and messages go"
+        return failed(name, f"others than its owner may write to {path}", hint)
     return well(name, str(path))
 
 
@@ -135,6 +135,6 @@ def state_check(directory: Path) -> Check:
     if not nearest.is_dir():
         return failed("state", f"{nearest} is no directory", "name another with --state, or XDG_STATE_HOME", LACKS)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        mend = "make it writable, or name another with --state, or XDG_STATE_HOME"
-        return failed("state", f"nothing can be written in {nearest}", mend, LACKS)
+        hint = "make it writable, or name another with --state, or XDG_STATE_HOME"
+        return failed("state", f"nothing can be written in {nearest}", hint, LACKS)
     return well("state", f"{directory}{'' if nearest == directory else ', which the first run makes'}")

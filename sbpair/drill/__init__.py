@@ -16,25 +16,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair import backlog, provision, syphon
+from sbpair import backlog
 from sbpair.amqp.message import Sections
 from sbpair.amqp.types import text_of
-from sbpair.bus.atom import open_queues
-from sbpair.drill import own_namespaces, story
+from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.raw_links import ACCEPTED
+from sbpair.azure.atom import open_queues
+from sbpair.drill import against_pair, scenario
+from sbpair.drill.against_pair import OWN_QUEUES
 from sbpair.drill.compare import differences
-from sbpair.drill.corpus import DESTINATIONS, SCHEDULE_MS, Original, originals
-from sbpair.drill.own_namespaces import OWN_QUEUES
-from sbpair.drill.service import advance_clock, emulated_pair
-from sbpair.drill.stage import Emulated
-from sbpair.drill.story import Intervals, Sending, accounted, received
+from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
+from sbpair.drill.emulator_process import advance_clock, emulated_pair
+from sbpair.drill.outages import EmulatedOutages
+from sbpair.drill.scenario import Intervals, SendTally, accounted, received
 from sbpair.errors import ProtocolError, UsageError
-from sbpair.model import QueueSpec
+from sbpair.management import provision
+from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
-from sbpair.wire.client import connect
-from sbpair.wire.links import ACCEPTED
+from sbpair.syphon import runner
 
 if TYPE_CHECKING:
-    from sbpair.model import Endpoint, Pair
+    from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.receipt import Receipt
 
 APPLICATION = "checkout"
@@ -48,7 +50,7 @@ EXAMPLES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class DrillPhase:
     """A drill has come to a new part of its story, or a paired client has told something ("sender"), so long after its
     beginning."""
 
@@ -66,19 +68,19 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparisonProgress:
     """So many of the messages have been read back."""
 
     count: int
     total: int
 
 
-DrillEvent: TypeAlias = Phase | Written | Compared | SyphonEvent
+DrillEvent: TypeAlias = DrillPhase | Written | ComparisonProgress | SyphonEvent
 OnEvent: TypeAlias = Callable[[DrillEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DrillResult:
     """What became of the messages that were stranded: `alterations` are (message id, what is not as it was sent).
 
     `sending` is what became of those that were sent by the paired client, and `timeline` what happened when.
@@ -93,8 +95,8 @@ class Result:
     receipt: Receipt
     alterations: tuple[tuple[str, str], ...]
     lost_ids: tuple[str, ...]
-    sending: Sending
-    timeline: tuple[Phase, ...] = ()
+    sending: SendTally
+    timeline: tuple[DrillPhase, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -107,14 +109,14 @@ class Timeline:
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
         self._started = time.monotonic()
-        self.phases: list[Phase] = []
+        self.phases: list[DrillPhase] = []
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
     def __call__(self, name: str, text: str) -> None:
-        self.phases.append(Phase(name, text, round(self.seconds, 3)))
+        self.phases.append(DrillPhase(name, text, round(self.seconds, 3)))
         self._on_event(self.phases[-1])
 
 
@@ -125,7 +127,7 @@ async def run(
     seed: int = 0,
     intervals: Intervals | None = None,
     on_event: OnEvent = lambda _event: None,
-) -> Result:
+) -> DrillResult:
     """Run the drill. Nothing outside of this machine is touched, and nothing is left behind.
 
     Raises UsageError for a count below 1, MachineLacks where the emulator cannot start, TimedOut where a part of the
@@ -139,17 +141,17 @@ async def run(
         tell("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
         await provision.run(pair)
         await _create_destinations(pair.primary)
-        stage = Emulated(pair)
-        async with story.application(pair, APPLICATION, stage, intervals or Intervals(), tell, seed) as application:
+        stage = EmulatedOutages(pair)
+        async with scenario.application(pair, APPLICATION, stage, intervals or Intervals(), tell, seed) as application:
             tell("strand", f"stranding {messages} messages in the backlog, as the old client would")
             sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
             await _strand(pair, sent, on_event)
             tell("syphon", f"bringing them back to {pair.primary.name}, while an application sends to {APPLICATION}")
-            moved = await syphon.run(pair, once=True, on_event=on_event)
-            await story.tell_all(application, stage, pair, tell)
+            moved = await runner.run(pair, once=True, on_event=on_event)
+            await scenario.tell_all(application, stage, pair, tell)
             tell("syphon", "bringing back what the application sent to the backlog, while it sends on")
             followed, _ = await asyncio.gather(
-                syphon.run(pair, once=True, on_event=on_event), application.until_more("primary")
+                runner.run(pair, once=True, on_event=on_event), application.until_more("primary")
             )
         tell("compare", "reading all of it back, and comparing each to the byte")
         arrived = await received(pair.primary, APPLICATION, len(application.sent))
@@ -167,16 +169,14 @@ async def against(
     seed: int = 0,
     intervals: Intervals | None = None,
     on_event: OnEvent = lambda _event: None,
-) -> Result:
+) -> DrillResult:
     """The part of the story that sends, on a user's own namespaces: the failure is this client's alone.
 
     It writes to queues that it makes (`drill.own_namespaces.names`), and deletes. Needs Manage, Send and Listen on both
     sides. Nothing is stranded: those counts are 0. Raises SbpairError, with its queues gone.
     """
     tell = Timeline(on_event)
-    sending = await own_namespaces.run(
-        pair, tag, tell, queues=queues, seed=seed, intervals=intervals, on_event=on_event
-    )
+    sending = await against_pair.run(pair, tag, tell, queues=queues, seed=seed, intervals=intervals, on_event=on_event)
     result = _result([], [], sending.receipt, sending)
     return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
 
@@ -187,7 +187,7 @@ async def _create_destinations(primary: Endpoint) -> None:
             await control.create(QueueSpec(path))
 
 
-async def _strand(pair: Pair, sent: list[Original], on_event: OnEvent) -> None:
+async def _strand(pair: Pair, sent: list[OriginalMessage], on_event: OnEvent) -> None:
     async with connect(pair.secondary) as wire:
         senders = [
             await wire.sender(backlog.queue_path(pair.primary.name, index)) for index in range(pair.backlog_queues)
@@ -210,7 +210,7 @@ async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> lis
                     deliveries = await receiver.take(500, seconds=1.0)
                     await receiver.settle(deliveries, ACCEPTED)
                     back += [(path, delivery.payload) for delivery in deliveries]
-                    on_event(Compared(len(back), expected))
+                    on_event(ComparisonProgress(len(back), expected))
                 receiver.close()
             await advance_clock(primary, SCHEDULE_MS + 60_000)
     return back
@@ -223,7 +223,9 @@ def _id_of(payload: bytes) -> str:
     return ""
 
 
-def _result(sent: list[Original], back: list[tuple[str, bytes]], receipt: Receipt, sending: Sending) -> Result:
+def _result(
+    sent: list[OriginalMessage], back: list[tuple[str, bytes]], receipt: Receipt, sending: SendTally
+) -> DrillResult:
     known = {each.message_id: each for each in sent}
     seen: Counter[str] = Counter()
     alterations: dict[str, str] = {}
@@ -237,7 +239,7 @@ def _result(sent: list[Original], back: list[tuple[str, bytes]], receipt: Receip
         if wrong:
             alterations[message_id] = "; ".join(wrong)
     lost = [message_id for message_id in known if not seen[message_id]]
-    return Result(
+    return DrillResult(
         sent=len(sent),
         received=len(back),
         lost=len(lost),

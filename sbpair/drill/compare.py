@@ -10,10 +10,10 @@ from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Header
-    from sbpair.drill.corpus import Original
+    from sbpair.drill.drill_messages import OriginalMessage
 
 TICKS_PER_MS = 10_000
-HEADER_TTL_MOST_MS = 0xFFFFFFFF
+MAX_HEADER_TTL_MS = 0xFFFFFFFF
 
 # What a receiver may find on any message; the schedule has a check of its own.
 _SERVICE_ANNOTATIONS = (
@@ -26,7 +26,7 @@ _SERVICE_ANNOTATIONS = (
 )
 
 
-def differences(original: Original, payload: bytes) -> list[str]:
+def differences(original: OriginalMessage, payload: bytes) -> list[str]:
     """What is not as it was sent; [] for a message that is whole. One line each."""
     try:
         got = Sections.split(payload)
@@ -35,21 +35,21 @@ def differences(original: Original, payload: bytes) -> list[str]:
         return [f"it cannot be read: {error.message}"]
 
 
-def _body(original: Original, got: Sections) -> list[str]:
+def _body(original: OriginalMessage, got: Sections) -> list[str]:
     return [] if got.body == original.sections.body else ["the body's bytes are others"]
 
 
-def _footer(original: Original, got: Sections) -> list[str]:
+def _footer(original: OriginalMessage, got: Sections) -> list[str]:
     return [] if got.footer == original.sections.footer else ["the footer's bytes are others"]
 
 
-def _application_properties(original: Original, got: Sections) -> list[str]:
+def _application_properties(original: OriginalMessage, got: Sections) -> list[str]:
     if got.application_properties == original.sections.application_properties:
         return []
     return ["the application properties' bytes are others"]
 
 
-def _properties(original: Original, got: Sections) -> list[str]:
+def _properties(original: OriginalMessage, got: Sections) -> list[str]:
     if not _is_long(original):
         same = got.properties == original.sections.properties
         return [] if same else ["the properties' bytes are others"]
@@ -66,19 +66,19 @@ def _properties(original: Original, got: Sections) -> list[str]:
     return lines
 
 
-def _header(original: Original, got: Sections) -> list[str]:
+def _header(original: OriginalMessage, got: Sections) -> list[str]:
     had, has = original.sections.read_header(), got.read_header()
     lines = [f"the header's {name} is another" for name in ("durable", "priority") if _other(had, has, name)]
     ttl = _ttl_ms(original)
-    wanted = None if ttl is None else min(ttl, HEADER_TTL_MOST_MS)
-    if has.ttl != wanted and not (wanted is None and has.ttl == HEADER_TTL_MOST_MS):
+    wanted = None if ttl is None else min(ttl, MAX_HEADER_TTL_MS)
+    if has.ttl != wanted and not (wanted is None and has.ttl == MAX_HEADER_TTL_MS):
         lines.append(f"the time to live is {has.ttl} ms and not {wanted}")
     if has.delivery_count:
         lines.append(f"the delivery count is {has.delivery_count}")
     return lines
 
 
-def _annotations(original: Original, got: Sections) -> list[str]:
+def _annotations(original: OriginalMessage, got: Sections) -> list[str]:
     had, has = original.sections.read_message_annotations(), got.read_message_annotations()
     lines = [f"the annotation {key} is another" for key in had if not types.same(had[key], has.get(key))]
     lines += [f"the annotation {key} is nobody's" for key in has if key not in had and key not in _SERVICE_ANNOTATIONS]
@@ -88,12 +88,12 @@ def _annotations(original: Original, got: Sections) -> list[str]:
     return lines
 
 
-def _ttl_ms(original: Original) -> int | None:
+def _ttl_ms(original: OriginalMessage) -> int | None:
     return None if original.ttl_ticks is None else original.ttl_ticks // TICKS_PER_MS
 
 
-def _is_long(original: Original) -> bool:
-    return (_ttl_ms(original) or 0) > HEADER_TTL_MOST_MS
+def _is_long(original: OriginalMessage) -> bool:
+    return (_ttl_ms(original) or 0) > MAX_HEADER_TTL_MS
 
 
 def _other(had: Header, has: Header, name: str) -> bool:

@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.clock import AdjustableClock, SystemClock
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.tiers import Wanted
+from sbpair.emulator.entities.namespace_tiers import RequestedEntity
 from sbpair.emulator.faults.active import Faults
-from sbpair.emulator.faults.credits import Budget
-from sbpair.emulator.first_bytes import Door, FirstBytes
-from sbpair.emulator.setup import PLAIN, Setup
+from sbpair.emulator.faults.credit_budget import CreditBudget
+from sbpair.emulator.options import PLAIN, EmulatorOptions
+from sbpair.emulator.protocol_sniffer import Door, ProtocolSniffer
+from sbpair.emulator.timers import Timers
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from sbpair.emulator.doors.http.identity import IdentityDoor, SignIn
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
     from sbpair.emulator.tls import Tls
 
     AmqpFactory = Callable[[Namespace], asyncio.Protocol]
@@ -62,7 +62,7 @@ class Ready:
 
     namespaces: tuple[ReadyNamespace, ...]
     ca_file: str | None = None
-    sign_in: SignIn | None = None
+    sign_in: IdentityEndpoint | None = None
 
     def as_json(self) -> str:
         return json.dumps(self.as_document())
@@ -81,7 +81,7 @@ class Ready:
 class Timer:
     """Runs the agenda when something is due, and not before: no polling."""
 
-    def __init__(self, clock: AdjustableClock, agenda: Agenda) -> None:
+    def __init__(self, clock: AdjustableClock, agenda: Timers) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._agenda = agenda
@@ -124,16 +124,16 @@ class Port:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        make = functools.partial(FirstBytes, self._open_outer_door, self._connections.add)
+        make = functools.partial(ProtocolSniffer, self._open_outer_door, self._connections.add)
         self._server = await asyncio.get_running_loop().create_server(make, sock=self._listening)
         self._namespace.on_outage.add(self.break_connections)
 
     def _open_outer_door(self, door: Door) -> asyncio.Protocol | None:
         if door == "tls" and self._tls is not None:
-            from sbpair.emulator.tls import TlsDoor
+            from sbpair.emulator.tls import TlsFrontend
 
             # Below it is a connection that is known already.
-            return TlsDoor(self._tls, FirstBytes(self._open_door, lambda _: None))
+            return TlsFrontend(self._tls, ProtocolSniffer(self._open_door, lambda _: None))
         return self._open_door(door)
 
     def _open_door(self, door: Door) -> asyncio.Protocol | None:
@@ -182,21 +182,21 @@ class Emulator:
 
     def __init__(
         self,
-        namespaces: Iterable[tuple[str, int] | Wanted] = (("contoso", 0), ("contoso-dr", 0)),
+        namespaces: Iterable[tuple[str, int] | RequestedEntity] = (("contoso", 0), ("contoso-dr", 0)),
         *,
         host: str = "127.0.0.1",
         clock: AdjustableClock | None = None,
         amqp_factory: AmqpFactory | None = None,
-        setup: Setup = PLAIN,
+        setup: EmulatorOptions = PLAIN,
     ) -> None:
         self._setup = setup
-        self._identity: IdentityDoor | None = None
+        self._identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
-        self._wanted = [Wanted(*each) for each in namespaces]
+        self._wanted = [RequestedEntity(*each) for each in namespaces]
         self._host = host
         self._amqp = amqp_factory
         self.clock = clock or SystemClock()
-        self.agenda = Agenda()
+        self.agenda = Timers()
         self.namespaces: dict[str, Namespace] = {}
         self.faults = Faults(self.namespaces, self.advance)
         self._timer: Timer | None = None
@@ -224,17 +224,17 @@ class Emulator:
         return tls_for([*hosts, *names], self._setup.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
-        from sbpair.emulator.doors.http.arm import ArmDoor
-        from sbpair.emulator.doors.http.control import ControlDoor
-        from sbpair.emulator.doors.http.door import http_door
+        from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
+        from sbpair.emulator.frontends.http.control_frontend import ControlFrontend
+        from sbpair.emulator.frontends.http.http_frontend import http_door
 
         soon = asyncio.get_running_loop().call_soon
-        control = ControlDoor(self.namespaces, self.faults, self.clock, self.advance)
-        arm = ArmDoor(self.namespaces)
+        control = ControlFrontend(self.namespaces, self.faults, self.clock, self.advance)
+        arm = ArmFrontend(self.namespaces)
         if self._setup.identity:
-            from sbpair.emulator.doors.http.identity import IdentityDoor
+            from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
 
-            self._identity = IdentityDoor(self.clock)
+            self._identity = IdentityFrontend(self.clock)
         issuer = self._identity.issuer if self._identity else None
         for wanted, each in zip(self._wanted, listening, strict=True):
             namespace = Namespace(
@@ -248,7 +248,7 @@ class Emulator:
             namespace.authority = authority_of(self._host, each.getsockname()[1])
             if self._setup.credits is not None:
                 points = namespace.points
-                points.put_meter(Budget(self._setup.credits, self.clock, self.agenda, points.resume))
+                points.put_meter(CreditBudget(self._setup.credits, self.clock, self.agenda, points.resume))
             namespace.bearers = Bearers(issuer, accept_any=self._setup.accept_any_token)
             self.namespaces[wanted.name] = namespace
             tls = self._tls.context if self._tls else None
@@ -283,7 +283,7 @@ class Emulator:
         return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, sign_in)
 
 
-def check_wanted(namespaces: Sequence[Wanted]) -> None:
+def check_wanted(namespaces: Sequence[RequestedEntity]) -> None:
     if not namespaces:
         raise UsageError("no namespace was named", hint="name one, as in --namespace contoso=5672")
     names = [each.name.lower() for each in namespaces]
@@ -343,7 +343,7 @@ def authority_of(host: str, port: int) -> str:
 
 def amqp_door() -> AmqpFactory:
     """The AMQP door, imported when an emulator starts and not before."""
-    from sbpair.emulator.doors.amqp import door as module
+    from sbpair.emulator.frontends.amqp import amqp_connection as module
 
     factory: AmqpFactory = module.amqp_factory
     return factory
@@ -372,13 +372,13 @@ def forget_ready(path: Path) -> None:
 
 
 async def run(
-    namespaces: Sequence[tuple[str, int] | Wanted],
+    namespaces: Sequence[tuple[str, int] | RequestedEntity],
     *,
     host: str = "127.0.0.1",
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
     clock: AdjustableClock | None = None,
-    setup: Setup = PLAIN,
+    setup: EmulatorOptions = PLAIN,
 ) -> None:
     """Serves until it is cancelled, then stops cleanly. Raises what Emulator raises, and MachineLacks for the file."""
     if ready_file is not None:

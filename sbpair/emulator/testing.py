@@ -12,7 +12,7 @@ from __future__ import annotations
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.options import EmulatorOptions
 from sbpair.emulator.server import Emulator
-from sbpair.emulator.setup import Setup
 
-__all__ = ["Emulator", "Fault", "Faults", "ManualClock", "Setup"]
+__all__ = ["Emulator", "EmulatorOptions", "Fault", "Faults", "ManualClock"]

@@ -148,7 +148,7 @@ def alternative(host: str) -> GeneralName:
         return x509.DNSName(host)
 
 
-class TlsDoor(asyncio.Protocol):
+class TlsFrontend(asyncio.Protocol):
     """Takes TLS off a connection, and gives what is inside to another protocol.
 
     It stays between the socket and asyncio's own, since the first bytes have been read before anybody knew that they

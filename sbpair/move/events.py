@@ -19,12 +19,12 @@ class QueuesFound:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOpened:
+class QueueOpened:
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class QueueProgress:
     """Where a lane is. `gone` is how many deliveries have ended outside of the queue: sent, or dead-lettered.
 
     `remaining` is how many messages the queue holds, where they have just been counted. `oldest_ms` is when the message
@@ -34,14 +34,14 @@ class Progress:
     queue: str
     received: int
     sent: int
-    in_hand: int
+    held: int
     remaining: int | None = None
     gone: int = 0
     oldest_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
+class QueueDepths:
     """A queue was counted, and holds so many messages, those in hand included; the lane has told its Progress before.
 
     `oldest_ms` is when the first of them was enqueued, where somebody looked.
@@ -62,7 +62,7 @@ class DestinationProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneBlocked:
+class QueueBlocked:
     """A lane holds as much as it may for destinations that rest, and takes no more."""
 
     queue: str
@@ -70,12 +70,12 @@ class LaneBlocked:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneDone:
+class QueueDone:
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFailed:
+class QueueFailed:
     """A lane could not go on. `retry_seconds` is None where it will not be tried again."""
 
     queue: str
@@ -84,7 +84,7 @@ class LaneFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class DestinationResting:
+class DestinationBackingOff:
     queue: str
     destination: str
     reason: str
@@ -93,7 +93,7 @@ class DestinationResting:
 
 
 @dataclass(frozen=True, slots=True)
-class DestinationBack:
+class DestinationRecovered:
     queue: str
     destination: str
 
@@ -109,14 +109,14 @@ class DeadLettered:
 
 SyphonEvent: TypeAlias = (
     QueuesFound
-    | LaneOpened
-    | Progress
-    | Depth
+    | QueueOpened
+    | QueueProgress
+    | QueueDepths
     | DestinationProgress
-    | LaneBlocked
-    | LaneDone
-    | LaneFailed
-    | DestinationResting
-    | DestinationBack
+    | QueueBlocked
+    | QueueDone
+    | QueueFailed
+    | DestinationBackingOff
+    | DestinationRecovered
     | DeadLettered
 )

@@ -16,36 +16,28 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sbpair.cost import UNIT_BYTES, units
-from sbpair.errors import (
-    EntityMissing,
-    InDoubt,
-    ProtocolError,
-    SbpairError,
-    ServiceRefused,
-    Throttled,
-    Unavailable,
-)
-from sbpair.move.departures import Departures
-from sbpair.move.engine import Order, facts_of, key_of, lock_of, turn_of
-from sbpair.move.events import DeadLettered, DestinationBack, DestinationResting
-from sbpair.move.flight import Flight
-from sbpair.move.hands import Hands
-from sbpair.move.receipt import Named
-from sbpair.move.road import ROUND_MOST
-from sbpair.move.roads import Roads
-from sbpair.move.route import DeadLetter, Expire, Send, TimeToLive, keys_of, missing, refused, router
-from sbpair.move.settling import Gathering
+from sbpair.errors import EntityMissing, InDoubt, ProtocolError, SbpairError, ServiceRefused, Throttled, Unavailable
+from sbpair.model.cost import UNIT_BYTES, units
+from sbpair.move.batch_send import BatchSend
+from sbpair.move.destination_queue import MAX_ROUND
+from sbpair.move.destination_queues import DestinationQueues
+from sbpair.move.dispatch import Dispatcher
+from sbpair.move.events import DeadLettered, DestinationBackingOff, DestinationRecovered
+from sbpair.move.held import HeldMessages
+from sbpair.move.interface import RoutedMessage, facts_of, key_of, lock_of, turn_of
+from sbpair.move.message.route import DeadLetter, Expire, Send, TimeToLive, keys_of, missing, refused, router
+from sbpair.move.receipt import NamedMessage
+from sbpair.move.settlement_buffer import SettlementBuffer
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Arrival, Destination, Failures, Link, Source
-    from sbpair.move.road import Road
-    from sbpair.move.route import Key
-    from sbpair.move.setting import Setting
+    from sbpair.model.message_key import Key
+    from sbpair.move.context import MoveContext
+    from sbpair.move.destination_queue import DestinationQueue
+    from sbpair.move.interface import Destination, DestinationLink, Failures, MessageSource, ReceivedMessage
 
 log = logging.getLogger(__name__)
 
-REST_SECONDS, REST_MOST_SECONDS = 1.0, 60.0
+REST_SECONDS, MAX_REST_SECONDS = 1.0, 60.0
 
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
@@ -54,7 +46,7 @@ DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
 
 
-_order = partial(tuple.__new__, Order)
+_order = partial(tuple.__new__, RoutedMessage)
 """As Order(…) is, at a third of its cost."""
 
 
@@ -64,7 +56,9 @@ class Mover:
     `fatal` is why no message at all can be sent; `trouble` is why the backlog may not know yet what became of some.
     """
 
-    def __init__(self, source: Source, primary: Destination, tasks: asyncio.TaskGroup, setting: Setting) -> None:
+    def __init__(
+        self, source: MessageSource, primary: Destination, tasks: asyncio.TaskGroup, setting: MoveContext
+    ) -> None:
         self._source = source
         self._primary = primary
         self._tasks = tasks
@@ -72,15 +66,17 @@ class Mover:
         self._route = router(setting.ttl, self._service_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
-        self._roads = Roads(setting.guard, ordered=setting.ordered, round_least=setting.stride.round_least)
-        self._hands = Hands(self._drop_lost)
-        self._heirs: dict[int, Arrival] = {}  # by the elder that has to end before they may be sent
+        self._roads = DestinationQueues(setting.guard, ordered=setting.ordered, min_round=setting.stride.min_round)
+        self._hands = HeldMessages(self._drop_lost)
+        self._heirs: dict[int, ReceivedMessage] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
-        self._accepted_ones = Gathering(self._hands, tasks, self._settle, f"settle in {source.queue}", setting.stride)
+        self._accepted_ones = SettlementBuffer(
+            self._hands, tasks, self._settle, f"settle in {source.queue}", setting.stride
+        )
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
-        self._departures = Departures(
+        self._departures = Dispatcher(
             self._roads,
             tasks,
             self._advance,
@@ -94,7 +90,7 @@ class Mover:
     # What a lane asks.
 
     @property
-    def in_hand(self) -> int:
+    def held(self) -> int:
         return len(self._hands)
 
     @property
@@ -104,8 +100,8 @@ class Mover:
         if left <= 0:
             return 0
         resting = sum(map(len, self._roads.resting()))
-        most = min(self._setting.hold - self.in_hand, self._setting.stride.moving + resting - self.in_hand)
-        return max(0, min(most, max(1, left // (self._hands.largest or LARGEST_BYTES))))
+        limit = min(self._setting.hold - self.held, self._setting.stride.moving + resting - self.held)
+        return max(0, min(limit, max(1, left // (self._hands.largest or LARGEST_BYTES))))
 
     def holds(self) -> set[int]:
         """The sequence numbers of what is in hand."""
@@ -127,7 +123,7 @@ class Mover:
 
     def stuck(self, failures: int) -> bool:
         """Whether everything in hand waits for destinations that have failed so often in a row."""
-        return self._roads.stuck(failures) == self.in_hand
+        return self._roads.stuck(failures) == self.held
 
     def undead(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
         """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
@@ -143,7 +139,7 @@ class Mover:
 
     # What a lane does.
 
-    def accept(self, arrivals: Sequence[Arrival]) -> None:
+    def accept(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Take deliveries over."""
         come, repeats = self._by_key(arrivals), 0
         keys = come.keys()
@@ -155,16 +151,16 @@ class Mover:
             repeats = sum([self._accept(arrival) for arrival in arrivals])
         self._hands.all_taken()
         self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
-        self._spent("taken", arrivals)
+        self._spent("received", arrivals)
 
-    def _by_key(self, arrivals: Sequence[Arrival]) -> dict[Key, Arrival]:
+    def _by_key(self, arrivals: Sequence[ReceivedMessage]) -> dict[Key, ReceivedMessage]:
         """Deliveries by their keys, which they are given here as `key_of` has them."""
         keys = keys_of(self._setting.namespace, list(map(facts_of, arrivals)))
         for arrival, key in zip(arrivals, keys, strict=True):
             arrival.key = key
         return dict(zip(keys, arrivals, strict=True))
 
-    def _accept(self, arrival: Arrival) -> bool:
+    def _accept(self, arrival: ReceivedMessage) -> bool:
         """Take one over. Answers whether its message has been delivered before."""
         before = self._hands.take(arrival)
         seen = self._setting.journal.seen(arrival.key)
@@ -172,7 +168,7 @@ class Mover:
             self._welcome(arrival, seen=seen)
         return seen or before is not None
 
-    def _succeeds(self, arrival: Arrival, before: Arrival) -> bool:
+    def _succeeds(self, arrival: ReceivedMessage, before: ReceivedMessage) -> bool:
         """A message came again: the one in hand has lost its lock. Whether the new one may go its way already."""
         before.lock_until = 0.0
         self._drop_lost(before)
@@ -182,7 +178,7 @@ class Mover:
             return False
         return True
 
-    def _welcome(self, arrival: Arrival, *, seen: bool) -> None:
+    def _welcome(self, arrival: ReceivedMessage, *, seen: bool) -> None:
         if seen and self._setting.journal.was_accepted(arrival.key):
             self._confirm(arrival)
         else:
@@ -195,7 +191,7 @@ class Mover:
         await self._source.stop()
         for patience in self._patience:
             patience.reschedule(self._loop.time())
-        while self._roads.busy or self.in_hand > len(self._held()):
+        while self._roads.busy or self.held > len(self._held()):
             await self.changed(1.0)
         held = self._held()
         self._heirs.clear()
@@ -230,8 +226,8 @@ class Mover:
 
     # Onto a road, and along it.
 
-    def _direct(self, arrivals: Sequence[Arrival]) -> None:
-        orders: defaultdict[str, list[Order]] = defaultdict(list)
+    def _direct(self, arrivals: Sequence[ReceivedMessage]) -> None:
+        orders: defaultdict[str, list[RoutedMessage]] = defaultdict(list)
         decisions = self._route(list(map(facts_of, arrivals)))
         for arrival, decision, turn in zip(arrivals, decisions, map(turn_of, arrivals), strict=True):
             if isinstance(decision, Send):
@@ -243,7 +239,7 @@ class Mover:
             road.add(come)
             self._departures.set_out(road)
 
-    async def _advance(self, road: Road) -> None:
+    async def _advance(self, road: DestinationQueue) -> None:
         """One round with what is at the head of a road."""
         try:
             link = await self._may_leave(road)
@@ -254,11 +250,11 @@ class Mover:
         except (Unavailable, ProtocolError) as error:
             await self._rest(road, error)
         except (ServiceRefused, EntityMissing) as error:
-            self._refuse(road, road.take(self._setting.guard.most(ROUND_MOST)), error)
+            self._refuse(road, road.take(self._setting.guard.limit(MAX_ROUND)), error)
         except SbpairError as error:
             self.give_up(error)
 
-    async def _may_leave(self, road: Road) -> Link | None:
+    async def _may_leave(self, road: DestinationQueue) -> DestinationLink | None:
         """Wait until the destination takes a message; None where `finish` has ended the wait."""
         patience = asyncio.timeout(None)
         try:
@@ -272,7 +268,7 @@ class Mover:
             self._patience.discard(patience)
         return None if self._stopping.is_set() else link
 
-    async def _send_round(self, road: Road, link: Link) -> None:
+    async def _send_round(self, road: DestinationQueue, link: DestinationLink) -> None:
         """Send what may be on its way at the same time, and see what becomes of it."""
         flights = self._pack(road, link)
         may_leave = False
@@ -286,11 +282,11 @@ class Mover:
         if may_leave:
             await self._fly(road, link, flights)
 
-    def _pack(self, road: Road, link: Link) -> list[Flight]:
-        flights: list[Flight] = []
-        left_over: list[Order] = []
+    def _pack(self, road: DestinationQueue, link: DestinationLink) -> list[BatchSend]:
+        flights: list[BatchSend] = []
+        left_over: list[RoutedMessage] = []
         now = self._loop.time()
-        for group in road.next_round(self._most(road), link.room):
+        for group in road.next_round(self._limit(road), link.room):
             orders = group
             if min(map(lock_of, group)) <= now:
                 # Whatever has come in their place goes before those behind them.
@@ -301,19 +297,19 @@ class Mover:
                 orders = [order for order in map(self._directed_anew, orders) if order is not None]
             if orders:
                 parcel = link.pack(orders)
-                flights.append(Flight(orders[: parcel.count], parcel))
+                flights.append(BatchSend(orders[: parcel.count], parcel))
                 left_over += orders[parcel.count :]
         if left_over:
             road.put_back(left_over)
         return flights
 
-    def _return_lost(self, orders: list[Order], now: float) -> None:
+    def _return_lost(self, orders: list[RoutedMessage], now: float) -> None:
         """Those whose lock is over are somebody else's by now, or will be delivered to us again."""
         for order in orders:
             if order.arrival.lock_until <= now:
                 self._return(order.arrival)
 
-    def _directed_anew(self, order: Order) -> Order | None:
+    def _directed_anew(self, order: RoutedMessage) -> RoutedMessage | None:
         """Where time counts, what was decided when a message came may be different by now."""
         [decision] = self._route([order.arrival.facts])
         if isinstance(decision, Send):
@@ -321,7 +317,7 @@ class Mover:
         self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
         return None
 
-    async def _pace(self, road: Road, flights: list[Flight]) -> bool:
+    async def _pace(self, road: DestinationQueue, flights: list[BatchSend]) -> bool:
         """Wait until so many may leave; False where they may not any more."""
         pace = self._setting.pace
         if pace is not None:
@@ -335,13 +331,13 @@ class Mover:
             return all(order.arrival.lock_until > now for flight in flights for order in flight.orders)
         return True
 
-    def _most(self, road: Road) -> int:
+    def _limit(self, road: DestinationQueue) -> int:
         pace = self._setting.pace
         if pace is None:
-            return ROUND_MOST
-        return min(ROUND_MOST, pace.most(self._loop.time(), road.cost or 1.0))
+            return MAX_ROUND
+        return min(MAX_ROUND, pace.max_batch(self._loop.time(), road.cost or 1.0))
 
-    async def _write_down(self, road: Road, flights: list[Flight]) -> None:
+    async def _write_down(self, road: DestinationQueue, flights: list[BatchSend]) -> None:
         journal = self._setting.journal
         numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
         try:
@@ -354,9 +350,9 @@ class Mover:
         for flight, number in zip(flights, numbers, strict=True):
             flight.number = number
 
-    async def _fly(self, road: Road, link: Link, flights: list[Flight]) -> None:
+    async def _fly(self, road: DestinationQueue, link: DestinationLink, flights: list[BatchSend]) -> None:
         """Let them leave at once, and wait for every answer. Raises the error that says why the road must rest."""
-        landed: list[Flight] = []
+        landed: list[BatchSend] = []
         worst: SbpairError | None = None
         try:
             for flight in flights:
@@ -383,7 +379,7 @@ class Mover:
             raise worst
         self._awake(road)
 
-    def _accepted(self, road: Road, flights: list[Flight]) -> None:
+    def _accepted(self, road: DestinationQueue, flights: list[BatchSend]) -> None:
         """The primary has them, whatever else goes wrong now."""
         for flight in flights:
             if len(flight.orders) == 1:
@@ -393,7 +389,7 @@ class Mover:
             self._accepted_ones.add(flight.keys, flight.arrivals)
         self._setting.journal.note_accepted([flight.number for flight in flights])
 
-    def _failed(self, road: Road, flight: Flight, error: SbpairError) -> SbpairError | None:
+    def _failed(self, road: DestinationQueue, flight: BatchSend, error: SbpairError) -> SbpairError | None:
         """What becomes of messages that were not accepted. Answers why the road must rest, if it must."""
         if isinstance(error, InDoubt):
             self._doubt(flight, error.message)
@@ -411,11 +407,11 @@ class Mover:
         self._unsent(road, flight)
         return error
 
-    def _unsent(self, road: Road, flight: Flight) -> None:
+    def _unsent(self, road: DestinationQueue, flight: BatchSend) -> None:
         self._setting.journal.unsent(flight.number)
         road.put_back(flight.orders)
 
-    def _refuse(self, road: Road, orders: Sequence[Order], error: SbpairError) -> None:
+    def _refuse(self, road: DestinationQueue, orders: Sequence[RoutedMessage], error: SbpairError) -> None:
         if isinstance(error, EntityMissing):
             doubt = self._setting.guard.missing(road.destination.lower(), len(orders))
             if doubt is not None:
@@ -428,20 +424,20 @@ class Mover:
             road.answered_alone(order, accepted=False)
             self._spawn(self._dead_letter(order.arrival, decide(road.destination, error.message)), order.arrival)
 
-    def _awake(self, road: Road) -> None:
+    def _awake(self, road: DestinationQueue) -> None:
         if road.resting is not None:
-            self._setting.on_event(DestinationBack(self._source.queue, road.destination))
+            self._setting.on_event(DestinationRecovered(self._source.queue, road.destination))
         road.resting, road.failures = None, 0
 
-    async def _rest(self, road: Road, error: SbpairError) -> None:
+    async def _rest(self, road: DestinationQueue, error: SbpairError) -> None:
         road.failures += 1
         road.resting = error.message
         if isinstance(error, Throttled) and self._setting.pace is not None:
             self._setting.pace.busy(self._loop.time())
-        longest = min(REST_MOST_SECONDS, REST_SECONDS * 2 ** min(road.failures - 1, 16))
+        longest = min(MAX_REST_SECONDS, REST_SECONDS * 2 ** min(road.failures - 1, 16))
         seconds = longest * (0.5 + self._setting.jitter() / 2)
         self._setting.on_event(
-            DestinationResting(self._source.queue, road.destination, error.message, seconds, len(road))
+            DestinationBackingOff(self._source.queue, road.destination, error.message, seconds, len(road))
         )
         self._changed.set()
         await self._stopped_within(seconds)
@@ -454,12 +450,12 @@ class Mover:
 
     # The ends that a delivery can come to.
 
-    def _confirm(self, arrival: Arrival) -> None:
+    def _confirm(self, arrival: ReceivedMessage) -> None:
         """The primary has it from before: only the backlog is still to be told."""
         self._setting.tally.ended(self._source.queue, "already_sent")
         self._spawn(self._complete([arrival]), arrival)
 
-    async def _settle(self, arrivals: list[Arrival]) -> None:
+    async def _settle(self, arrivals: list[ReceivedMessage]) -> None:
         """Complete what the primary has, once that is written down."""
         try:
             await self._setting.journal.on_disk()
@@ -468,9 +464,9 @@ class Mover:
             self.give_up(error)
         await self._complete(arrivals)
 
-    async def _complete(self, arrivals: list[Arrival]) -> None:
+    async def _complete(self, arrivals: list[ReceivedMessage]) -> None:
         """Settle what the primary has. A settlement that fails changes nothing about that."""
-        self._spent("taken", arrivals)
+        self._spent("received", arrivals)
         failures = await self._source.complete(arrivals)
         done = arrivals
         if failures:
@@ -480,8 +476,8 @@ class Mover:
         self._setting.journal.completed(list(map(key_of, done)))
         self._end_all(arrivals)
 
-    async def _dead_letter(self, arrival: Arrival, decision: DeadLetter | Expire) -> None:
-        self._spent("taken", [arrival])
+    async def _dead_letter(self, arrival: ReceivedMessage, decision: DeadLetter | Expire) -> None:
+        self._spent("received", [arrival])
         try:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
@@ -502,8 +498,8 @@ class Mover:
         self._setting.journal.completed([arrival.key])
         self._end(arrival, None)
 
-    async def _release(self, arrivals: list[Arrival]) -> None:
-        self._spent("taken", arrivals)
+    async def _release(self, arrivals: list[ReceivedMessage]) -> None:
+        self._spent("received", arrivals)
         # Where that fails their locks run out, or have: they are back either way.
         self._not_settled("released", await self._source.release(arrivals))
         for arrival in arrivals:
@@ -517,7 +513,7 @@ class Mover:
             if isinstance(error, Unavailable):
                 self.trouble = error
 
-    def _return(self, arrival: Arrival) -> None:
+    def _return(self, arrival: ReceivedMessage) -> None:
         if not self._hands.has(arrival):
             return
         key = arrival.key
@@ -527,7 +523,7 @@ class Mover:
         self._setting.journal.returned([key])
         self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
 
-    def _end_all(self, arrivals: list[Arrival]) -> None:
+    def _end_all(self, arrivals: list[ReceivedMessage]) -> None:
         """The common end: they were counted when the primary took them."""
         if self._doubtful or self._heirs:
             for arrival in arrivals:
@@ -536,7 +532,7 @@ class Mover:
         self._hands.let_go_all(arrivals)
         self._changed.set()
 
-    def _end(self, arrival: Arrival, bucket: str | None) -> None:
+    def _end(self, arrival: ReceivedMessage, bucket: str | None) -> None:
         if not self._hands.let_go(arrival):
             return
         self._doubtful.discard(id(arrival))
@@ -547,7 +543,7 @@ class Mover:
         if heir is not None:
             self._welcome(heir, seen=True)
 
-    def _drop_lost(self, arrival: Arrival) -> None:
+    def _drop_lost(self, arrival: ReceivedMessage) -> None:
         # One that is on its way this very moment does not wait: its road decides.
         if self._roads.drop(arrival):
             self._return(arrival)
@@ -559,21 +555,21 @@ class Mover:
         known = self._source.service_ms
         return self._setting.now_ms() if known is None else known
 
-    def _spent(self, what: str, arrivals: Sequence[Arrival]) -> None:
+    def _spent(self, what: str, arrivals: Sequence[ReceivedMessage]) -> None:
         """Count operations with these. While none has been large, that costs nothing a message."""
         count = len(arrivals)
         if self._hands.largest > UNIT_BYTES:
             count += sum([units(each.facts.size) - 1 for each in arrivals if each.facts.size > UNIT_BYTES])
         self._setting.tally.spent(what, count)
 
-    def _held(self) -> list[Arrival]:
+    def _held(self) -> list[ReceivedMessage]:
         """What nothing is done with: it waits on its road, or for an elder that does."""
         return self._roads.waiting() + list(self._heirs.values())
 
-    def _spawn(self, ending: Coroutine[object, object, None], arrival: Arrival) -> None:
+    def _spawn(self, ending: Coroutine[object, object, None], arrival: ReceivedMessage) -> None:
         self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
 
-    def _doubt(self, flight: Flight, why: str) -> None:
+    def _doubt(self, flight: BatchSend, why: str) -> None:
         """Sent, and no answer: each is named once, and stays named, for it may be there twice."""
         self._setting.journal.doubtful(flight.number)
         self._spent("sent", flight.arrivals)
@@ -582,6 +578,6 @@ class Mover:
                 self._doubtful.add(id(arrival))
                 self._setting.tally.doubtful(self._named(arrival, why))
 
-    def _named(self, arrival: Arrival, reason: str) -> Named:
+    def _named(self, arrival: ReceivedMessage, reason: str) -> NamedMessage:
         facts = arrival.facts
-        return Named(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)
+        return NamedMessage(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)

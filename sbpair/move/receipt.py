@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 
-from sbpair.cost import Operations
+from sbpair.model.cost import Operations
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 
 GONE = ("sent", "already_sent", "expired", "dead_lettered")
 """Those whose messages the backlog does not hold any more."""
 
-SPENT = ("taken", "sent", "renewals", "empty_receives", "looks")
+SPENT = ("received", "sent", "renewals", "empty_receives", "management_calls")
 """What a mover itself spends operations on."""
 
-LISTED_MOST = 1_000
+MAX_LISTED = 1_000
 """How many single messages a receipt names; the counts are exact beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedMessage:
     """One message that somebody may want to look at."""
 
     queue: str
@@ -56,8 +56,8 @@ class Receipt:
     bytes_sent: int = 0
     queues: dict[str, dict[str, int]] = field(default_factory=dict)
     destinations: dict[str, int] = field(default_factory=dict)
-    dead_letters: tuple[Named, ...] = ()
-    doubtful: tuple[Named, ...] = ()
+    dead_letters: tuple[NamedMessage, ...] = ()
+    doubtful: tuple[NamedMessage, ...] = ()
     operations: Operations = field(default_factory=Operations)
 
     @property
@@ -79,7 +79,11 @@ class Receipt:
     def document(self) -> dict[str, object]:
         """The receipt as JSON has it."""
         spent = {name: getattr(self.operations, name) for name in SPENT}
-        return {**asdict(self), "operations": {**spent, "own": self.operations.own}, "balanced": self.balanced}
+        return {
+            **asdict(self),
+            "operations": {**spent, "by_sbpair": self.operations.by_sbpair},
+            "balanced": self.balanced,
+        }
 
 
 class Tally:
@@ -88,8 +92,8 @@ class Tally:
     def __init__(self) -> None:
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
-        self._dead_letters: list[Named] = []
-        self._doubtful: list[Named] = []
+        self._dead_letters: list[NamedMessage] = []
+        self._doubtful: list[NamedMessage] = []
         self._repeats = 0
         self._bytes_sent = 0
         self._spent: Counter[str] = Counter()
@@ -110,13 +114,13 @@ class Tally:
             raise ValueError(f"a receipt has no bucket {bucket!r}")
         self._queues[queue][bucket] += 1
 
-    def dead_lettered(self, named: Named, *, bucket: str = "dead_lettered") -> None:
+    def dead_lettered(self, named: NamedMessage, *, bucket: str = "dead_lettered") -> None:
         self.ended(named.queue, bucket)
-        if len(self._dead_letters) < LISTED_MOST:
+        if len(self._dead_letters) < MAX_LISTED:
             self._dead_letters.append(named)
 
-    def doubtful(self, named: Named) -> None:
-        if len(self._doubtful) < LISTED_MOST:
+    def doubtful(self, named: NamedMessage) -> None:
+        if len(self._doubtful) < MAX_LISTED:
             self._doubtful.append(named)
 
     def spent(self, what: str, operations: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sbpair.errors import MachineLacks
 
-JAVA_LEAST = 17
+MIN_JAVA = 17
 JAVAS = "Java 17, 21 or 25"
 PACKAGES = ("pyspark", "pyarrow", "pandas")
 ASK_SECONDS = 20.0
@@ -47,7 +47,7 @@ def check_machine(environ: Mapping[str, str]) -> None:
             hint=f"install {JAVAS} (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME",
         )
     version = java_version(_ask(program))
-    if version is not None and version < JAVA_LEAST:
+    if version is not None and version < MIN_JAVA:
         raise MachineLacks(f"{program} is Java {version}, too old for Spark", hint=f"install {JAVAS}, or set JAVA_HOME")
     check_packages()
 

@@ -16,35 +16,35 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbpair.bus.atom import open_queues
-from sbpair.bus.credentials import token_getter
+from sbpair.azure.atom import open_queues
+from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unsafe, UsageError
-from sbpair.move import dead_letters
-from sbpair.move.journal import accepted_keys
-from sbpair.move.runs import new_id
-from sbpair.move.state import identity, state_if_any
-from sbpair.move.wire_primary import WirePrimary
+from sbpair.move.message import dead_letters
+from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay import progress
 from sbpair.replay import selection as choosing
 from sbpair.replay import spark as sparks
 from sbpair.replay.archive import DRAINED, PROVED, SEGMENTS, STOP_FILE, SWEPT, Archive
-from sbpair.replay.direct import move
-from sbpair.replay.drain import drain, is_left, keep_accepted, left_in_queues, tasks_of
-from sbpair.replay.lease import Held, holding
-from sbpair.replay.patience import patiently
-from sbpair.replay.plan import DEDUPLICATED
-from sbpair.replay.planned import plan
-from sbpair.replay.probe import answer, question, read_by_spark
-from sbpair.replay.progress import Expected, Phase, Tell, Watch
-from sbpair.replay.repeats import write_off
-from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, load, save
+from sbpair.replay.archive_check import answer, question, read_by_spark
+from sbpair.replay.dedup import write_off
+from sbpair.replay.direct_task import move
+from sbpair.replay.drain_task import drain, is_left, keep_accepted, remaining_in_queues, tasks_of
+from sbpair.replay.plan import plan
+from sbpair.replay.plan_sql import DEDUPLICATED
+from sbpair.replay.progress import Expected, PhaseWatcher, ReplayPhase, Tell
+from sbpair.replay.retry import patiently
+from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, load, save
 from sbpair.replay.schema import PROGRESS
-from sbpair.replay.send import send
+from sbpair.replay.send_task import send
+from sbpair.replay.spark_action import translated, watched
+from sbpair.replay.task_lease import HeldLease, holding
 from sbpair.replay.verify import Proof, check_segments, left_at_drain, swept, verify
-from sbpair.replay.watched import translated, watched
+from sbpair.runs.database import identity, state_if_any
+from sbpair.runs.journal import accepted_keys
+from sbpair.runs.run_log import new_id
 
 if TYPE_CHECKING:
-    from sbpair.model import Pair
+    from sbpair.model.pair import Pair
     from sbpair.replay.selection import Selection
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ SHARDS_A_TASK = 2
 
 
 @dataclass(frozen=True)
-class Request:
+class ReplayRequest:
     """What the command line said. `variables` are those that the keys of primary and secondary came from, if any.
 
     `package` is a zip of sbpair for executors that have none. `tasks` is how many may run at once; None for what a
@@ -81,10 +81,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReplayResult:
     """`stopped` is whether somebody asked for it to stop before it was done."""
 
-    run: Run
+    run: ReplayRun
     proof: Proof
     seconds: float
     stopped: bool
@@ -94,7 +94,7 @@ class Result:
         return {**told, "seconds": round(self.seconds, 3), "stopped": self.stopped}
 
 
-def document(proof: Proof, run: Run) -> dict[str, Any]:
+def document(proof: Proof, run: ReplayRun) -> dict[str, Any]:
     """The proof as the JSON contract has it. What a direct run has taken was never archived."""
     numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
     told: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(proof, name) for name in numbers}}
@@ -109,19 +109,21 @@ def document(proof: Proof, run: Run) -> dict[str, Any]:
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         "queues": queues,
         **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful", "more_doubtful")},
-        **{name: getattr(proof, name) for name in ("left_in_queues", "unreadable")},
+        **{name: getattr(proof, name) for name in ("remaining_in_queues", "unreadable")},
     }
 
 
-def start(request: Request, options: Options, queues: list[str], shards: int | None, tell: Tell) -> Result:
+def start(
+    request: ReplayRequest, options: ReplayOptions, queues: list[str], shards: int | None, tell: Tell
+) -> ReplayResult:
     """Begin a run. Raises what is wrong before anything is received."""
     settings = _checked(request)
     _check_direct(options, queues)
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
-    count = len(queues) if options.mode is Mode.DIRECT else shards or request.parallelism * SHARDS_A_TASK
-    run = Run(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
+    count = len(queues) if options.mode is ReplayMode.DIRECT else shards or request.parallelism * SHARDS_A_TASK
+    run = ReplayRun(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _lease(request, archive) as held:
         try:
             archive.create()
@@ -136,7 +138,7 @@ def start(request: Request, options: Options, queues: list[str], shards: int | N
             raise
 
 
-def resume(request: Request, run_id: str, tell: Tell, selection: Selection | None = None) -> Result:
+def resume(request: ReplayRequest, run_id: str, tell: Tell, selection: Selection | None = None) -> ReplayResult:
     """Go on with a run from where it is, however it ended: with what it was to send, or with another selection."""
     settings = _checked(request)
     archive = Archive(request.archive, run_id)
@@ -154,18 +156,20 @@ def resume(request: Request, run_id: str, tell: Tell, selection: Selection | Non
         return _go_on(request, settings, archive, run, held, tell)
 
 
-def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Run, held: Held, tell: Tell) -> Result:
+def _go_on(
+    request: ReplayRequest, settings: dict[str, str], archive: Archive, run: ReplayRun, held: HeldLease, tell: Tell
+) -> ReplayResult:
     began = time.monotonic()
-    tell(Phase("check", f"run {run.id}: checking the archive", run.id))
+    tell(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
-    if archive.exists(DRAINED) and (before.balanced or run.direct) and not before.left_in_queues:
-        tell(Phase("verify", "everything has been sent before; nothing is left to do"))
+    if archive.exists(DRAINED) and (before.balanced or run.direct) and not before.remaining_in_queues:
+        tell(ReplayPhase("verify", "everything has been sent before; nothing is left to do"))
         return _prove(archive, run, began)
     _unprove(archive)
-    job = Job(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
+    job = TaskJob(run, request.archive, *_reaches(request), request.parallelism, held.beacon)
     _check_named(job, tell)
-    tell(Phase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
+    tell(ReplayPhase("spark", f"starting Spark on {request.master}, which takes some ten seconds"))
     settings = {"spark.sql.shuffle.partitions": str(run.shards), **settings}
     with sparks.session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
         choosing.check(spark, run.options.selection)
@@ -184,7 +188,7 @@ def _go_on(request: Request, settings: dict[str, str], archive: Archive, run: Ru
                 _send(spark, job, archive, held, tell)
             except sparks.errors() as error:
                 raise translated(error, archive) from error
-        tell(Phase("verify", "counting what is in the archive"))
+        tell(ReplayPhase("verify", "counting what is in the archive"))
         with sparks.ending(spark):
             return _prove(archive, run, began)
 
@@ -201,8 +205,8 @@ def _unprove(archive: Archive) -> None:
         raise swept(archive)
 
 
-def _prove(archive: Archive, run: Run, began: float) -> Result:
-    result = Result(run, verify(archive, run), time.monotonic() - began, archive.stopped())
+def _prove(archive: Archive, run: ReplayRun, began: float) -> ReplayResult:
+    result = ReplayResult(run, verify(archive, run), time.monotonic() - began, archive.stopped())
     archive.write_json(PROVED, result.document())
     return result
 
@@ -210,7 +214,7 @@ def _prove(archive: Archive, run: Run, began: float) -> Result:
 # What is checked before Java is started.
 
 
-def _checked(request: Request) -> dict[str, str]:
+def _checked(request: ReplayRequest) -> dict[str, str]:
     """Raise what can be known to be wrong. Answers Spark's settings."""
     sparks.check(request.settings.get("spark.speculation", "false"))
     remote = not sparks.is_local(request.master)
@@ -223,12 +227,12 @@ def _checked(request: Request) -> dict[str, str]:
     return dict(request.settings)
 
 
-def _check_direct(options: Options, queues: Sequence[str]) -> None:
+def _check_direct(options: ReplayOptions, queues: Sequence[str]) -> None:
     """Raise UsageError for what a direct run cannot do."""
-    if options.mode is not Mode.DIRECT:
+    if options.mode is not ReplayMode.DIRECT:
         return
     said = {
-        f"--dedup {options.dedup}": options.dedup is not Dedup.KEY,
+        f"--dedup {options.dedup}": options.dedup is not DedupMode.KEY,
         "--destination": bool(options.selection.destinations),
         "--where": options.selection.where is not None,
         "--deadletters": any(map(dead_letters.is_one, queues)),
@@ -241,18 +245,18 @@ def _check_direct(options: Options, queues: Sequence[str]) -> None:
             )
 
 
-def _reaches(request: Request) -> tuple[Reach, Reach]:
+def _reaches(request: ReplayRequest) -> tuple[NamespaceAccess, NamespaceAccess]:
     pair, (primary, secondary) = request.pair, request.variables
-    return Reach.of(pair.primary, primary), Reach.of(pair.secondary, secondary)
+    return NamespaceAccess.of(pair.primary, primary), NamespaceAccess.of(pair.secondary, secondary)
 
 
-def _lease(request: Request, archive: Archive) -> AbstractContextManager[Held]:
+def _lease(request: ReplayRequest, archive: Archive) -> AbstractContextManager[HeldLease]:
     """One mover of the pair at a time: on this machine, and on all of them where a queue for that is named."""
     directory = request.state if request.lease else None
     return holding(request.pair, archive.run, archive, directory=directory, queue=request.lease_queue)
 
 
-def _keep_journal(request: Request, archive: Archive) -> None:
+def _keep_journal(request: ReplayRequest, archive: Archive) -> None:
     state = state_if_any(request.state, request.pair)
     if state is None:
         return
@@ -260,7 +264,7 @@ def _keep_journal(request: Request, archive: Archive) -> None:
         keep_accepted(archive, accepted_keys(state))
 
 
-def _probe(spark: Any, job: Job) -> None:
+def _probe(spark: Any, job: TaskJob) -> None:
     """See that the executors have the same archive, and may write to it."""
     archive = job.open()
     nonce = question(archive)
@@ -278,20 +282,28 @@ def _probe(spark: Any, job: Job) -> None:
 # The phases.
 
 
-def _drain(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
+def _drain(spark: Any, job: TaskJob, archive: Archive, pair: Pair, held: HeldLease, tell: Tell) -> None:
     if archive.exists(DRAINED) and not left_at_drain(archive):
         return
-    tell(Phase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
+    tell(ReplayPhase("drain", f"draining {len(job.run.queues)} backlog queues into {archive.root}"))
     _empty(spark, job, pair, drain, progress.drained(archive), held, tell)
 
 
-def _move(spark: Any, job: Job, archive: Archive, pair: Pair, held: Held, tell: Tell) -> None:
+def _move(spark: Any, job: TaskJob, archive: Archive, pair: Pair, held: HeldLease, tell: Tell) -> None:
     """From the backlog to the primary within each task: nothing is planned, and no body is kept."""
-    tell(Phase("move", f"moving {len(job.run.queues)} backlog queues to {job.primary.place['name']}"))
+    tell(ReplayPhase("move", f"moving {len(job.run.queues)} backlog queues to {job.primary.place['name']}"))
     _empty(spark, job, pair, move, progress.moved(archive), held, tell)
 
 
-def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: Watch, held: Held, tell: Tell) -> None:
+def _empty(
+    spark: Any,
+    job: TaskJob,
+    pair: Pair,
+    act: Callable[[TaskJob], Any],
+    watch: PhaseWatcher,
+    held: HeldLease,
+    tell: Tell,
+) -> None:
     """Have tasks empty the queues, in haste and, where that leaves anything, with patience; write down what is left."""
     archive = job.open()
     before = watch.look()
@@ -305,20 +317,20 @@ def _empty(spark: Any, job: Job, pair: Pair, act: Callable[[Job], Any], watch: W
             return
         if not asyncio.run(is_left(job)):
             break
-    left = asyncio.run(left_in_queues(job))
-    said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "left_in_queues": left}
+    left = asyncio.run(remaining_in_queues(job))
+    said = {"at_ms": int(time.time() * 1000), "messages": check_segments(archive), "remaining_in_queues": left}
     archive.write_json(DRAINED, said)
 
 
-def _send(spark: Any, job: Job, archive: Archive, held: Held, tell: Tell) -> None:
-    tell(Phase("plan", "planning: what is a copy, what is past its time, what goes where"))
+def _send(spark: Any, job: TaskJob, archive: Archive, held: HeldLease, tell: Tell) -> None:
+    tell(ReplayPhase("plan", "planning: what is a copy, what is past its time, what goes where"))
     planned = plan(spark, job.run, archive)
     if not job.run.options.allow_missing:
-        tell(Phase("plan", f"asking the primary for {len(planned.destinations)} destinations"))
+        tell(ReplayPhase("plan", f"asking the primary for {len(planned.destinations)} destinations"))
         resume_it = f"'sbpair replay resume {job.run.id}'"
         asyncio.run(_check_destinations(job, planned.destinations, "everything is safe in the archive", resume_it))
     tell(Expected("send", planned.to_send()))
-    tell(Phase("send", f"sending to {len(planned.destinations)} destinations of {job.primary.place['name']}"))
+    tell(ReplayPhase("send", f"sending to {len(planned.destinations)} destinations of {job.primary.place['name']}"))
     watch = progress.sent(archive)
     watched(watch, archive, planned.work().mapInArrow(send(job), PROGRESS).collect, held, tell)
     if planned.has(DEDUPLICATED):
@@ -337,21 +349,21 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     return found
 
 
-def _check_named(job: Job, tell: Tell) -> None:
+def _check_named(job: TaskJob, tell: Tell) -> None:
     """Raise EntityMissing for a destination that was named and is not there, before anything is received."""
     named, options = job.run.options.selection.destinations, job.run.options
     if named and not options.allow_missing:
-        tell(Phase("check", f"asking the primary for {len(named)} destinations"))
+        tell(ReplayPhase("check", f"asking the primary for {len(named)} destinations"))
         asyncio.run(
             _check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
         )
 
 
-async def _check_destinations(job: Job, destinations: list[str], so_far: str, then: str) -> None:
+async def _check_destinations(job: TaskJob, destinations: list[str], so_far: str, then: str) -> None:
     """Raise EntityMissing for those that the primary does not have: a link to each is opened, and nothing goes over."""
     missing: list[str] = []
     async with token_getter(job.pair()) as get_token:
-        primary = WirePrimary(job.primary.endpoint(), get_token=get_token)
+        primary = RawPrimary(job.primary.endpoint(), get_token=get_token)
         try:
             for destination in destinations:
                 try:
@@ -400,7 +412,7 @@ def _phase(archive: Archive, chunks_sent: int) -> str:
     return "drained" if archive.exists(DRAINED) else "drain"
 
 
-def proved(archive: Archive) -> tuple[Run, Proof]:
+def proved(archive: Archive) -> tuple[ReplayRun, Proof]:
     """A run's proof, from its files alone. Raises UsageError for a direct one."""
     run = load(archive)
     if run.direct:

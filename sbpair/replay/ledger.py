@@ -19,7 +19,7 @@ from sbpair.replay.schema import KEY, OUTCOME, VERSION
 Key: TypeAlias = tuple[str, int, int, str | None]
 """(queue, sequence number, enqueued at, message id)"""
 
-SAID_MOST = 1_000
+MAX_REPORTED = 1_000
 """How many messages one file says to be in hand: those that it says are let go with the last of them."""
 
 
@@ -80,7 +80,7 @@ class Ledger:
             self._place = f"{SENDING}/{self.attempt}.{next(self._numbers)}{LINES}"
             self._archive.write_for_now(self._place, keys)
             self._said.add(self._place)
-            room = SAID_MOST - len(entries) if self._archive.is_local else 0
+            room = MAX_REPORTED - len(entries) if self._archive.is_local else 0
         else:
             self._archive.add_for_now(self._place, keys)
         self._room = room
@@ -108,7 +108,7 @@ class Ledger:
         return found
 
 
-class InHand:
+class HeldRecord:
     """What may be on its way: those that are said in one file keep it there, as long as one of them is.
 
     Taking is for one thread, and letting go may be for another one.
@@ -138,7 +138,7 @@ class InHand:
             self._left.subtract([self._file_of.pop(each) for each in arrivals if each in self._file_of])
 
 
-class Together:
+class EntryBuffer:
     """Entries that come one at a time, and are written together: those of one turn of the loop."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -180,7 +180,7 @@ def keys_of(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
-def in_hand(archive: Archive, path: str) -> Iterator[Key]:
+def held(archive: Archive, path: str) -> Iterator[Key]:
     """What an attempt said it had in hand. Raises StateRefused behind the last that can be read.
 
     A loss of power may cut such a file short; and so may a kill, of what nothing had come of yet.

@@ -1,178 +1,123 @@
-"""The plan as SQL over the envelope columns: which rows are copies, which are sent, in what shard and order. Pure.
+"""The plan, made by Spark of what the archive has: what it comes to, and the rows that tasks go by.
 
-The law: no body passes through Spark; a row says where its message lies. Rows are compared with each other where they
-may have to do with each other, which is found out before, and cheaply. Spark 3.5 understands it all.
+The law: nothing is sent by what was planned before. It is made anew from the files each time, and these never change.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
-from sbpair.move.route import TimeToLive
-from sbpair.replay.run import Dedup
-from sbpair.replay.schema import KEY
+from sbpair.errors import UsageError
+from sbpair.replay import dedup, shard_source
+from sbpair.replay import plan_sql as planning
+from sbpair.replay import selection as choosing
+from sbpair.replay import spark as sparks
+from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, REPORT, SEGMENTS, Archive
+from sbpair.replay.run import DedupMode, ReplayRun
+from sbpair.replay.schema import KEY, KEY_IN_SPARK, SEGMENT_IN_SPARK
 
-if TYPE_CHECKING:
-    from sbpair.replay.run import Run
-
-MESSAGES, SHARED, ACCEPTED = "messages", "shared", "accepted"
-"""The views that the SQL reads: rows of segments, the names that several of them have, and the keys, each once, that
-the ledger has had since before."""
-
-SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
-LEFT, WAITING = "left", "waiting"
-"""LEFT was not chosen. WAITING was, and is a repetition of one that was not: it stays with that one."""
-
-ORDER = ("enqueued_at_ms", "queue", "sequence_number")
-LOSING = (COPY, DEDUPLICATED, WAITING)
-_SPREAD = 40503
-"""Names that differ by a digit have checksums that differ by few bits: so multiplied, all bits have to do with all."""
-
-_KEY = ", ".join(KEY)
-_IN_ORDER = ", ".join(ORDER)
+PLAN_FILE = f"{REPORT}/plan.json"
+VIEW = "plan"
 
 
-def shard(shards: int) -> str:
-    """Messages of a session are in one shard, whichever queue they came from: so one task has all of them."""
-    text = "concat_ws(' ', lower(coalesce(destination, '')), coalesce(session_id, message_id, ''))"
-    return f"cast(crc32(cast({text} AS binary)) * {_SPREAD} div 65536 % {shards} AS int)"
+@dataclass(frozen=True)
+class ShardPlan:
+    """`flows` are the plan's summary: messages and bytes by queue, destination and verdict."""
+
+    spark: Any
+    run: ReplayRun
+    flows: list[dict[str, Any]]
+
+    @property
+    def destinations(self) -> list[str]:
+        """Of all that was chosen."""
+        chosen = {row["destination"] for row in self.flows if row["verdict"] != planning.LEFT}
+        return sorted(chosen - {None}, key=str.lower)
+
+    def to_send(self) -> dict[str, int]:
+        """How many messages, by destination."""
+        found: Counter[str] = Counter()
+        for row in self.flows:
+            if row["verdict"] == planning.SEND:
+                found[row["destination"]] += row["messages"]
+        return dict(found)
+
+    def has(self, verdict: str) -> bool:
+        return any(row["verdict"] == verdict for row in self.flows)
+
+    def work(self) -> Any:
+        """What is sent: a task has one shard, in order."""
+        spread = self.spark.sql(planning.work(VIEW)).repartition(self.run.shards, self._partition())
+        return spread.sortWithinPartitions(*planning.ORDER).select(*shard_source.COLUMNS)
+
+    def repeats(self) -> Any:
+        """What is not sent where the message that it repeats has been accepted."""
+        rows = self.spark.sql(planning.repeats(VIEW)).select(*dedup.COLUMNS)
+        return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*dedup.ORDER)
+
+    def _partition(self) -> Any:
+        from pyspark.sql.functions import expr
+
+        [(places,)] = self.spark.sql(planning.places(self.run.shards)).collect()
+        return expr(planning.placed(self.run.shards, places))
 
 
-def shard_of(destination: str | None, session_id: str | None, message_id: str | None, shards: int) -> int:
-    """The same in Python, but for capitals that the two may know different small letters of."""
-    within = session_id if session_id is not None else message_id or ""
-    return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
+def plan(spark: Any, run: ReplayRun, archive: Archive) -> ShardPlan:
+    """Raises UsageError where the run's --where fails on what some message says; what Spark raises."""
+    _messages(spark, run, archive).createOrReplaceTempView(planning.MESSAGES)
+    resumed = _tell_accepted(spark, run, archive)
+    # Which one of several goes is the same each time that this is planned, however late: one of them may be there.
+    now_ms = run.started_ms if run.options.dedup is DedupMode.MESSAGE_ID else int(time.time() * 1000)
+    spark.sql(planning.plan(run, now_ms, _compare(spark), resumed=resumed)).createOrReplaceTempView(VIEW)
+    planned = ShardPlan(spark, run, _flows(spark, run))
+    archive.write_json(PLAN_FILE, {"flows": planned.flows})
+    return planned
 
 
-def places(shards: int) -> str:
-    """Where Spark would put a row by each of a few numbers, one row with an array: see `placed`."""
-    enough = shards * (shards.bit_length() + 10)
-    return f"SELECT transform(sequence(0, {enough}), number -> pmod(hash(number), {shards})) AS places"
+def _messages(spark: Any, run: ReplayRun, archive: Archive) -> Any:
+    """The rows of all segments. Where repetitions are not sent, without what was refused or has expired: they are."""
+    found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
+    if run.options.dedup is not DedupMode.MESSAGE_ID:
+        return found
+    unsent = _rows(spark, archive, KEY_IN_SPARK, EXPIRED, QUARANTINE)
+    if unsent is None:
+        return found
+    return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
 
 
-def placed(shards: int, places: Sequence[int]) -> str:
-    """A number by which Spark puts each shard into a partition of its own: by shards as they are, some would share one.
-
-    `places` are where rows with 0, 1, 2 and so on would go.
-    """
-    number_for = {place: number for number, place in enumerate(places)}
-    numbers = ", ".join(str(number_for.get(each, each)) for each in range(shards))
-    return f"element_at(array({numbers}), shard + 1)"
+def _tell_accepted(spark: Any, run: ReplayRun, archive: Archive) -> bool:
+    """Have ACCEPTED be what the primary has already, where that decides what else is sent. Whether there is any."""
+    accepted = _rows(spark, archive, KEY_IN_SPARK, LEDGER) if run.options.dedup is DedupMode.MESSAGE_ID else None
+    if accepted is not None:
+        accepted.distinct().createOrReplaceTempView(planning.ACCEPTED)
+    return accepted is not None
 
 
-def left_ms(now_ms: int) -> str:
-    """As `move.route` has it: what is left of a time to live, null where it never ends."""
-    waited = f"greatest(0, {now_ms} - greatest(enqueued_at_ms, coalesce(scheduled_at_ms, 0)))"
-    lives = "(ttl_ticks div 10000 + CASE WHEN ttl_ticks % 10000 > 0 THEN 1 ELSE 0 END)"
-    return f"({lives} - CASE WHEN enqueued_at_ms > 0 THEN {waited} ELSE 0 END)"
+def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
+    """What the files that are there now have; None where there are none."""
+    files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
+    return spark.read.schema(columns).parquet(*files) if files else None
 
 
-class Compare(StrEnum):
-    """Which rows are compared with each other: none may be left out that shares its name with another one.
-
-    SHARING are those whose name is in SHARED.
-    """
-
-    EVERY = "every"
-    SHARING = "sharing"
-    NONE = "none"
+def _compare(spark: Any) -> planning.Compare:
+    """Which rows have to be compared. Where they are told by the names that they share, SHARED has these."""
+    [(names,)] = spark.sql(f"SELECT count(*) FROM ({planning.shared()})").collect()  # noqa: S608
+    among = planning.compare(names)
+    if among is planning.Compare.SHARING:
+        spark.sql(f"CACHE TABLE {planning.SHARED} AS {planning.shared()}")
+    return among
 
 
-SHARED_MOST = 100_000
-"""Up to so many names that are shared, rows are looked for that have them: each task gets them all."""
-
-_FIRST_TYPE = "struct<queue: string, sequence_number: bigint, enqueued_at_ms: bigint, message_id: string, shard: int>"
-
-_NAME = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
-"""What copies have in common, and what repeats a message id. That others may have it too costs a comparison."""
-
-
-def compare(shared_names: int) -> Compare:
-    """By how many names there are that several rows have."""
-    if shared_names > SHARED_MOST:
-        return Compare.EVERY
-    return Compare.SHARING if shared_names else Compare.NONE
-
-
-def shared() -> str:
-    """The names that several rows have: none, as a rule."""
-    return f"SELECT name FROM (SELECT {_NAME} AS name FROM {MESSAGES}) GROUP BY name HAVING count(*) > 1"  # noqa: S608
-
-
-def plan(run: Run, now_ms: int, among: Compare = Compare.EVERY, *, resumed: bool = False) -> str:
-    """One row for each row of the segments, without its message, with a verdict and a shard.
-
-    `again` says that another message with this message id is sent to the same destination before it, and `first` which.
-    What is a copy, or a repetition, does not depend on what was chosen: so one choice after the other comes to what one
-    for all does. `resumed` is whether there are ACCEPTED: of those with the same id, these come before all others,
-    whenever others were drained, and whatever has become of their time since.
-    """
-    columns = f"segment, position, {_KEY}, destination, size"
-    expires = f"{left_ms(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
-    verdict = f"CASE WHEN flaw IS NOT NULL THEN '{INVALID}' WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END"
-    alone = (
-        f"SELECT {columns}, false AS again, cast(null AS {_FIRST_TYPE}) AS first,"  # noqa: S608
-        f" if(chosen, verdict, '{LEFT}') AS verdict, shard FROM named"
-    )
-    if among is Compare.SHARING:
-        ours = f"JOIN {SHARED} ON named.name = {SHARED}.name"
-        compared = _compared(run, columns, f"named LEFT SEMI {ours}", resumed=resumed)
-        said = f"{compared} UNION ALL {alone} LEFT ANTI {ours}"
-    else:
-        said = _compared(run, columns, "named", resumed=resumed) if among is Compare.EVERY else alone
-    return f"""
-WITH named AS (
-  SELECT {columns}, {run.options.selection.sql()} AS chosen, {verdict} AS verdict, {_NAME} AS name,
-    {shard(run.shards)} AS shard
-  FROM {MESSAGES})
-{said}"""  # noqa: S608
-
-
-def _compared(run: Run, columns: str, rows: str, *, resumed: bool) -> str:
-    """The same for rows that may share names. Those that do are brought together once, for both comparisons."""
-    repeats = DEDUPLICATED if run.options.dedup is Dedup.MESSAGE_ID else SEND
-    accepted = f"{ACCEPTED}.queue IS NOT NULL" if resumed else "false"
-    if resumed:
-        rows += f" LEFT JOIN {ACCEPTED} ON " + " AND ".join(f"named.{name} = {ACCEPTED}.{name}" for name in KEY)
-    return f"""(
-WITH gathered AS (SELECT named.*, {accepted} AS accepted FROM {rows} DISTRIBUTE BY name),
-numbered AS (
-  SELECT *, row_number() OVER (PARTITION BY name, {_KEY} ORDER BY segment, position) AS copy FROM gathered),
-judged AS (
-  SELECT *, CASE WHEN copy > 1 THEN '{COPY}' WHEN accepted THEN '{SEND}' ELSE verdict END AS first_verdict
-  FROM numbered),
-repeated AS (
-  SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS again,
-    first_value(chosen OR accepted) OVER same AS first_chosen, first_value(struct({_KEY}, shard)) OVER same AS first
-  FROM judged
-  WINDOW same AS (PARTITION BY name, message_id, first_verdict, lower(destination)
-    ORDER BY NOT accepted, {_IN_ORDER}))
-SELECT {columns}, again, first,
-  CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT chosen THEN '{LEFT}'
-    WHEN again AND '{repeats}' <> '{SEND}' AND NOT first_chosen THEN '{WAITING}'
-    WHEN again THEN '{repeats}' ELSE first_verdict END AS verdict,
-  shard
-FROM repeated)"""  # noqa: S608
-
-
-def work(plan_view: str) -> str:
-    """What the senders get: every chosen message once, where it lies, and what it is sorted by."""
-    columns, left_out = ", ".join(("shard", "segment", "position", "size", *ORDER)), (*LOSING, LEFT)
-    return f"SELECT {columns} FROM {plan_view} WHERE verdict NOT IN {left_out}"  # noqa: S608
-
-
-def repeats(plan_view: str) -> str:
-    """What is not sent where the message that it repeats has been accepted, with the key and the shard of that one."""
-    first = ", ".join(f"first.{name} AS first_{name}" for name in (*KEY, "shard"))
-    return f"SELECT {_KEY}, destination, shard, {first} FROM {plan_view} WHERE verdict = '{DEDUPLICATED}'"  # noqa: S608
-
-
-def summary(plan_view: str) -> str:
-    """Per queue and destination: messages and bytes by verdict."""
-    return f"""
-SELECT queue, destination, verdict, count(*) AS messages, sum(size) AS bytes,
-  count_if(again) AS again, min(enqueued_at_ms) AS oldest_ms, max(enqueued_at_ms) AS newest_ms
-FROM {plan_view} GROUP BY queue, destination, verdict"""  # noqa: S608
+def _flows(spark: Any, run: ReplayRun) -> list[dict[str, Any]]:
+    try:
+        return [row.asDict() for row in spark.sql(planning.summary(VIEW)).collect()]
+    except sparks.errors() as error:
+        if run.options.selection.where is None or sparks.unreadable(str(error)):
+            raise
+        raise UsageError(
+            f"--where fails on a message: {choosing.said(error)}; everything is safe in the archive",
+            hint=f"'sbpair replay resume {run.id} --where …' with another one, or --all",
+        ) from None

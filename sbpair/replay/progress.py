@@ -14,7 +14,7 @@ from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ReplayPhase:
     """What is being done now. `run` is the run's id."""
 
     name: str
@@ -31,7 +31,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PhaseProgress:
     """How many messages a phase has in its files by now, by the queue they came from, or where they went."""
 
     phase: str
@@ -40,11 +40,11 @@ class Progress:
     by: dict[str, int] = field(default_factory=dict)
 
 
-Event: TypeAlias = Phase | Expected | Progress
+Event: TypeAlias = ReplayPhase | Expected | PhaseProgress
 Tell: TypeAlias = Callable[[Event], None]
 
 
-class Watch:
+class PhaseWatcher:
     """Counts the rows of one phase's files, each file once."""
 
     def __init__(self, archive: Archive, phase: str, under: str, count: Callable[[Archive, str], Counter[str]]) -> None:
@@ -52,28 +52,28 @@ class Watch:
         self._seen: set[str] = set()
         self._by: Counter[str] = Counter()
 
-    def look(self) -> Progress:
+    def look(self) -> PhaseProgress:
         for path in self._archive.files(self._under):
             if path not in self._seen:
                 with suppress(StateRefused):  # whether it can be read is the proof's to say
                     self._by += self._count(self._archive, path)
                 self._seen.add(path)
-        return Progress(self._phase, self._by.total(), len(self._seen), dict(self._by))
+        return PhaseProgress(self._phase, self._by.total(), len(self._seen), dict(self._by))
 
 
-def drained(archive: Archive) -> Watch:
+def drained(archive: Archive) -> PhaseWatcher:
     """What is in segments, by queue."""
-    return Watch(archive, "drain", SEGMENTS, _rows_of_queue)
+    return PhaseWatcher(archive, "drain", SEGMENTS, _rows_of_queue)
 
 
-def sent(archive: Archive) -> Watch:
+def sent(archive: Archive) -> PhaseWatcher:
     """What is in the ledger, by destination."""
-    return Watch(archive, "send", LEDGER, partial(Archive.counts, column="destination"))
+    return PhaseWatcher(archive, "send", LEDGER, partial(Archive.counts, column="destination"))
 
 
-def moved(archive: Archive) -> Watch:
+def moved(archive: Archive) -> PhaseWatcher:
     """What is in the ledger of a direct run, by queue."""
-    return Watch(archive, "move", LEDGER, partial(Archive.counts, column="queue"))
+    return PhaseWatcher(archive, "move", LEDGER, partial(Archive.counts, column="queue"))
 
 
 def _rows_of_queue(archive: Archive, path: str) -> Counter[str]:

@@ -10,13 +10,14 @@ from enum import StrEnum
 from typing import Any
 
 from sbpair.errors import NameInvalid, StateRefused, UsageError
-from sbpair.model import Endpoint, Identity, Pair, endpoint_from_connection_string
-from sbpair.move.route import TimeToLive
-from sbpair.move.state import identity
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, Identity, Pair
+from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import RUN_FILE, Archive
-from sbpair.replay.outlook import named
+from sbpair.replay.plan_preview import named
 from sbpair.replay.schema import VERSION
 from sbpair.replay.selection import EVERYTHING, Selection
+from sbpair.runs.database import identity
 
 SCHEMA = "sbpair/replay-run/1"
 
@@ -31,7 +32,7 @@ NUMBERS = ("segment_bytes", "segment_messages", "empty_seconds", "strangers_seco
 _ID = re.compile(r"[\w.-]+")
 
 
-class Dedup(StrEnum):
+class DedupMode(StrEnum):
     """What counts as the same message, besides a copy, which is what has the same key."""
 
     KEY = "key"
@@ -39,7 +40,7 @@ class Dedup(StrEnum):
     REPORT = "report"
 
 
-class Mode(StrEnum):
+class ReplayMode(StrEnum):
     """Whether messages go by way of an archive, or from the backlog to the primary within a task."""
 
     ARCHIVE = "archive"
@@ -47,7 +48,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """`rate` is messages a second, all tasks together. `ordered` keeps the order of each session, across queues.
 
     `strangers_seconds` is how long a queue may show messages and give none: somebody has them locked, until locks run
@@ -55,7 +56,7 @@ class Options:
     `selection` is what is sent; what it leaves out is archived all the same.
     """
 
-    dedup: Dedup = Dedup.KEY
+    dedup: DedupMode = DedupMode.KEY
     ttl: TimeToLive = TimeToLive.ORIGINAL
     ordered: bool = True
     rate: float | None = None
@@ -65,11 +66,11 @@ class Options:
     empty_seconds: float = 2.0
     strangers_seconds: float = 150.0
     selection: Selection = EVERYTHING
-    mode: Mode = Mode.ARCHIVE
+    mode: ReplayMode = ReplayMode.ARCHIVE
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReplayRun:
     """`pair` tells which two namespaces it is about; `started_ms` is the cut-off of the drain, in ms since 1970."""
 
     id: str
@@ -77,22 +78,22 @@ class Run:
     queues: tuple[str, ...]
     shards: int
     started_ms: int
-    options: Options
+    options: ReplayOptions
 
     @property
     def direct(self) -> bool:
-        return self.options.mode is Mode.DIRECT
+        return self.options.mode is ReplayMode.DIRECT
 
     def document(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
 
 
-def save(archive: Archive, run: Run) -> None:
+def save(archive: Archive, run: ReplayRun) -> None:
     archive.create()
     archive.write_json(RUN_FILE, run.document())
 
 
-def load(archive: Archive, pair: Pair | None = None) -> Run:
+def load(archive: Archive, pair: Pair | None = None) -> ReplayRun:
     """Raises UsageError where there is no such run, StateRefused for one of another pair or version."""
     none = UsageError(
         f"there is no run {archive.run} in {archive.url}", hint="check --archive, and the id that the run has told"
@@ -124,24 +125,24 @@ def load(archive: Archive, pair: Pair | None = None) -> Run:
     return run
 
 
-def _read(archive: Archive, document: Mapping[str, Any]) -> Run:
+def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
     try:
         said = document["options"]
         chosen = said.get("selection", {"destinations": (), "where": None})
         where = None if chosen["where"] is None else str(chosen["where"])
         kinds = {
-            "dedup": Dedup(said["dedup"]),
+            "dedup": DedupMode(said["dedup"]),
             "ttl": TimeToLive(said["ttl"]),
             "selection": Selection(named(chosen["destinations"]), where),
-            "mode": Mode(said.get("mode", Mode.ARCHIVE)),
+            "mode": ReplayMode(said.get("mode", ReplayMode.ARCHIVE)),
         }
-        usual = Options()
+        usual = ReplayOptions()
         numbers = {name: type(getattr(usual, name))(said[name]) for name in NUMBERS if name in said}
         rate = None if said.get("rate") is None else float(said["rate"])
-        options = Options(**{**said, **kinds, **numbers, "rate": rate})
+        options = ReplayOptions(**{**said, **kinds, **numbers, "rate": rate})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
-        return Run(str(document["id"]), pair, _names(document["queues"]), shards, started_ms, options)
+        return ReplayRun(str(document["id"]), pair, _names(document["queues"]), shards, started_ms, options)
     except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="bring it back from a copy: the run cannot go on without"
@@ -155,7 +156,7 @@ def _names(said: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class NamespaceAccess:
     """A namespace as tasks on other machines find it: no secret, but the name of the variable that they have it in.
 
     `variable` is None for an identity, which each machine has for itself.
@@ -165,7 +166,7 @@ class Reach:
     variable: str | None
 
     @classmethod
-    def of(cls, endpoint: Endpoint, variable: str | None) -> Reach:
+    def of(cls, endpoint: Endpoint, variable: str | None) -> NamespaceAccess:
         """Raises UsageError for a key that came from nowhere that a task could look."""
         if variable is None and not isinstance(endpoint.credential, Identity):
             raise UsageError(
@@ -190,21 +191,21 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TaskJob:
     """All that a task is told. It is pickled, and travels: `archive` is a URL, and `beacon` a path in it.
 
     `senders` is how many tasks share the rate, where Spark may run more of them at once than were asked for.
     """
 
-    run: Run
+    run: ReplayRun
     archive: str
-    primary: Reach
-    secondary: Reach
+    primary: NamespaceAccess
+    secondary: NamespaceAccess
     tasks: int
     beacon: str | None = None
     senders: int = 1
 
-    def in_haste(self) -> Job:
+    def in_haste(self) -> TaskJob:
         """The same for tasks that wait for nothing: whether the queues are empty is looked at afterwards."""
         options = self.run.options
         hasty = replace(

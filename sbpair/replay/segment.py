@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sbpair.move import dead_letters
-from sbpair.move.route import Facts, Send, route
+from sbpair.move.message import dead_letters
+from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay.archive import segment_path
-from sbpair.replay.plan import shard_of
+from sbpair.replay.plan_sql import shard_of
 from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
-    from sbpair.move.wire_source import WireArrival
+    from sbpair.move.raw_source import RawReceivedMessage
     from sbpair.replay.archive import TableFile
 
-PARTS_MOST = 64
+MAX_PARTS = 64
 """Into so many parts what came is parted at most: where there are more shards, neighbours share one."""
 
 PART_BYTES = 2 * 1024 * 1024
 """So much for each part is worth being written: less would have each of them cost as much as its messages."""
 
-PART_LEAST_BYTES = 64 * 1024
+MIN_PART_BYTES = 64 * 1024
 """Where all that there is comes to less for each part, there are fewer parts."""
 
 
 def parts_of(shards: int) -> int:
-    return min(shards, PARTS_MOST)
+    return min(shards, MAX_PARTS)
 
 
 class Segment:
@@ -47,7 +47,7 @@ class Segment:
         self.name = uuid.uuid4().hex
         self.path = segment_path(queue, self.name)
         self._queue, self._shards = queue, shards
-        self.arrivals: list[WireArrival] = []
+        self.arrivals: list[RawReceivedMessage] = []
         self.bytes = self.loose = 0
         self._grouped = 0
         self.due = float("inf")
@@ -56,11 +56,11 @@ class Segment:
         return len(self.arrivals)
 
     @property
-    def written(self) -> list[WireArrival]:
+    def written(self) -> list[RawReceivedMessage]:
         """Those that the file has: nothing else may be settled when it is stored."""
         return self.arrivals[: self._grouped]
 
-    def add(self, arrivals: list[WireArrival], due: float) -> None:
+    def add(self, arrivals: list[RawReceivedMessage], due: float) -> None:
         for arrival in arrivals:
             arrival.content = None  # it is in the payload, and would be held twice
         self.arrivals += arrivals
@@ -82,18 +82,18 @@ class Segment:
                     arrival.payload = b""
         self._grouped, self.loose = len(self.arrivals), 0
 
-    def _parted(self, arrivals: list[WireArrival]) -> list[list[WireArrival]]:
+    def _parted(self, arrivals: list[RawReceivedMessage]) -> list[list[RawReceivedMessage]]:
         """Those of neighbouring shards together, in the order in which they came."""
         shards = self._shards
-        count = min(parts_of(shards), 1 + self.loose // PART_LEAST_BYTES)
-        found: list[list[WireArrival]] = [[] for _ in range(count)]
+        count = min(parts_of(shards), 1 + self.loose // MIN_PART_BYTES)
+        found: list[list[RawReceivedMessage]] = [[] for _ in range(count)]
         for arrival in arrivals:
             facts = arrival.facts
             shard = shard_of((facts.path or "").strip("/"), facts.session_id, facts.message_id, shards)
             found[shard * count // shards].append(arrival)
         return [part for part in found if part]
 
-    def _table(self, arrivals: list[WireArrival]) -> pa.Table:
+    def _table(self, arrivals: list[RawReceivedMessage]) -> pa.Table:
         # Column by column: a row at a time costs three times as much.
         start, count = self.file.rows, len(arrivals)
         facts = [arrival.facts for arrival in arrivals]
@@ -120,7 +120,7 @@ class Segment:
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
-    def _why(self, arrivals: list[WireArrival]) -> tuple[Any, Any]:
+    def _why(self, arrivals: list[RawReceivedMessage]) -> tuple[Any, Any]:
         """Why each of them is a dead letter: reasons and descriptions."""
         if not dead_letters.is_one(self._queue):
             nothing = pa.nulls(len(arrivals), pa.string())
@@ -129,7 +129,7 @@ class Segment:
         return reasons, descriptions
 
 
-def _groups(part: list[WireArrival]) -> Iterator[list[WireArrival]]:
+def _groups(part: list[RawReceivedMessage]) -> Iterator[list[RawReceivedMessage]]:
     """Cut where it is much more than others: whoever reads one message of a group holds all of it."""
     size = sum([arrival.facts.size for arrival in part])
     enough = size / max(1, round(size / PART_BYTES))

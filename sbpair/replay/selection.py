@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbpair.errors import UsageError
-from sbpair.replay.outlook import named
+from sbpair.replay.plan_preview import named
 from sbpair.replay.schema import ENVELOPE, NOT_OF_THE_ENVELOPE, SEGMENT, SPARK_TYPES
 from sbpair.replay.spark import said as reason
 

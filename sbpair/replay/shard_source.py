@@ -14,24 +14,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from sbpair.errors import SbpairError
-from sbpair.move import dead_letters
-from sbpair.move.opened import Opener
-from sbpair.move.route import EXPIRED as EXPIRED_REASON
-from sbpair.move.route import NO_KEY
+from sbpair.model.message_key import NO_KEY
+from sbpair.move.message import dead_letters
+from sbpair.move.message.decode import Decoder
+from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
 from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, Archive
-from sbpair.replay.bodies import Bodies, Place
-from sbpair.replay.ledger import Entry, InHand, Ledger, Together
+from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Ledger
 from sbpair.replay.ledger import Key as RowKey
+from sbpair.replay.segment_reader import Place, SegmentReader
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Arrival, Failures, Seen
-    from sbpair.move.opened import Content, Opened
-    from sbpair.move.route import Facts, Key
+    from sbpair.model.message_key import Key
+    from sbpair.move.interface import Failures, PeekedHeader, ReceivedMessage
+    from sbpair.move.message.decode import Content, Decoded
+    from sbpair.move.message.route import Facts
 
 LOOK_SECONDS = 0.5
 """How often it is asked whether the run is to stop."""
 
-CHUNK_MOST, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
+MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
 """How many messages are taken in at a time, and written down as sent: a file costs as much as sending a hundred."""
 
 CHUNK_SECONDS = 1.0
@@ -41,7 +42,7 @@ COLUMNS = ("shard", "segment", "position", "size")
 
 
 @dataclass(slots=True, eq=False)
-class Archived:
+class ArchivedMessage:
     """A message of the archive, as if it had just been delivered. Its lock never runs out."""
 
     facts: Facts
@@ -70,17 +71,17 @@ class ShardSource:
         self.error: SbpairError | None = None
         self._rows = self._unpacked(batches)
         self._archive = archive
-        self._bodies = Bodies(archive)
+        self._bodies = SegmentReader(archive)
         self._ledger = ledger
-        self._openers: dict[str, Opener] = {}
+        self._openers: dict[str, Decoder] = {}
         self._over = False
-        self._ahead: deque[Archived] = deque()
-        self._in_hand = InHand(ledger)
-        self._accepted: list[Archived] = []
+        self._ahead: deque[ArchivedMessage] = deque()
+        self._in_hand = HeldRecord(ledger)
+        self._accepted: list[ArchivedMessage] = []
         self._accepted_since = 0.0
         self._turn = 0
         self._shard, self._done = -1, set[RowKey]()
-        self._others = Together(ledger)
+        self._others = EntryBuffer(ledger)
         self._looked, self._stopped = float("-inf"), False
 
     @property
@@ -88,7 +89,7 @@ class ShardSource:
         """Whether nothing more will come."""
         return self._over and not self._ahead
 
-    async def take(self, most: int, *, seconds: float = 0.0) -> list[Archived]:
+    async def take(self, limit: int, *, seconds: float = 0.0) -> list[ArchivedMessage]:
         """The next rows that have not ended yet; [] at the end."""
         del seconds
         if not self._ahead and not self._over:
@@ -98,15 +99,15 @@ class ShardSource:
             except SbpairError as error:
                 # What is on its way already is waited for, and written down if that is possible.
                 self.error = error
-        return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
+        return [self._ahead.popleft() for _ in range(min(limit, len(self._ahead)))]
 
-    async def complete(self, arrivals: Sequence[Arrival]) -> Failures:
+    async def complete(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
         """The primary has accepted these; the ledger has them a little later, and until then they are in hand."""
         now = time.monotonic()
         if not self._accepted:
             self._accepted_since = now
-        self._accepted += cast("Sequence[Archived]", arrivals)
-        if len(self._accepted) >= CHUNK_MOST or now - self._accepted_since >= CHUNK_SECONDS:
+        self._accepted += cast("Sequence[ArchivedMessage]", arrivals)
+        if len(self._accepted) >= MAX_CHUNK or now - self._accepted_since >= CHUNK_SECONDS:
             error = await self.write_accepted()
             return [(arrival, error) for arrival in arrivals] if error is not None else []
         return []
@@ -123,8 +124,8 @@ class ShardSource:
         self._in_hand.let_go(accepted)
         return None
 
-    async def dead_letter(self, arrival: Arrival, reason: str, description: str) -> None:
-        mine = cast("Archived", arrival)
+    async def dead_letter(self, arrival: ReceivedMessage, reason: str, description: str) -> None:
+        mine = cast("ArchivedMessage", arrival)
         kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
         entry = _entry(mine)._replace(reason=f"{reason}: {description}", message=mine.payload)
         try:
@@ -147,8 +148,8 @@ class ShardSource:
 
     # What a source of deliveries has, and this one has no use for.
 
-    def grant(self, most: int) -> None:
-        del most
+    def grant(self, limit: int) -> None:
+        del limit
 
     async def reopen(self) -> bool:
         return False
@@ -160,12 +161,12 @@ class ShardSource:
     async def stop(self) -> None:
         self.interrupt()
 
-    async def release(self, arrivals: Sequence[Arrival]) -> Failures:
+    async def release(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
         """They are in the archive, and were never anywhere else."""
         self._in_hand.let_go(arrivals)
         return []
 
-    async def renew(self, arrivals: Sequence[Arrival]) -> None:
+    async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
         del arrivals
 
     async def lost(self) -> None:
@@ -174,14 +175,14 @@ class ShardSource:
     def break_off(self, error: SbpairError) -> None:
         self.error = error
 
-    async def pages(self) -> AsyncIterator[list[Seen]]:
-        empty: tuple[list[Seen], ...] = ()
+    async def pages(self) -> AsyncIterator[list[PeekedHeader]]:
+        empty: tuple[list[PeekedHeader], ...] = ()
         for page in empty:
             yield page
 
     # Inside.
 
-    def _pull(self) -> list[Archived]:
+    def _pull(self) -> list[ArchivedMessage]:
         shards, places = self._next_places()
         rows = []
         for shard, (key, message) in zip(shards, self._bodies.at(places), strict=True):
@@ -198,7 +199,7 @@ class ShardSource:
         """Of which shard the next rows are, and where they lie."""
         shards, places = list[int](), list[Place]()
         size = 0
-        while len(places) < CHUNK_MOST and size < CHUNK_BYTES:
+        while len(places) < MAX_CHUNK and size < CHUNK_BYTES:
             row = next(self._rows, None)
             if row is None:
                 self._over = True
@@ -209,37 +210,37 @@ class ShardSource:
             size += bytes_of_it
         return shards, places
 
-    def _arrivals(self, rows: list[tuple[RowKey, int, bytes]]) -> list[Archived]:
+    def _arrivals(self, rows: list[tuple[RowKey, int, bytes]]) -> list[ArchivedMessage]:
         """In their order; the messages of a queue are opened together."""
         places: defaultdict[str, list[int]] = defaultdict(list)
         for place, (key, _, _) in enumerate(rows):
             places[key[0]].append(place)
-        opened: dict[int, Opened] = {}
+        opened: dict[int, Decoded] = {}
         for queue, there in places.items():
-            opener = self._openers.get(queue) or self._openers.setdefault(queue, Opener(queue))
+            opener = self._openers.get(queue) or self._openers.setdefault(queue, Decoder(queue))
             payloads = [rows[place][2] for place in there]
             if dead_letters.is_one(queue):
                 payloads = list(map(dead_letters.revived, payloads))
             opened.update(zip(there, opener.open_all(payloads), strict=True))
         return [self._arrival(opened[place], *row) for place, row in enumerate(rows)]
 
-    def _arrival(self, opened: Opened, key: RowKey, shard: int, message: bytes) -> Archived:
+    def _arrival(self, opened: Decoded, key: RowKey, shard: int, message: bytes) -> ArchivedMessage:
         facts, content, partition_key, _ = opened
         if content is None:
             facts = facts._replace(message_id=key[3] or "")
         self._turn += 1
-        return Archived(facts, partition_key, self._turn, key, shard, content, message)
+        return ArchivedMessage(facts, partition_key, self._turn, key, shard, content, message)
 
     def _unpacked(self, batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
         for batch in batches:
             yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
 
 
-def _entry(arrival: Archived) -> Entry:
+def _entry(arrival: ArchivedMessage) -> Entry:
     return Entry(arrival.row, arrival.facts.path)
 
 
-def _by_shard(arrivals: Sequence[Archived]) -> Iterator[tuple[int, list[Entry]]]:
+def _by_shard(arrivals: Sequence[ArchivedMessage]) -> Iterator[tuple[int, list[Entry]]]:
     found: dict[int, list[Entry]] = {}
     for arrival in arrivals:
         found.setdefault(arrival.shard, []).append(_entry(arrival))

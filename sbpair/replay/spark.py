@@ -20,7 +20,7 @@ ROWS_A_BATCH = 5_000
 """What a task takes from Spark at once, enough for Arrow to be fast: they are small, for no body is among them."""
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-DAEMON = "sbpair.replay.daemon"
+DAEMON = "sbpair.replay.pyspark_daemon"
 
 QUIET = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr

@@ -30,19 +30,19 @@ from sbpair.replay.archive import (
     Archive,
     counted,
 )
-from sbpair.replay.ledger import Key, check_shards, foreign, in_hand, keys_of
+from sbpair.replay.ledger import Key, check_shards, foreign, held, keys_of
 from sbpair.replay.schema import KEY, KEYS, OUTCOME, SEGMENT
 
 if TYPE_CHECKING:
-    from sbpair.replay.run import Run
+    from sbpair.replay.run import ReplayRun
 
-SLICE_MOST = 2_000_000
+MAX_SLICE = 2_000_000
 """How many keys are held at once."""
 
-LISTED_MOST = 1_000
+MAX_LISTED = 1_000
 """How many reasons are told."""
 
-NAMED_MOST = 20_000
+MAX_NAMED = 20_000
 """How many messages are named that may be there twice: as many as a dozen tasks have in hand when they are killed."""
 
 BUCKETS = {LEDGER: "acknowledged", EXPIRED: "expired", QUARANTINE: "quarantined", DEDUPLICATED: "deduplicated"}
@@ -57,8 +57,8 @@ class Proof:
 
     `contradictions` have come to two different ends, and `unknown` to one without being in a segment. `doubtful` names
     those that may be in the primary twice, and `more_doubtful` counts those beyond NAMED_MOST; `unreadable` are files
-    that would name more of them: those that are not synced may be cut short by a loss of power. `left_in_queues` were
-    in the backlog when the run began, and still were when it was drained: {queue: how many}.
+    that would name more of them: those that are not synced may be cut short by a loss of power. `remaining_in_queues`
+    were in the backlog when the run began, and still were when it was drained: {queue: how many}.
     """
 
     archived: int = 0
@@ -77,7 +77,7 @@ class Proof:
     named: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)
     more_doubtful: int = 0
     unreadable: list[str] = field(default_factory=list)
-    left_in_queues: dict[str, int] = field(default_factory=dict)
+    remaining_in_queues: dict[str, int] = field(default_factory=dict)
 
     @property
     def doubtful(self) -> list[dict[str, object]]:
@@ -93,10 +93,10 @@ class Proof:
         """0 where all of it has arrived; 3 where somebody has to look, or to resume; 1 where it is wrong."""
         if self.contradictions or self.unknown:
             return 1
-        return 3 if self.left or self.expired or self.quarantined or self.left_in_queues else 0
+        return 3 if self.left or self.expired or self.quarantined or self.remaining_in_queues else 0
 
 
-def verify(archive: Archive, run: Run) -> Proof:
+def verify(archive: Archive, run: ReplayRun) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there.
 
     Of a direct run, `archived` is what was taken, as far as anything was written of it, and `left` what is in doubt.
@@ -105,12 +105,12 @@ def verify(archive: Archive, run: Run) -> Proof:
         raise swept(archive)
     drained = check_segments(archive)
     said, broken = check_shards(archive, run.shards, synced=not run.direct)
-    proof = Proof(left_in_queues=left_at_drain(archive), unreadable=broken)
+    proof = Proof(remaining_in_queues=left_at_drain(archive), unreadable=broken)
     files = {kind: [path for path in archive.files(kind) if path not in broken] for kind in KINDS}
     attempts = _in_hand_at_death(archive, proof)
     proof.segments = len(files[SEGMENTS])
-    tally = Tally({queue: Counter() for queue in run.queues})
-    slices = 1 << (max(drained, said) // SLICE_MOST).bit_length()
+    tally = SliceCounts({queue: Counter() for queue in run.queues})
+    slices = 1 << (max(drained, said) // MAX_SLICE).bit_length()
     for part in range(slices):
         known = _known(archive, files, attempts, Slice(slices, part), tally, broken if run.direct else None)
         proof.copies += 0 if run.direct else _rows_beyond_the_first(known)
@@ -124,7 +124,7 @@ def verify(archive: Archive, run: Run) -> Proof:
 
 
 @dataclass
-class Tally:
+class SliceCounts:
     """What is counted while slices are read: messages by queue, and rows by where they went or why they did not."""
 
     queues: dict[str, Counter[str]]
@@ -183,7 +183,7 @@ def _known(
     files: dict[str, list[str]],
     attempts: Iterable[Key],
     part: Slice,
-    tally: Tally,
+    tally: SliceCounts,
     broken: list[str] | None,
 ) -> pa.Table:
     """A row for each message: KEY, and for each of KINDS in how many rows of files it is.
@@ -306,19 +306,19 @@ def _name_doubled(archive: Archive, proof: Proof, paths: list[str], suspects: di
             found.add(key)
 
 
-def _sum_up(proof: Proof, tally: Tally) -> None:
+def _sum_up(proof: Proof, tally: SliceCounts) -> None:
     names = ("archived", *BUCKETS.values(), "left")
     proof.queues = {queue: {name: here[name] for name in names} for queue, here in tally.queues.items()}
     for name in names:
         setattr(proof, name, sum(here[name] for here in tally.queues.values()))
     proof.destinations = dict(sorted(tally.destinations.items()))
-    proof.reasons = dict(tally.reasons.most_common(LISTED_MOST))
+    proof.reasons = dict(tally.reasons.most_common(MAX_LISTED))
 
 
 def _name(proof: Proof, key: Key, destination: str | None) -> None:
     queue, number, _, message_id = key
     named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
-    if len(proof.named) < NAMED_MOST:
+    if len(proof.named) < MAX_NAMED:
         proof.named[tuple(named.values())] = named
     elif tuple(named.values()) not in proof.named:
         proof.more_doubtful += 1
@@ -341,7 +341,7 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
     for path in archive.files(SENDING):
         attempt = path.removeprefix(f"{SENDING}/").partition(".")[0]
         try:
-            for key in in_hand(archive, path):
+            for key in held(archive, path):
                 found.setdefault(key, set()).add(attempt)
         except StateRefused:
             proof.unreadable.append(path)
@@ -357,7 +357,7 @@ def _drained(archive: Archive) -> tuple[int, dict[str, int]]:
     """(how many messages the segments had when the drain was over, what it could not have of each queue)"""
     try:
         said = archive.read_json(DRAINED)
-        left = {str(queue): int(count) for queue, count in said.get("left_in_queues", {}).items()}
+        left = {str(queue): int(count) for queue, count in said.get("remaining_in_queues", {}).items()}
         return int(said.get("messages", 0)), left
     except FileNotFoundError:
         return 0, {}

@@ -11,20 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair import cost
-from sbpair.move.places import OTHERS
-from sbpair.move.receipt import Named
-from sbpair.move.route import DeadLetter, Expire, Facts, TimeToLive, route
+from sbpair.model import cost
+from sbpair.move.message.route import DeadLetter, Expire, Facts, TimeToLive, route
+from sbpair.move.peek.destination_lookup import OTHERS
+from sbpair.move.receipt import NamedMessage
 
 if TYPE_CHECKING:
-    from sbpair.bus.control import Entity
-    from sbpair.move.route import Route
-    from sbpair.syphon.terms import Limits, Tiers
+    from sbpair.azure.interfaces import DestinationEntity
+    from sbpair.move.message.route import Route
+    from sbpair.syphon.limits import EffectiveLimits, PairTiers
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
-FLOWS_MOST = 20_000
-REASONS_MOST = 1_000
+MAX_FLOWS = 20_000
+MAX_REASONS = 1_000
 EXAMPLES = 3
 
 EMPTY_WAITS = 2
@@ -32,12 +32,12 @@ EMPTY_WAITS = 2
 
 
 @dataclass(slots=True)
-class Flow:
+class FlowStats:
     """What lies in one queue for one destination; None for what has none.
 
     `oldest_ms` and `newest_ms` are when messages came into the backlog, in ms since 1970. `overdue` are past their time
-    to live if the time in the backlog counts, whatever was asked for; `later` are to be scheduled in the primary;
-    `again` repeat another one's message id, where somebody has counted these.
+    to live if the time in the backlog counts, whatever was asked for; `scheduled_in_future` are to be scheduled in the
+    primary; `duplicates` repeat another one's message id, where somebody has counted these.
     """
 
     queue: str
@@ -47,8 +47,8 @@ class Flow:
     oldest_ms: int | None = None
     newest_ms: int | None = None
     overdue: int = 0
-    later: int = 0
-    again: int = 0
+    scheduled_in_future: int = 0
+    duplicates: int = 0
     fates: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: Facts, fate: str) -> None:
@@ -60,36 +60,36 @@ class Flow:
             self.oldest_ms = at if self.oldest_ms is None else min(self.oldest_ms, at)
             self.newest_ms = at if self.newest_ms is None else max(self.newest_ms, at)
 
-    def take_over(self, other: Flow) -> None:
+    def take_over(self, other: FlowStats) -> None:
         """Add another flow to this one."""
         self.messages += other.messages
         self.bytes += other.bytes
         self.overdue += other.overdue
-        self.later += other.later
-        self.again += other.again
+        self.scheduled_in_future += other.scheduled_in_future
+        self.duplicates += other.duplicates
         self.fates += other.fates
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
         self.newest_ms = max((at for at in (self.newest_ms, other.newest_ms) if at is not None), default=None)
 
 
 @dataclass(slots=True)
-class Doomed:
+class DeadLetterGroup:
     """Messages that would be dead-lettered for one reason, the first few by name."""
 
     reason: str
     description: str
     messages: int = 0
-    examples: list[Named] = field(default_factory=list)
+    examples: list[NamedMessage] = field(default_factory=list)
 
 
-class Sums:
+class ForecastBuilder:
     """A forecast in the making."""
 
     def __init__(self, ttl: TimeToLive, now_ms: int) -> None:
         self._ttl = ttl
         self.now_ms = now_ms
-        self._flows: dict[tuple[str, str | None], Flow] = {}
-        self._doomed: dict[tuple[str, str], Doomed] = {}
+        self._flows: dict[tuple[str, str | None], FlowStats] = {}
+        self._doomed: dict[tuple[str, str], DeadLetterGroup] = {}
         self._moved_units = self._turned_away_units = self._primary_credits = 0
 
     def decide(self, facts: Facts) -> Route:
@@ -100,9 +100,9 @@ class Sums:
         """A message that a run would not be given: one that somebody has deferred, or that is not due yet."""
         self._flow(facts.queue, destination).add(facts, fate)
 
-    def again(self, facts: Facts, destination: str | None) -> None:
+    def count_duplicate(self, facts: Facts, destination: str | None) -> None:
         """A message that is counted otherwise as well, and repeats another one."""
-        self._flow(facts.queue, destination).again += 1
+        self._flow(facts.queue, destination).duplicates += 1
 
     def keep(self, facts: Facts, destination: str | None, fate: str) -> None:
         """A message that would be received and completed, and not sent."""
@@ -114,7 +114,7 @@ class Sums:
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "sent")
         flow.overdue += self._is_overdue(facts)
-        flow.later += facts.scheduled_at is not None and facts.scheduled_at > self.now_ms
+        flow.scheduled_in_future += facts.scheduled_at is not None and facts.scheduled_at > self.now_ms
         self._moved_units += cost.units(facts.size)
         self._primary_credits += 1 + filters
 
@@ -128,13 +128,13 @@ class Sums:
         doomed = self._group(decision)
         doomed.messages += 1
         if len(doomed.examples) < EXAMPLES:
-            name = Named(facts.queue, facts.sequence_number, facts.message_id, destination, decision.description)
+            name = NamedMessage(facts.queue, facts.sequence_number, facts.message_id, destination, decision.description)
             doomed.examples.append(name)
 
-    def flows(self) -> list[Flow]:
+    def flows(self) -> list[FlowStats]:
         return sorted(self._flows.values(), key=lambda flow: (flow.queue, flow.destination or ""))
 
-    def doomed(self) -> list[Doomed]:
+    def doomed(self) -> list[DeadLetterGroup]:
         return sorted(self._doomed.values(), key=lambda each: -each.messages)
 
     def operations(self, queues: int) -> cost.Operations:
@@ -142,7 +142,7 @@ class Sums:
         spent = cost.of_units(self._moved_units, self._turned_away_units)
         return spent + cost.Operations(empty_receives=EMPTY_WAITS * queues)
 
-    def seconds(self, limits: Limits, *, in_turn: bool = False) -> float | None:
+    def seconds(self, limits: EffectiveLimits, *, in_turn: bool = False) -> float | None:
         """How long a run takes at least by its limits; None where it has none.
 
         `in_turn` is for one that receives everything before it sends the first.
@@ -150,36 +150,36 @@ class Sums:
         fates: Counter[str] = sum((flow.fates for flow in self._flows.values()), Counter())
         taken = fates.total() - fates["deferred"] - fates["scheduled"]
         sending = ((fates["sent"], limits.rate), (self._primary_credits, limits.primary_credits))
-        least = [amount / each for amount, each in sending if each is not None]
+        minimum = [amount / each for amount, each in sending if each is not None]
         receiving = [] if limits.secondary_credits is None else [taken / limits.secondary_credits]
-        if in_turn and least and receiving:
-            return max(least) + receiving[0]
-        return max(least + receiving, default=None)
+        if in_turn and minimum and receiving:
+            return max(minimum) + receiving[0]
+        return max(minimum + receiving, default=None)
 
     def _is_overdue(self, facts: Facts) -> bool:
         late = route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms)
         return isinstance(late, Expire)
 
-    def _flow(self, queue: str, destination: str | None) -> Flow:
+    def _flow(self, queue: str, destination: str | None) -> FlowStats:
         # Service Bus compares paths without regard to case.
         key = (queue, destination and destination.lower())
         flow = self._flows.get(key)
         if flow is None:
-            if destination is not None and destination != OTHERS and len(self._flows) >= FLOWS_MOST:
+            if destination is not None and destination != OTHERS and len(self._flows) >= MAX_FLOWS:
                 return self._flow(queue, OTHERS)
-            flow = self._flows[key] = Flow(queue, destination)
+            flow = self._flows[key] = FlowStats(queue, destination)
         return flow
 
-    def _group(self, decision: DeadLetter | Expire) -> Doomed:
+    def _group(self, decision: DeadLetter | Expire) -> DeadLetterGroup:
         key = (decision.reason, decision.description)
-        if key not in self._doomed and len(self._doomed) >= REASONS_MOST:
+        if key not in self._doomed and len(self._doomed) >= MAX_REASONS:
             key = ("", "for other reasons than those that are named")
-        return self._doomed.setdefault(key, Doomed(*key))
+        return self._doomed.setdefault(key, DeadLetterGroup(*key))
 
 
-def total(flows: Iterable[Flow], queue: str = "", destination: str | None = None) -> Flow:
+def total(flows: Iterable[FlowStats], queue: str = "", destination: str | None = None) -> FlowStats:
     """Flows added up."""
-    sum_of = Flow(queue, destination)
+    sum_of = FlowStats(queue, destination)
     for flow in flows:
         sum_of.take_over(flow)
     return sum_of
@@ -194,13 +194,13 @@ class Forecast:
     """
 
     queues: tuple[str, ...]
-    flows: tuple[Flow, ...]
-    doomed: tuple[Doomed, ...]
-    entities: Mapping[str, Entity]
-    limits: Limits
+    flows: tuple[FlowStats, ...]
+    doomed: tuple[DeadLetterGroup, ...]
+    entities: Mapping[str, DestinationEntity]
+    limits: EffectiveLimits
     seconds: float | None
     estimate: cost.Estimate
-    tiers: Tiers
+    tiers: PairTiers
     ttl: TimeToLive
     now_ms: int
     notes: tuple[str, ...] = ()

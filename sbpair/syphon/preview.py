@@ -14,41 +14,50 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair import cost
-from sbpair.bus.control import Entity
+from sbpair.azure.interfaces import DestinationEntity
 from sbpair.errors import EntityMissing
-from sbpair.move import queues
-from sbpair.move.envelope import DEFERRED, SCHEDULED, message_state, restored
-from sbpair.move.look import Looker, Position
-from sbpair.move.pace import Pace
-from sbpair.move.places import Places
-from sbpair.move.route import DeadLetter, Expire, Facts, Send, refused
-from sbpair.syphon.forecast import Forecast, Sums
-from sbpair.syphon.terms import ASSUMED_FILTERS, DEFAULT_TIER, Limits, Terms, Tiers, limits_of, tier_of
+from sbpair.model import cost
+from sbpair.move import backlog_queues
+from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restored
+from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, refused
+from sbpair.move.peek.destination_lookup import DestinationLookup
+from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.rate_limit import RateLimiter
+from sbpair.syphon.forecast import Forecast, ForecastBuilder
+from sbpair.syphon.limits import (
+    ASSUMED_FILTERS,
+    DEFAULT_TIER,
+    EffectiveLimits,
+    MoveLimits,
+    PairTiers,
+    limits_of,
+    tier_of,
+)
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
-    from sbpair.model import Pair, Retrying
+    from sbpair.model.pair import Pair
+    from sbpair.model.queues import Retrying
     from sbpair.move.events import QueuesFound
-    from sbpair.move.look import Looked, Seen
-    from sbpair.move.route import Route
+    from sbpair.move.message.route import Route
+    from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
 log = logging.getLogger(__name__)
 
 QUEUES_AT_ONCE = 8
 
 Aside = Callable[["Facts", "Route"], tuple[str | None, bool]]
-OnEvent = Callable[["QueuesFound | Looked | Retrying"], object]
+OnEvent = Callable[["QueuesFound | Peeked | Retrying"], object]
 Sleep = Callable[[float], Awaitable[object]]
 
 
 async def run(
     pair: Pair,
-    terms: Terms | None = None,
+    terms: MoveLimits | None = None,
     *,
     only: Sequence[str] = (),
     aside: Aside = lambda _facts, _decision: (None, False),
-    limits_of: Callable[[Terms, Tiers], Limits] = limits_of,
+    limits_of: Callable[[MoveLimits, PairTiers], EffectiveLimits] = limits_of,
     in_turn: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
@@ -67,32 +76,34 @@ async def run(
     primary it knows destinations that do not exist. Raises what keeps it from looking, such as EntityMissing where
     there is no backlog queue at all; where the primary cannot be asked, the forecast says so.
     """
-    terms = terms or Terms()
+    terms = terms or MoveLimits()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
-    from sbpair.bus.atom import open_queues
-    from sbpair.bus.credentials import token_getter
-    from sbpair.bus.destinations import open_destinations
+    from sbpair.azure.atom import open_queues
+    from sbpair.azure.credentials import token_getter
+    from sbpair.azure.destinations import open_destinations
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         control = await enter(open_queues(pair.secondary))
         there, here = await enter(open_destinations(pair.primary)), await enter(open_destinations(pair.secondary))
         get_token = await enter(token_getter(pair))
-        places = Places(pair.primary, there, stack, get_token)
-        tiers = Tiers(await places.tier(), await tier_of(here))
+        places = DestinationLookup(pair.primary, there, stack, get_token)
+        tiers = PairTiers(await places.tier(), await tier_of(here))
         limits = limits_of(terms, tiers)
-        pace = Pace(clock(), primary=limits.secondary_credits if terms.credits is not None else None)
-        looker = Looker(pair.secondary, get_token, pace, clock, sleep, on_event)
-        look = _Look(Sums(terms.ttl, int(now() * 1000)), places, looker, aside)
-        found = await queues.find(pair, control)
+        pace = RateLimiter(clock(), primary=limits.secondary_credits if terms.credits is not None else None)
+        looker = Peeker(pair.secondary, get_token, pace, clock, sleep, on_event)
+        look = _PreviewScan(ForecastBuilder(terms.ttl, int(now() * 1000)), places, looker, aside)
+        found = await backlog_queues.find(pair, control)
         on_event(found)
         await look.at_all(tuple(only) or found.queues)
     if not look.there:
-        raise queues.none_there(pair)
+        raise backlog_queues.none_there(pair)
     return _forecast(pair, look, terms, limits, tiers, look.sums.seconds(limits, in_turn=in_turn))
 
 
-def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tiers, seconds: float | None) -> Forecast:
+def _forecast(
+    pair: Pair, look: _PreviewScan, terms: MoveLimits, limits: EffectiveLimits, tiers: PairTiers, seconds: float | None
+) -> Forecast:
     sums = look.sums
     secondary, primary = (tier or DEFAULT_TIER for tier in (tiers.secondary, tiers.primary))
     spent = sums.operations(len(look.there))
@@ -111,11 +122,11 @@ def _forecast(pair: Pair, look: _Look, terms: Terms, limits: Limits, tiers: Tier
     )
 
 
-def _unchecked(places: Places) -> list[str]:
+def _unchecked(places: DestinationLookup) -> list[str]:
     return [f"destinations were not checked: {places.unanswered}"] if places.unanswered else []
 
 
-def _assumed(pair: Pair, tiers: Tiers) -> list[str]:
+def _assumed(pair: Pair, tiers: PairTiers) -> list[str]:
     sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
     return [f"the tier of {end.name} is not known, and taken to be {DEFAULT_TIER}" for end, tier in sides if not tier]
 
@@ -124,10 +135,10 @@ def _assumed(pair: Pair, tiers: Tiers) -> list[str]:
 
 
 @dataclass
-class _Look:
-    sums: Sums
-    places: Places
-    looker: Looker
+class _PreviewScan:
+    sums: ForecastBuilder
+    places: DestinationLookup
+    looker: Peeker
     aside: Aside
     there: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -137,7 +148,7 @@ class _Look:
 
         async def look(queue: str) -> None:
             async with turns:
-                await self._at(Position(queue))
+                await self._at(PeekPosition(queue))
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -146,7 +157,7 @@ class _Look:
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _at(self, position: Position) -> None:
+    async def _at(self, position: PeekPosition) -> None:
         try:
             await self.looker.look(position, self._judge)
         except EntityMissing as error:
@@ -156,7 +167,7 @@ class _Look:
         if position.blind:
             self.notes.append(f"{position.queue}: what lies behind an unreadable message was not looked at")
 
-    async def _judge(self, seen: Seen) -> None:
+    async def _judge(self, seen: PeekedMessage) -> None:
         facts, sections = seen
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
         destination = None if isinstance(decision, DeadLetter) else self.places.name(facts.path or "")
@@ -165,7 +176,7 @@ class _Look:
             return
         fate, again = self.aside(facts, decision)
         if again:
-            self.sums.again(facts, destination)
+            self.sums.count_duplicate(facts, destination)
         if fate is not None:
             self.sums.keep(facts, destination, fate)
         elif isinstance(decision, Send):
@@ -176,23 +187,27 @@ class _Look:
     async def _judge_send(self, sections: Sections, facts: Facts, order: Send) -> None:
         place = await self.places.find(order.destination)
         destination = self.places.name(order.destination)
-        doom = _refusal(place, sections, facts, order, self.sums.now_ms) if isinstance(place, Entity) else place
+        doom = (
+            _refusal(place, sections, facts, order, self.sums.now_ms) if isinstance(place, DestinationEntity) else place
+        )
         if doom is not None:
             self.sums.turn_away(facts, destination, doom)
         else:
-            known = place.filters if isinstance(place, Entity) else None
+            known = place.filters if isinstance(place, DestinationEntity) else None
             self.sums.send(facts, destination, ASSUMED_FILTERS if known is None else known)
 
 
 _STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
 
 
-def _refusal(entity: Entity, sections: Sections, facts: Facts, order: Send, now_ms: int) -> DeadLetter | None:
+def _refusal(
+    entity: DestinationEntity, sections: Sections, facts: Facts, order: Send, now_ms: int
+) -> DeadLetter | None:
     """Why a destination that is there would not take a message, if it would not."""
     if entity.requires_session and order.session_id is None and sections.read_properties().group_id is None:
         return refused(order.destination, "it requires sessions, and the message has none")
-    most = entity.message_bytes
+    limit = entity.message_bytes
     # In the backlog a message is larger, by its aliases.
-    if most is not None and facts.size > most and len(restored(sections, order, now_ms)) > most:
-        return refused(order.destination, f"it is larger than the {most} bytes that are allowed")
+    if limit is not None and facts.size > limit and len(restored(sections, order, now_ms)) > limit:
+        return refused(order.destination, f"it is larger than the {limit} bytes that are allowed")
     return None

@@ -10,12 +10,12 @@ import pytest
 
 from sbpair.amqp import frames
 from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import Closed, Delivery, Event, LinkAttaching, SessionBegun
+from sbpair.amqp.events import ConnectionClosed, Delivery, Event, LinkAttaching, SessionBegun
 from sbpair.amqp.performatives import Composite, Source, Target, decode_composite
 from sbpair.amqp.sasl import SaslClient, SaslServer
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Receiver, Sender
+    from sbpair.amqp.link import ReceivingLink, SendingLink
     from sbpair.amqp.session import Session
 
 
@@ -28,8 +28,8 @@ class Side:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
-    def closed(self) -> Closed:
-        (event,) = self.of(Closed)
+    def closed(self) -> ConnectionClosed:
+        (event,) = self.of(ConnectionClosed)
         return event  # type: ignore[no-any-return]
 
     def payloads(self) -> list[bytes]:
@@ -80,22 +80,22 @@ class Pair:
         theirs: Session = self.server.of(SessionBegun)[-1].session
         return ours, theirs
 
-    def sender(self, session: Session | None = None, **terms: Any) -> tuple[Sender, Receiver]:
+    def sender(self, session: Session | None = None, **terms: Any) -> tuple[SendingLink, ReceivingLink]:
         """The client's sender and the server's receiver."""
         link = (session or self.session()[0]).sender("to the server")
         link.open(source=Source("here"), target=Target("queue"))
         self.pump()
-        theirs: Receiver = self.server.of(LinkAttaching)[-1].link
+        theirs: ReceivingLink = self.server.of(LinkAttaching)[-1].link
         theirs.accept(**terms)
         self.pump()
         return link, theirs
 
-    def receiver(self, session: Session | None = None, **terms: Any) -> tuple[Receiver, Sender]:
+    def receiver(self, session: Session | None = None, **terms: Any) -> tuple[ReceivingLink, SendingLink]:
         """The client's receiver and the server's sender."""
         link = (session or self.session()[0]).receiver("from the server")
         link.open(source=Source("queue"), target=Target("here"), **terms)
         self.pump()
-        theirs: Sender = self.server.of(LinkAttaching)[-1].link
+        theirs: SendingLink = self.server.of(LinkAttaching)[-1].link
         theirs.accept()
         self.pump()
         return link, theirs

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from sbpair.amqp import transfer
 from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import Closed, Delivery, LinkAttaching
+from sbpair.amqp.events import ConnectionClosed, Delivery, LinkAttaching
 from sbpair.amqp.frames import frame
 from sbpair.amqp.performatives import Source, Target, Transfer
 from sbpair.amqp.sasl import SaslClient, SaslServer
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Receiver
+    from sbpair.amqp.link import ReceivingLink
 
 FLOW = b"\x00\x53\x13"
 
@@ -50,7 +50,7 @@ class Peer:
     def __init__(self, *, max_message_size: int = 300) -> None:
         self.client = Connection(SaslClient(), container_id="c")
         self.server = Connection(SaslServer(), container_id="s", max_frame_size=512)
-        self.links: list[Receiver] = []
+        self.links: list[ReceivingLink] = []
         self.heard: list[Any] = []
         self.talk()
         session = self.client.begin()
@@ -75,7 +75,7 @@ class Peer:
             elif isinstance(event, Delivery):
                 told = (event.link.name, event.id, event.tag, event.format, event.settled, event.payload)
                 self.heard.append(told)
-            elif isinstance(event, Closed):
+            elif isinstance(event, ConnectionClosed):
                 self.heard.append(event.error and event.error.condition)
 
     @property

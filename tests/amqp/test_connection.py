@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sbpair.amqp import frames, sasl
 from sbpair.amqp.connection import CHANNEL_MAX, Connection
-from sbpair.amqp.endpoint import State
-from sbpair.amqp.events import Closed, Opened, SessionBegun, SessionEnded
+from sbpair.amqp.endpoint import EndpointState
+from sbpair.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
@@ -44,14 +44,14 @@ def test_a_connection_opens_and_closes_however_the_stream_is_cut(new_pair: Pairs
     pair = new_pair(piece=piece)
     pair.session()
     for side in (pair.client, pair.server):
-        assert [type(event) for event in side.events] == [Opened, SessionBegun]
+        assert [type(event) for event in side.events] == [ConnectionOpened, SessionBegun]
         assert side.connection.is_open
-    assert pair.server.of(Opened)[0].open.hostname == "h"
+    assert pair.server.of(ConnectionOpened)[0].open.hostname == "h"
     pair.client.connection.close()
     pair.pump()
-    assert pair.client.closed == Closed(None, by_peer=False)
-    assert pair.server.closed == Closed(None, by_peer=True)
-    assert pair.client.connection.state is pair.server.connection.state is State.CLOSED
+    assert pair.client.closed == ConnectionClosed(None, by_peer=False)
+    assert pair.server.closed == ConnectionClosed(None, by_peer=True)
+    assert pair.client.connection.state is pair.server.connection.state is EndpointState.CLOSED
 
 
 MECHANISMS = {
@@ -182,7 +182,7 @@ def test_closing_before_anything_was_opened_ends_it_silently() -> None:
     client = Connection(SaslClient(), container_id="c")
     client.take()
     client.close()
-    assert client.receive(b"", 0) == [Closed(None, by_peer=False)]
+    assert client.receive(b"", 0) == [ConnectionClosed(None, by_peer=False)]
     assert client.take() == b""
     with pytest.raises(ProtocolError):
         client.begin()
@@ -193,8 +193,10 @@ def test_both_sides_may_close_at_once(pair: Any) -> None:
     pair.client.connection.close()
     pair.server.connection.close(Error("amqp:connection:forced", "bye"))
     pair.pump()
-    assert pair.client.closed == Closed(Error("amqp:connection:forced", "bye", pair.client.closed.error.info), False)
-    assert pair.server.closed == Closed(None, by_peer=False)
+    assert pair.client.closed == ConnectionClosed(
+        Error("amqp:connection:forced", "bye", pair.client.closed.error.info), False
+    )
+    assert pair.server.closed == ConnectionClosed(None, by_peer=False)
 
 
 def test_closing_twice_is_closing_once(pair: Any) -> None:
@@ -268,7 +270,7 @@ def test_an_extended_header_of_a_frame_is_skipped(pair: Any) -> None:
     body = b"extended" + Close().encode()
     head = (8 + len(body)).to_bytes(4) + b"\x04\x00\x00\x00"
     pair.server.events += pair.server.connection.receive(head + body, 0)
-    assert pair.server.closed == Closed(None, by_peer=True)
+    assert pair.server.closed == ConnectionClosed(None, by_peer=True)
 
 
 @given(st.binary(min_size=1, max_size=300), st.booleans())
@@ -317,7 +319,7 @@ def test_legal_frames_in_any_order_with_any_damage_are_events_or_the_end(
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
         channel = data.draw(st.sampled_from([0, 0, 0, 1, 300]))
         side.events += side.connection.receive(frames.frame(bytes(raw), channel=channel), 0)
-    assert len(side.of(Closed)) == side.connection.over
+    assert len(side.of(ConnectionClosed)) == side.connection.over
 
 
 def test_nothing_is_said_or_heard_after_the_end(pair: Any) -> None:
@@ -390,7 +392,7 @@ def test_a_session_that_the_peer_ends_is_answered_and_reported(pair: Any) -> Non
     (ended,) = pair.client.of(SessionEnded)
     assert (ended.session, ended.error.condition) == (ours, "amqp:session:errant-link")
     assert pair.server.of(SessionEnded) == []
-    assert ours.state is theirs.state is State.CLOSED
+    assert ours.state is theirs.state is EndpointState.CLOSED
     assert pair.client.connection.sessions == pair.server.connection.sessions == ()
 
 
@@ -399,7 +401,7 @@ def test_a_session_that_is_ended_before_it_was_answered_is_not_reported_as_begun
     session = pair.client.connection.begin()
     session.end()
     pair.pump()
-    assert session.state is State.CLOSED
+    assert session.state is EndpointState.CLOSED
     assert pair.client.of(SessionBegun) == []
     assert len(pair.server.of(SessionEnded)) == 1
 
@@ -458,7 +460,7 @@ def test_a_server_gives_up_on_a_client_that_never_signs_in() -> None:
 def test_without_an_idle_time_nothing_is_asked_of_the_clock(new_pair: Pairs) -> None:
     pair = new_pair(idle_seconds=0.0)
     pair.session()
-    assert pair.server.of(Opened)[0].open.idle_time_out is None
+    assert pair.server.of(ConnectionOpened)[0].open.idle_time_out is None
     assert pair.client.connection.deadline() == float("inf")
     assert pair.client.connection.tick(1e12) == []
 

@@ -63,7 +63,7 @@ def heard(said: list[tuple[int, bytes]]) -> Heard:
         assert isinstance(body, Disposition)
         found.append((channel, normal(body)))
 
-    run, buffer = disposition.Run(hear), frames.FrameBuffer(65_536)
+    run, buffer = disposition.DispositionRange(hear), frames.FrameBuffer(65_536)
     buffer.feed(b"".join(frames.frame(body, channel=channel) for channel, body in said))
     for channel, data, start, end in buffer.frames(frames.AMQP_FRAME):
         buffer.skip_to(run.add(channel, data, start, end))
@@ -150,7 +150,7 @@ def test_runs_of_dispositions_alike_say_what_they_say_one_by_one(runs: list[Any]
 @pytest.mark.parametrize("extended", [0, 3, 6])
 def test_a_frame_with_a_longer_header_does_not_mislead(extended: int) -> None:
     found: Heard = []
-    run = disposition.Run(lambda channel, body: found.append((channel, normal(body))))  # type: ignore[arg-type]
+    run = disposition.DispositionRange(lambda channel, body: found.append((channel, normal(body))))  # type: ignore[arg-type]
     bodies = [Disposition(True, 70_000 + number, 70_000 + number, True, Accepted()) for number in range(8)]
     stream = [frames.frame(body.encode()) for body in bodies]
     whole = stream[extended]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp import session as session_module
-from sbpair.amqp.endpoint import State
+from sbpair.amqp.endpoint import EndpointState
 from sbpair.amqp.events import (
     CreditChanged,
     Delivery,
@@ -146,7 +146,7 @@ def test_a_link_whose_peer_lets_go_before_the_answer_stays_gone(pair: Any, answe
     elif answer == "refuse":
         theirs.refuse(NOT_FOUND)
     pair.pump()
-    assert link.state is theirs.state is State.CLOSED
+    assert link.state is theirs.state is EndpointState.CLOSED
     assert pair.client.of(LinkAttached) == pair.client.of(LinkDetached) == []
     assert len(pair.bodies("server", Attach)) == len(pair.bodies("server", Detach)) == 1
 
@@ -163,7 +163,7 @@ def test_a_closed_link_is_answered_reported_once_and_its_handle_is_free_again(pa
     assert len(pair.client.of(LinkDetached)) == (who == "server")
     assert len(pair.server.of(LinkDetached)) == (who == "client")
     assert len(pair.bodies("client", Detach)) == len(pair.bodies("server", Detach)) == 1
-    assert link.state is theirs.state is State.CLOSED
+    assert link.state is theirs.state is EndpointState.CLOSED
     assert session.links == their_session.links == ()
     again, _ = pair.sender(session)
     assert again.handle == link.handle
@@ -221,7 +221,7 @@ def test_the_links_of_a_session_end_with_it_and_are_reported_before_it(pair: Any
     assert [type(event) for event in told] == [LinkDetached, LinkDetached, LinkDetached, SessionEnded]
     assert [event.link for event in told[:3]] == [sender, receiver, unanswered]
     assert all(event.error.description == "gone" for event in told)
-    assert all(link.state is State.CLOSED for link in (sender, receiver, unanswered))
+    assert all(link.state is EndpointState.CLOSED for link in (sender, receiver, unanswered))
     assert pair.server.of(LinkDetached) == pair.server.of(SessionEnded) == []
     with pytest.raises(ProtocolError):
         session.sender("late").open(source=Source("a"), target=Target("b"))

@@ -16,9 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbpair.amqp import session as session_module
 from sbpair.amqp.connection import Connection
-from sbpair.amqp.endpoint import State
-from sbpair.amqp.events import Closed, CreditChanged, Delivery, Disposed, LinkAttaching, LinkDetached, SessionEnded
-from sbpair.amqp.link import Receiver, Sender
+from sbpair.amqp.endpoint import EndpointState
+from sbpair.amqp.events import (
+    ConnectionClosed,
+    CreditChanged,
+    Delivery,
+    Disposed,
+    LinkAttaching,
+    LinkDetached,
+    SessionEnded,
+)
+from sbpair.amqp.link import ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Accepted, Modified, Released, Source, Target
 from sbpair.amqp.sasl import SaslClient, SaslServer
 
@@ -30,8 +38,8 @@ class Road:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.sender: Sender | None = None
-        self.receiver: Receiver | None = None
+        self.sender: SendingLink | None = None
+        self.receiver: ReceivingLink | None = None
         self.sent: deque[tuple[bytes, bytes, bool]] = deque()
         self.unsettled: dict[int, Delivery] = {}
         self.outcomes: dict[bytes, Any] = {}
@@ -55,13 +63,13 @@ class Traffic(RuleBasedStateMachine):
     # The air between.
 
     def collect(self) -> None:
-        for towards, most in ((0, 1_024), (1, 512)):
+        for towards, limit in ((0, 1_024), (1, 512)):
             said = self.ends[1 - towards].take()
             self.air[towards] += said
             position = 0
             while position < len(said) and self.roads:
                 size = int.from_bytes(said[position : position + 4])
-                assert size <= most
+                assert size <= limit
                 position += size
 
     def deliver(self, towards: int, count: int) -> None:
@@ -81,11 +89,11 @@ class Traffic(RuleBasedStateMachine):
                 self.deliver(towards, len(self.air[towards]))
 
     def on_event(self, event: Any) -> None:
-        assert not isinstance(event, (Closed, SessionEnded)), event
+        assert not isinstance(event, (ConnectionClosed, SessionEnded)), event
         if isinstance(event, LinkAttaching):
             road = self.roads[int(event.link.name)]
             event.link.context = road
-            if isinstance(event.link, Receiver):
+            if isinstance(event.link, ReceivingLink):
                 road.receiver = event.link
             else:
                 road.sender = event.link
@@ -213,7 +221,7 @@ class Traffic(RuleBasedStateMachine):
             assert road.sender
             assert road.receiver
             if road.gone:
-                assert road.sender.state is road.receiver.state is State.CLOSED
+                assert road.sender.state is road.receiver.state is EndpointState.CLOSED
                 continue
             assert not road.sent
             assert not road.outcomes

@@ -19,10 +19,11 @@ from typing import Any
 
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Properties, Sections, data_body, section
-from sbpair.bus.atom import open_queues
-from sbpair.model import QueueSpec, endpoint_from_connection_string
-from sbpair.wire.client import Wire, connect
-from sbpair.wire.links import ACCEPTED, Receiver, Sender
+from sbpair.amqp_client.client import AmqpClient, connect
+from sbpair.amqp_client.raw_links import ACCEPTED, RawReceiver, RawSender
+from sbpair.azure.atom import open_queues
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
 from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb
 
@@ -45,14 +46,14 @@ def batches(count: int) -> list[bytes]:
     return [one * BATCH] * (count // BATCH)
 
 
-async def send(sender: Sender, payloads: list[bytes], message_format: int) -> None:
+async def send(sender: RawSender, payloads: list[bytes], message_format: int) -> None:
     flight = FLIGHT if message_format == BATCH_FORMAT else SINGLE_FLIGHT
     for start in range(0, len(payloads), flight):
         chunk = payloads[start : start + flight]
         await asyncio.gather(*(sender.send(payload, message_format=message_format) for payload in chunk))
 
 
-async def receive(receiver: Receiver, count: int, *, singly: bool) -> None:
+async def receive(receiver: RawReceiver, count: int, *, singly: bool) -> None:
     left = count
     receiver.grant(10 * BATCH)
     while left:
@@ -68,7 +69,7 @@ async def receive(receiver: Receiver, count: int, *, singly: bool) -> None:
             await receiver.settle(deliveries, ACCEPTED)
 
 
-async def in_and_out(wire: Wire, pid: int, queue: str, count: int, *, singly: bool) -> dict[str, float]:
+async def in_and_out(wire: AmqpClient, pid: int, queue: str, count: int, *, singly: bool) -> dict[str, float]:
     """CPU seconds of the emulator per 1 000 messages, in and out."""
     sender, receiver = await wire.sender(queue), await wire.receiver(queue)
     payloads = [message(0)] * count if singly else batches(count)
@@ -83,7 +84,7 @@ async def in_and_out(wire: Wire, pid: int, queue: str, count: int, *, singly: bo
     return {"cpu_s_per_1k": round(1000 * spent / count, 5), "msg_per_s": round(count / seconds)}
 
 
-async def held(wire: Wire, pid: int, queue: str, count: int, already: int) -> dict[str, float]:
+async def held(wire: AmqpClient, pid: int, queue: str, count: int, already: int) -> dict[str, float]:
     """Fill a queue up to `count`, and move some through it meanwhile."""
     sender = await wire.sender(queue)
     memory = resident_mb(pid)
@@ -94,7 +95,7 @@ async def held(wire: Wire, pid: int, queue: str, count: int, already: int) -> di
     return {**figures, "memory_per_byte": round(grown * 1e6 / ((count - already) * len(message(0))), 3)}
 
 
-async def turn(wire: Wire, pid: int, count: int) -> dict[str, dict[str, float]]:
+async def turn(wire: AmqpClient, pid: int, count: int) -> dict[str, dict[str, float]]:
     relay = await asyncio.to_thread(relayed, "streams", count)
     return {
         "batches": await in_and_out(wire, pid, "plain", count, singly=False),
@@ -135,7 +136,7 @@ async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list
 
 def ready_seconds() -> dict[str, float]:
     """From start to ready, and what of it are the imports."""
-    doors = "sbpair.emulator.doors.amqp.door, sbpair.emulator.doors.http.atom"
+    doors = "sbpair.emulator.frontends.amqp.amqp_connection, sbpair.emulator.frontends.atom.atom_frontend"
     imports = f"import sbpair.cli.emulator, sbpair.emulator.server, {doors}"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", imports], check=True)

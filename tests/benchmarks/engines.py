@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.model import endpoint_from_connection_string
+from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.processes import emulated_environment, emulator, spent_by
 from tests.benchmarks.stranded import BATCH, PRIMARY, QUEUES, SECONDARY, Stranded, backlog_queues
 from tests.node import install
@@ -31,10 +31,10 @@ SIDES = ("PRIMARY", "SECONDARY")
 SECONDS_A_MESSAGE = 0.01
 """Slower than this is no engine but one that hangs."""
 
-FIRST_MOST = QUEUES * BATCH
+MAX_FIRST = QUEUES * BATCH
 """How many messages are moved to see what starting costs: imports, connections, a link to each destination."""
 
-RELAYED_LEAST = 200_000
+MIN_RELAYED = 200_000
 """The relay is given the bytes of at least so many messages: with fewer there is nothing to measure."""
 
 
@@ -74,7 +74,7 @@ def command(engine: str) -> tuple[list[str], dict[str, str]]:
 
 def moved(engine: tuple[list[str], dict[str, str]], count: int, *, round_trip_ms: float = 0.0) -> Run:
     words, wants = engine
-    stranded, first = Stranded(count, int(time.time() * 1000)), min(FIRST_MOST, count // 2)
+    stranded, first = Stranded(count, int(time.time() * 1000)), min(MAX_FIRST, count // 2)
     with emulator(PRIMARY, SECONDARY) as (_, namespaces), TemporaryDirectory() as state:
         primary, secondary = (
             endpoint_from_connection_string(namespaces[name]["connection_string"]) for name in (PRIMARY, SECONDARY)
@@ -85,7 +85,7 @@ def moved(engine: tuple[list[str], dict[str, str]], count: int, *, round_trip_ms
             asyncio.run(stranded.fill(secondary, range(first)))
             start = spent_by(words, environment | roads)
             asyncio.run(stranded.fill(secondary, range(first, count)))
-            spent = spent_by(words, environment | roads, most_seconds=60 + SECONDS_A_MESSAGE * count)
+            spent = spent_by(words, environment | roads, max_seconds=60 + SECONDS_A_MESSAGE * count)
             rate = asyncio.run(stranded.check(primary, secondary, early=first))
     return Run(count - first, spent.cpu_s, start.cpu_s, rate, spent.peak_mb)
 
@@ -108,7 +108,7 @@ def _far_away(round_trip_ms: float, ports: list[int]) -> Iterator[dict[str, str]
 
 def relayed(kind: str, count: int) -> Run:
     """What it costs to do nothing with the bytes of so many messages."""
-    messages = max(count, RELAYED_LEAST)
+    messages = max(count, MIN_RELAYED)
     script = [sys.executable, "-m", "tests.benchmarks.relay"]
     with subprocess.Popen([*script, kind], stdout=subprocess.PIPE, text=True) as relay:
         assert relay.stdout is not None

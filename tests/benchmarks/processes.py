@@ -62,11 +62,11 @@ def peak_mb(pid: int) -> float | None:
     return int(found[1]) * 1024 / 1e6 if found else None
 
 
-def spent_by(command: list[str], environment: dict[str, str], *, most_seconds: float = 600.0) -> Spent:
+def spent_by(command: list[str], environment: dict[str, str], *, max_seconds: float = 600.0) -> Spent:
     """Run a program to its end. Raises RuntimeError, with what it said, where it fails or takes too long."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment) as process:
-            cpu_s, peak = _watched(process, time.monotonic() + most_seconds)
+            cpu_s, peak = _watched(process, time.monotonic() + max_seconds)
         out.seek(0), err.seek(0)
         if process.returncode:
             raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}\n{out.read()}{err.read()}")

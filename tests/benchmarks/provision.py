@@ -18,11 +18,12 @@ from typing import Any
 from unittest.mock import patch
 from urllib.request import Request, urlopen
 
-from sbpair import provision
-from sbpair.cli.running import run
-from sbpair.model import Endpoint, Pair, Retrying, endpoint_from_connection_string
-from sbpair.provision import calls
-from sbpair.report import Outcome
+from sbpair.cli.command_loop import run
+from sbpair.management import calls, provision
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.queues import Retrying
+from sbpair.model.report import Outcome
 from tests.benchmarks.processes import emulator
 
 SCHEMA = "sbpair/benchmark/1"

@@ -24,19 +24,22 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbpair.model import Endpoint, endpoint_from_connection_string
+from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.engines import command
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, peak_mb, spent_by
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
 
 SCHEMA = "sbpair/benchmark/1"
 MODES = ("archive", "direct")
 STARTING = ("begin", "check", "spark")
 LOOK_SECONDS = 0.2
 DRIVER, JVM, WORKERS = "driver", "jvm", "workers"
-PLAIN_MOST = 5_000
+MAX_PLAIN = 5_000
 """The plain loop needs no more than so many messages to show what it does."""
 
 
@@ -237,7 +240,7 @@ def document(count: int, modes: list[str], words: list[str], *, plain: bool, sma
         if small:
             told["modes"][mode] |= beyond(told["modes"][mode], replayed(mode, count // 4, words))
     if plain:
-        loop = told["sdk_loop"] = plain_loop(min(count, PLAIN_MOST))
+        loop = told["sdk_loop"] = plain_loop(min(count, MAX_PLAIN))
         told["ratios"] = {
             f"{mode}_to_sdk_loop": round(each["msg_per_s"] / loop["msg_per_s"], 2)
             for mode, each in told["modes"].items()

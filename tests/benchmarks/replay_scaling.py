@@ -29,13 +29,16 @@ from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbpair.model import Endpoint, endpoint_from_connection_string
+from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
 from tests.spark.cluster import HASTY, Cluster, standalone
 from tests.spark.replays import is_java, offspring
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
 
 SCHEMA = "sbpair/benchmark/1"
 PHASES = ("drain", "plan", "send")
@@ -45,7 +48,7 @@ USED_UP = 0.85
 """From which share of what it may have on something is what the rest waits for."""
 WORTH_TELLING = 0.1
 """From which share of the time a process has a part in how long a phase takes."""
-MOST_SECONDS = 240.0
+MAX_SECONDS = 240.0
 """A run that takes longer hangs."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -180,7 +183,7 @@ def watched(words: list[str], environment: dict[str, str], cluster: Cluster, pid
 
         listener = threading.Thread(target=listen)
         listener.start()
-        limit = time.monotonic() + MOST_SECONDS
+        limit = time.monotonic() + MAX_SECONDS
         while process.poll() is None:
             costs.look()
             time.sleep(LOOK_SECONDS)

@@ -18,8 +18,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair import Pair, PairedClient, aio
-from sbpair.bus.atom import open_queues
-from sbpair.model import QueueSpec, endpoint_from_connection_string
+from sbpair.azure.atom import open_queues
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.queues import QueueSpec
 from tests.benchmarks.processes import emulator
 
 BODY = b"x" * 1024
@@ -46,7 +47,7 @@ def sync_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, float]:
 
 
 async def aio_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, float]:
-    async with AioClient.from_connection_string(plain) as one, aio.PairedClient(pair) as other:
+    async with AioClient.from_connection_string(plain) as one, aio.AsyncPairedClient(pair) as other:
         senders: Any = one.get_queue_sender("orders"), other.get_queue_sender("orders")
         spent = [0.0, 0.0]
         for sender in senders:

@@ -24,13 +24,14 @@ from sbpair.amqp.message import (
     section,
 )
 from sbpair.amqp.types import Int, Symbol, Timestamp, Value
+from sbpair.amqp_client.client import AmqpClient, connect
+from sbpair.azure.atom import open_queues
 from sbpair.backlog import Aliases, queue_path, queue_spec, write_aliases
-from sbpair.bus.atom import open_queues
-from sbpair.model import Endpoint, QueueSpec
-from sbpair.wire.client import Wire, connect
+from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
-    from sbpair.wire.links import Sender
+    from sbpair.amqp_client.raw_links import RawSender
+    from sbpair.model.pair import Endpoint
 
 PRIMARY, SECONDARY = "contoso", "contoso-dr"
 QUEUES = 4
@@ -127,7 +128,7 @@ class Stranded:
                 chunk = batches[start : start + FLIGHT]
                 await asyncio.gather(*(self._send(senders[index], numbers) for index, numbers in chunk))
 
-    async def _send(self, sender: Sender, numbers: range) -> None:
+    async def _send(self, sender: RawSender, numbers: range) -> None:
         payload = b"".join(section(DATA, encode(self.message(number))) for number in numbers)
         await sender.send(payload, message_format=BATCH_FORMAT)
 
@@ -199,7 +200,7 @@ def _told(message: Sections) -> tuple[object, ...]:
     )
 
 
-async def _peeked(wire: Wire, queue: str) -> AsyncIterator[bytes]:
+async def _peeked(wire: AmqpClient, queue: str) -> AsyncIterator[bytes]:
     start = 0
     while payloads := await wire.peek(queue, start, PAGE):
         for payload in payloads:

@@ -11,11 +11,11 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import Queue
+from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.stored_message import StoredMessage
 
-MakeQueue = Callable[..., Queue]
+MakeQueue = Callable[..., QueueEntity]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def namespace(clock: ManualClock) -> Namespace:
 
 
 @pytest.fixture
-def queue(make_queue: MakeQueue) -> Queue:
+def queue(make_queue: MakeQueue) -> QueueEntity:
     return make_queue()
 
 
@@ -37,7 +37,7 @@ def queue(make_queue: MakeQueue) -> Queue:
 def make_queue(namespace: Namespace) -> MakeQueue:
     """Makes `orders`; durations are given as text."""
 
-    def make(path: str = "orders", **fields: object) -> Queue:
+    def make(path: str = "orders", **fields: object) -> QueueEntity:
         read = {name: timespan.parse(value) if str(value).startswith("P") else value for name, value in fields.items()}
         return namespace.create_queue(path, replace(QueueDescription(), **read))
 
@@ -45,11 +45,11 @@ def make_queue(namespace: Namespace) -> MakeQueue:
 
 
 @pytest.fixture
-def put(queue: Queue) -> Callable[..., list[Message]]:
+def put(queue: QueueEntity) -> Callable[..., list[StoredMessage]]:
     """Sends `count` messages of 100 bytes to the queue."""
 
-    def send(count: int = 1, to: Queue = queue, **fields: object) -> list[Message]:
-        messages = [Message(Sections(), 100, **fields) for _ in range(count)]
+    def send(count: int = 1, to: QueueEntity = queue, **fields: object) -> list[StoredMessage]:
+        messages = [StoredMessage(Sections(), 100, **fields) for _ in range(count)]
         to.send(messages)
         return messages
 

@@ -12,7 +12,7 @@ from yarl import URL
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator, Setup
+from sbpair.emulator.testing import Emulator, EmulatorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,7 +51,7 @@ def managed(scenario: Callable[[Manager], Awaitable[None]], **setup: Any) -> Non
     async def main() -> None:
         async with (
             asyncio.timeout(20),
-            Emulator([("contoso", 0)], setup=Setup(identity=True, **setup)) as emulator,
+            Emulator([("contoso", 0)], setup=EmulatorOptions(identity=True, **setup)) as emulator,
             ClientSession() as session,
         ):
             emulator.namespaces["contoso"].create_queue("a/b")

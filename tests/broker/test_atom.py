@@ -12,8 +12,8 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.testing import Emulator
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
 def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
     async def scenario(manager: Manager) -> None:
         await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
-        manager.namespace.queue("orders").send([Message(Sections(), 100, session_id="s")])
+        manager.namespace.queue("orders").send([StoredMessage(Sections(), 100, session_id="s")])
         status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
         assert status == 200
         found = elements_of(text)
@@ -215,8 +215,8 @@ def test_counts_are_told_one_by_one() -> None:
     async def scenario(manager: Manager) -> None:
         await manager.put("orders")
         queue = manager.namespace.queue("orders")
-        queue.send([Message(Sections(), 10) for _ in range(4)])
-        queue.send([Message(Sections(), 10, scheduled_at_ms=manager.emulator.clock.now_ms() + 60_000)])
+        queue.send([StoredMessage(Sections(), 10) for _ in range(4)])
+        queue.send([StoredMessage(Sections(), 10, scheduled_at_ms=manager.emulator.clock.now_ms() + 60_000)])
         queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
         _, text = await manager.ask("GET", "orders")
         counts = dict(re.findall(r"<d2p1:(\w+)>(\d+)<", text))
@@ -272,7 +272,7 @@ def test_a_bad_query_is_refused(query) -> None:
 
 def test_only_a_good_token_with_manage_may_manage() -> None:
     async def scenario(manager: Manager) -> None:
-        listener = AuthorizationRule("listener", "key one", "key two", frozenset({Claim.LISTEN}))
+        listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
         manager.namespace.keys += (listener,)
         wrong = AuthorizationRule("RootManageSharedAccessKey", "wrong", "wrong")
         bad = ["", manager.token(wrong), manager.token(seconds=-1), manager.token(path="/other"), "Bearer eyJ"]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.doors.http import atom_xml
-from sbpair.emulator.doors.http.atom_rules import read_rule, rule_xml
-from sbpair.emulator.doors.http.atom_topics import place_of
-from sbpair.emulator.entities.rules.rule import CorrelationFilter, Rule, SqlAction, SqlFilter
+from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.entities.rules.typed import read_typed
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.frontends.atom import atom_xml
+from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
+from sbpair.emulator.frontends.atom.atom_topics import place_of
+from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.testing import Emulator
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def test_a_topic_is_described_in_the_service_s_order() -> None:
         assert found["FilteringMessagesBeforePublishing"] == "true"
         topic = manager.namespace.topic("a/topic")
         assert topic.description.filtering_messages_before_publishing
-        topic.create_subscription("s").add_rule(Rule("sql", SqlFilter("a = 1")))
-        topic.subscription("s").add_rule(Rule("like", CorrelationFilter(label="l")))
+        topic.create_subscription("s").add_rule(SubscriptionRule("sql", SqlRuleFilter("a = 1")))
+        topic.subscription("s").add_rule(SubscriptionRule("like", CorrelationRuleFilter(label="l")))
         status, text = await manager.ask("GET", "a/topic")
         found = described(text, "TopicDescription")
         assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
@@ -119,7 +119,7 @@ def test_a_subscription_is_made_with_the_rule_that_it_is_given() -> None:
             "EntityAvailabilityStatus",
         ]  # fmt: skip
         rules = manager.namespace.topic("t").subscription("s").rules
-        assert [(rule.name, rule.filter) for rule in rules] == [("mine", SqlFilter("a = 1"))]
+        assert [(rule.name, rule.filter) for rule in rules] == [("mine", SqlRuleFilter("a = 1"))]
 
     managed(scenario)
 
@@ -209,16 +209,18 @@ TYPED = [
 @pytest.mark.parametrize(
     "rule",
     [
-        Rule(),
-        Rule("sql", SqlFilter("n > @int", tuple((f"@{kind}", read_typed(kind, text)) for kind, text in TYPED))),
-        Rule(
-            "like",
-            CorrelationFilter(to="<t>", properties=tuple((kind, read_typed(kind, text)) for kind, text in TYPED)),
+        SubscriptionRule(),
+        SubscriptionRule(
+            "sql", SqlRuleFilter("n > @int", tuple((f"@{kind}", read_typed(kind, text)) for kind, text in TYPED))
         ),
-        Rule("acting", SqlFilter("a < 1"), SqlAction("SET a = @x", (("@x", read_typed("long", "7")),))),
+        SubscriptionRule(
+            "like",
+            CorrelationRuleFilter(to="<t>", properties=tuple((kind, read_typed(kind, text)) for kind, text in TYPED)),
+        ),
+        SubscriptionRule("acting", SqlRuleFilter("a < 1"), SqlAction("SET a = @x", (("@x", read_typed("long", "7")),))),
     ],
 )
-def test_a_rule_in_xml_is_the_same_rule(rule: Rule) -> None:
+def test_a_rule_in_xml_is_the_same_rule(rule: SubscriptionRule) -> None:
     assert read_rule(ET.fromstring(rule_xml(rule))) == rule  # noqa: S314  # it comes from the emulator
 
 

@@ -13,7 +13,7 @@ from sbpair.emulator.entities.description import (
     from_elements,
     show_value,
 )
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 

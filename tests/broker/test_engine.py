@@ -6,18 +6,18 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import NEVER, ManualClock
-from sbpair.emulator.entities.message import ACTIVE, DEFERRED, SCHEDULED, Message
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import Counts, Queue
-from sbpair.emulator.errors import (
+from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
+from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, SCHEDULED, StoredMessage
+from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,
+    EntityFull,
     EntityNotFound,
-    MessageLockLost,
+    MessageLockExpired,
     MessageNotFound,
     MessageTooLarge,
     NotAllowed,
-    QuotaExceeded,
 )
 
 MINUTE = 60_000
@@ -26,7 +26,7 @@ MINUTE = 60_000
 class Taker:
     """A consumer that takes up to `credit` messages whenever it is woken."""
 
-    def __init__(self, queue: Queue, credit: int) -> None:
+    def __init__(self, queue: QueueEntity, credit: int) -> None:
         self.queue = queue
         self.credit = credit
         self.got: list[int] = []
@@ -37,7 +37,7 @@ class Taker:
         self.got += numbers(taken)
 
 
-def numbers(messages: list[Message]) -> list[int]:
+def numbers(messages: list[StoredMessage]) -> list[int]:
     return [message.sequence_number for message in messages]
 
 
@@ -61,7 +61,7 @@ def test_a_locked_message_is_not_given_out_twice(queue, put) -> None:
     put()
     assert len(queue.messages.receive(1)) == 1
     assert queue.messages.receive(1) == []
-    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=0)
+    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
 
 
 def test_a_completed_message_is_gone_and_its_token_is_worthless(queue, put) -> None:
@@ -70,7 +70,7 @@ def test_a_completed_message_is_gone_and_its_token_is_worthless(queue, put) -> N
     queue.messages.complete(token)
     assert queue.counts().total == 0
     assert queue.size_bytes == 0
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.complete(token)
 
 
@@ -107,7 +107,7 @@ def test_a_lock_that_runs_out_is_a_failed_delivery(namespace, queue, put, clock)
     put(2)
     lost = queue.messages.receive(1)[0].lock_token
     let_pass(namespace, clock, MINUTE)
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.complete(lost)
     taken = queue.messages.receive(2)
     assert [(message.sequence_number, message.delivery_count) for message in taken] == [(1, 1), (2, 0)]
@@ -117,7 +117,7 @@ def test_a_lock_has_run_out_even_where_no_timer_ran(queue, put, clock) -> None:
     put()
     token = queue.messages.receive(1)[0].lock_token
     clock.advance(MINUTE)
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.complete(token)
     assert numbers(queue.messages.receive(1)) == [1]
 
@@ -127,7 +127,7 @@ def test_an_old_token_does_not_settle_the_next_delivery(queue, put) -> None:
     old = queue.messages.receive(1)[0].lock_token
     queue.messages.abandon(old)
     new = queue.messages.receive(1)[0].lock_token
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.complete(old)
     queue.messages.complete(new)
 
@@ -139,7 +139,7 @@ def test_a_renewed_lock_lasts_a_whole_lock_duration_from_then(queue, put, clock)
     assert queue.messages.renew(token).locked_until_ms == clock.now_ms() + MINUTE
     clock.advance(MINUTE - 1)
     queue.messages.complete(token)
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.renew(token)
 
 
@@ -178,7 +178,7 @@ def test_tokens_look_like_random_guids_and_never_repeat(queue, put) -> None:
 def test_dead_lettering_keeps_the_reason_the_number_and_the_size(queue, put) -> None:
     put(2)
     queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "Bad", "no destination")
-    assert queue.counts() == Counts(active=1, dead_letter=1, scheduled=0)
+    assert queue.counts() == EntityCounts(active=1, dead_letter=1, scheduled=0)
     assert queue.size_bytes == 200
     dead = queue.dead_letters.peek(0, 10)[0]
     assert dead.dead_letter == ("Bad", "no destination", "orders")
@@ -211,7 +211,7 @@ def test_an_expired_message_is_dropped_by_default(namespace, queue, put, clock) 
     put(ttl_ms=1_000)
     put()
     let_pass(namespace, clock, 1_000)
-    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=0)
+    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
     assert numbers(queue.messages.receive(9)) == [2]
 
 
@@ -248,9 +248,9 @@ def test_an_expired_message_stays_its_receivers_while_it_is_locked(make_queue, p
 
 def test_a_scheduled_message_waits_and_then_joins_the_end_under_a_new_number(namespace, queue, put, clock) -> None:
     at = clock.now_ms() + MINUTE
-    assert queue.schedule([Message(Sections(), 100, scheduled_at_ms=at)]) == [1]
+    assert queue.schedule([StoredMessage(Sections(), 100, scheduled_at_ms=at)]) == [1]
     put()
-    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=1)
+    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
     assert [message.reported_state for message in queue.messages.peek(0, 9)] == [SCHEDULED, ACTIVE]
     let_pass(namespace, clock, MINUTE)
     taken = queue.messages.receive(9)
@@ -278,7 +278,7 @@ def test_cancelling_takes_all_of_the_scheduled_messages_or_none(namespace, queue
     with pytest.raises(MessageNotFound):
         queue.cancel_scheduled([1, 4])
     queue.cancel_scheduled([1, 2, 1])
-    assert queue.counts() == Counts(active=1, dead_letter=0, scheduled=1)
+    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
     let_pass(namespace, clock, MINUTE)
     assert numbers(queue.messages.receive(9)) == [4, 5]
 
@@ -311,18 +311,18 @@ def test_peek_shows_every_message_from_a_number_on_and_changes_nothing(queue, pu
 def test_a_batch_that_does_not_fit_leaves_nothing_behind(make_queue) -> None:
     queue = make_queue("full", max_size_in_megabytes=1024)
     queue.messages.size_bytes = 1024 * 1024 * 1024 - 150
-    with pytest.raises(QuotaExceeded) as refused:
-        queue.send([Message(Sections(), 100), Message(Sections(), 100)])
+    with pytest.raises(EntityFull) as refused:
+        queue.send([StoredMessage(Sections(), 100), StoredMessage(Sections(), 100)])
     assert (refused.value.condition, refused.value.sub_code) == ("amqp:resource-limit-exceeded", 40300)
     assert len(queue.messages) == 0
-    queue.send([Message(Sections(), 100)])
+    queue.send([StoredMessage(Sections(), 100)])
 
 
 def test_a_message_larger_than_the_limit_is_refused(queue) -> None:
     with pytest.raises(MessageTooLarge):
-        queue.send([Message(Sections(), 256 * 1024 + 1)])
+        queue.send([StoredMessage(Sections(), 256 * 1024 + 1)])
     with pytest.raises(ArgumentInvalid):
-        queue.send([Message(Sections(), 1) for _ in range(4501)])
+        queue.send([StoredMessage(Sections(), 1) for _ in range(4501)])
     assert queue.counts().total == 0
 
 
@@ -347,7 +347,7 @@ def test_a_deleted_queue_drops_everything_and_says_so_once(namespace, queue, put
     namespace.delete_queue("ORDERS")
     assert [type(refusal) for refusal in told] == [EntityNotFound]
     assert queue.size_bytes == queue.counts().total == 0
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.complete(token)
     let_pass(namespace, clock, MINUTE)
     assert namespace.agenda.next_deadline_ms() is None
@@ -417,7 +417,7 @@ def test_a_burst_of_sends_wakes_a_consumer_once(clock) -> None:
     taker = Taker(queue, credit=10)
     taker.wake()
     for _ in range(4):
-        queue.send([Message(Sections(), 1)])
+        queue.send([StoredMessage(Sections(), 1)])
     assert taker.got == []
     assert len(soon) == 1
     soon.pop()()
@@ -429,7 +429,7 @@ def test_a_newcomer_does_not_overtake_those_who_wait(clock) -> None:
     queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
     first, newcomer = Taker(queue, credit=1), Taker(queue, credit=1)
     first.wake()
-    queue.send([Message(Sections(), 1)])
+    queue.send([StoredMessage(Sections(), 1)])
     newcomer.wake()
     soon.pop()()
     assert (first.got, newcomer.got) == ([1], [])

@@ -14,15 +14,20 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.errors import MessageLockLost, MessageNotFound, SessionCannotBeLocked, SessionLockLost
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.service_errors import (
+    MessageLockExpired,
+    MessageNotFound,
+    SessionCannotBeLocked,
+    SessionLockExpired,
+)
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.sessions import HeldSession
 
 LOCK_MS = 1_000
-MOST_DELIVERIES = 3
+MAX_DELIVERIES = 3
 QUEUE_TTL_MS = 5_000
 
 
@@ -71,7 +76,7 @@ class Model:
 
     def fail(self, known: Known) -> None:
         known.failed += 1
-        if known.failed >= MOST_DELIVERIES:
+        if known.failed >= MAX_DELIVERIES:
             self.bury(known, "MaxDeliveryCountExceeded")
         else:
             self.put_back(known)
@@ -109,13 +114,13 @@ def description() -> QueueDescription:
     return replace(
         QueueDescription(),
         lock_duration=LOCK_MS * timespan.TICKS_PER_MS,
-        max_delivery_count=MOST_DELIVERIES,
+        max_delivery_count=MAX_DELIVERIES,
         default_message_time_to_live=QUEUE_TTL_MS * timespan.TICKS_PER_MS,
         dead_lettering_on_message_expiration=True,
     )
 
 
-def facts(messages: list[Message]) -> list[tuple[int, int]]:
+def facts(messages: list[StoredMessage]) -> list[tuple[int, int]]:
     return [(message.sequence_number, message.delivery_count) for message in messages]
 
 
@@ -142,7 +147,7 @@ class EngineBesideModel(RuleBasedStateMachine):
     )
     def send(self, sizes, ttl_ms, delay_ms) -> None:
         at = None if delay_ms is None else self.clock.now_ms() + delay_ms
-        self.queue.send([Message(Sections(), size, ttl_ms=ttl_ms, scheduled_at_ms=at) for size in sizes])
+        self.queue.send([StoredMessage(Sections(), size, ttl_ms=ttl_ms, scheduled_at_ms=at) for size in sizes])
         for size in sizes:
             self.model.send(size, ttl_ms, delay_ms)
 
@@ -176,7 +181,7 @@ class EngineBesideModel(RuleBasedStateMachine):
         known = self.model.holder(token, self.model.held)
         settle = getattr(self.queue.messages, how)
         if known is None:
-            with pytest.raises(MessageLockLost):
+            with pytest.raises(MessageLockExpired):
                 settle(token)
             return
         settle(token)
@@ -198,7 +203,7 @@ class EngineBesideModel(RuleBasedStateMachine):
         known = self.model.holder(token, self.model.dead)
         settle = getattr(self.queue.dead_letters, how)
         if known is None:
-            with pytest.raises(MessageLockLost):
+            with pytest.raises(MessageLockExpired):
                 settle(token)
             return
         settle(token)
@@ -212,7 +217,7 @@ class EngineBesideModel(RuleBasedStateMachine):
     def renew(self, token) -> None:
         known = self.model.holder(token, self.model.held)
         if known is None:
-            with pytest.raises(MessageLockLost):
+            with pytest.raises(MessageLockExpired):
                 self.queue.messages.renew(token)
         else:
             self.queue.messages.renew(token)
@@ -315,7 +320,10 @@ class SessionsBesideModel(RuleBasedStateMachine):
     @rule(session=st.sampled_from(NAMES), ids=st.lists(st.none() | st.integers(0, 5), min_size=1, max_size=4))
     def send(self, session, ids) -> None:
         self.queue.send(
-            [Message(Sections(), 1, session_id=session, message_id=None if each is None else str(each)) for each in ids]
+            [
+                StoredMessage(Sections(), 1, session_id=session, message_id=None if each is None else str(each))
+                for each in ids
+            ]
         )
         for each in ids:
             if each is not None and self.clock.now_ms() < self.seen.get(str(each), 0) + self.WINDOW_MS:
@@ -403,7 +411,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         for held, until in list(self.loans.values()):
             if until <= self.clock.now_ms():
                 self._over(held.id, failed=True)
-                with pytest.raises(SessionLockLost):
+                with pytest.raises(SessionLockExpired):
                     held.receive(1)
 
     @invariant()

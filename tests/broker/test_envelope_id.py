@@ -7,13 +7,13 @@ import pytest
 from sbpair.amqp import codec
 from sbpair.amqp.message import PROPERTIES, Properties, Sections, data_body, section
 from sbpair.amqp.types import Symbol
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 
 BODY = data_body(b"x")
 
 
 def taken_in(properties: bytes) -> Sections:
-    message = envelope.read_message(properties + BODY)
+    message = service_envelope.read_message(properties + BODY)
     assert message is not None
     assert message.sections.body == BODY
     return message.sections

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import PROPERTIES, Properties, Sections, data_body, section
 from sbpair.amqp.types import ULong, text_of
-from sbpair.emulator.entities.envelope import PING, read_message
+from sbpair.emulator.entities.service_envelope import PING, read_message
 from sbpair.errors import ProtocolError
 
 texts = st.none() | st.text(max_size=9)

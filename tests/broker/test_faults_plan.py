@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.errors import EntityUnavailable, ServerBusy
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown
+from sbpair.emulator.faults.fault_points import belongs
+from sbpair.emulator.faults.faulty_connection import FrameCounter
 from sbpair.emulator.faults.kinds import KINDS, Fault
-from sbpair.emulator.faults.line import FrameCounter
-from sbpair.emulator.faults.points import belongs
+from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
 
 OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
 
@@ -138,7 +138,7 @@ def test_locks_run_out_when_they_are_told_to(faults, queue, put) -> None:
 
 
 def test_the_clock_jumps_and_what_is_due_happens(faults, queue, clock) -> None:
-    queue.send([Message(b"", 1, scheduled_at_ms=clock.now_ms() + 5_000)])
+    queue.send([StoredMessage(b"", 1, scheduled_at_ms=clock.now_ms() + 5_000)])
     faults.jump("contoso", 5_000)
     assert len(queue.messages.receive(1)) == 1
 

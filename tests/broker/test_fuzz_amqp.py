@@ -42,16 +42,16 @@ from sbpair.amqp.types import (
     UShort,
 )
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.doors.amqp.door import OUTPUT_MOST, AmqpDoor
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.frontends.amqp.amqp_connection import MAX_OUTPUT, AmqpConnection
 from sbpair.errors import ProtocolError
 
 Draw = Any
 QUEUE, SESSIONS, TOPIC = "orders", "sessions", "topic"
-SECONDS_MOST = 10.0
+MAX_SECONDS = 10.0
 
-OUTPUT_BOUND = 4 * OUTPUT_MOST
+OUTPUT_BOUND = 4 * MAX_OUTPUT
 MEMORY_BOUND = 8_000_000
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
 LONG = settings(QUICK, max_examples=20_000)
@@ -173,7 +173,7 @@ class Client:
         self.connection = Connection(
             SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key), container_id="good", hostname="h"
         )
-        self.transport = Memory(AmqpDoor(namespace))
+        self.transport = Memory(AmqpConnection(namespace))
         self.said: list[bytes] = []
         self.events: list[Any] = []
 
@@ -241,7 +241,7 @@ def unharmed(scene: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-        async with asyncio.timeout(SECONDS_MOST):
+        async with asyncio.timeout(MAX_SECONDS):
             await scene()
 
     asyncio.run(main())
@@ -499,7 +499,7 @@ def broken_conversations(draw: Draw) -> tuple[str, list[bytes]]:
 def survive(caplog: pytest.LogCaptureFixture, said: list[bytes]) -> None:
     async def scene() -> None:
         namespace = furnished()
-        attacked = Memory(AmqpDoor(namespace))
+        attacked = Memory(AmqpConnection(namespace))
         for piece in said:
             attacked.hear(piece)
             await settled()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES, Bearers, Issuer
-from tests.broker.test_fuzz_http import ANSWER_MOST, LONG, QUICK, TEXTS, Attacked
+from tests.broker.test_fuzz_http import LONG, MAX_ANSWER, QUICK, TEXTS, Attacked
 
 Draw = Any
 SERVICE = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/g/providers/Microsoft.ServiceBus"
@@ -93,7 +93,7 @@ def survive(attacked: Attacked, caplog: pytest.LogCaptureFixture, *request: Any)
     head, _, body = answer.partition(b"\r\n\r\n")
     status = head.split()[1].decode() if head else "200"
     assert status in STATUSES, head
-    assert len(answer) < ANSWER_MOST
+    assert len(answer) < MAX_ANSWER
     if status in ("400", "403", "404", "405", "409") and b"application/json" in head:
         assert set(json.loads(body)["error"]) == {"code", "message"}
     assert not attacked.unheard

@@ -23,9 +23,9 @@ from sbpair.emulator.testing import Emulator
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
 LONG = settings(QUICK, max_examples=4_000)
-SECONDS_MOST = 10.0
+MAX_SECONDS = 10.0
 PATIENCE_SECONDS = 0.2
-ANSWER_MOST = 1_000_000
+MAX_ANSWER = 1_000_000
 ATOM = "http://www.w3.org/2005/Atom"
 SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
@@ -192,16 +192,16 @@ class Attacked:
 
     async def _exchange(self, said: bytes, *, promises: bool) -> bytes:
         host, _, port = self.namespace.authority.rpartition(":")
-        async with asyncio.timeout(SECONDS_MOST):
+        async with asyncio.timeout(MAX_SECONDS):
             reader, writer = await asyncio.open_connection(host, int(port))
             try:
                 writer.write(said)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(PATIENCE_SECONDS if promises else SECONDS_MOST):
-                        return await reader.read(ANSWER_MOST)
+                    async with asyncio.timeout(PATIENCE_SECONDS if promises else MAX_SECONDS):
+                        return await reader.read(MAX_ANSWER)
                 # It waits for what was promised and does not come.
                 writer.write_eof()
-                return await reader.read(ANSWER_MOST)
+                return await reader.read(MAX_ANSWER)
             except ConnectionError:
                 return b""
             finally:
@@ -219,7 +219,7 @@ def survive(attacked: Attacked, caplog: pytest.LogCaptureFixture, *request: Any)
     answer = attacked.ask(*request)
     head = answer[: answer.find(b"\r\n")].decode()
     assert not answer or head.split()[1] in {"200", "201", "400", "401", "403", "404", "405", "409", "411", "501"}, head
-    assert len(answer) < ANSWER_MOST
+    assert len(answer) < MAX_ANSWER
     assert not attacked.unheard
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     for path in ("fuzzed", "topic/subscriptions/fuzzed", "topic/subscriptions/all/rules/fuzzed"):

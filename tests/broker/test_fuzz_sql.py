@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.entities.rules.rule import Rule, SqlAction, SqlFilter, TrueFilter, select
-from sbpair.emulator.entities.rules.view import View
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.entities.rules.rule import SqlAction, SqlRuleFilter, SubscriptionRule, TrueRuleFilter, select
+from sbpair.emulator.entities.rules.view import MessageView
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=200)
 LONG = settings(QUICK, max_examples=10_000)
-SECONDS_MOST = 5.0
+MAX_SECONDS = 5.0
 
 FILTERS = """
     sys.Label = 'bus stop' AND user.color IN ('red', 'blue') OR NOT EXISTS(nothing)
@@ -92,32 +92,32 @@ def broken_texts(draw: Draw, sound: list[str]) -> str:
     return "".join(tokens)
 
 
-def held() -> Message:
+def held() -> StoredMessage:
     sections = Sections(
         properties=Properties(message_id="m-1", subject="bus stop").encode(),
         application_properties=encode_map(APPLICATION_PROPERTIES, HELD),
         body=data_body(b"body"),
     )
-    return Message(sections, len(sections))
+    return StoredMessage(sections, len(sections))
 
 
 def survive(text: str, *, action: bool) -> None:
     before = time.monotonic()
     try:
         made = SqlAction(text) if action else None
-        rule = Rule("r", TrueFilter() if action else SqlFilter(text), made)
+        rule = SubscriptionRule("r", TrueRuleFilter() if action else SqlRuleFilter(text), made)
     except ArgumentInvalid:
         return
     finally:
-        assert time.monotonic() - before < SECONDS_MOST
-    selected = select([rule], View(held()))
-    assert time.monotonic() - before < SECONDS_MOST
+        assert time.monotonic() - before < MAX_SECONDS
+    selected = select([rule], MessageView(held()))
+    assert time.monotonic() - before < MAX_SECONDS
     assert selected.failure is None or selected.failure.description
 
 
 @pytest.mark.parametrize("text", FILTERS + ACTIONS)
 def test_what_is_broken_here_is_sound_at_first(text: str) -> None:
-    assert SqlFilter(text) if text in FILTERS else SqlAction(text)
+    assert SqlRuleFilter(text) if text in FILTERS else SqlAction(text)
 
 
 @QUICK

@@ -9,15 +9,15 @@ import pytest
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array
-from sbpair.emulator.doors.amqp import management
-from sbpair.emulator.doors.amqp.outcomes import settle_all
-from sbpair.emulator.doors.amqp.requests import Request
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, validate
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
-from sbpair.emulator.errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
 from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.outcomes import settle_all
+from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
 from sbpair.emulator.timespan import parse
 
 MINUTE = 60_000
@@ -28,12 +28,12 @@ def let_pass(namespace, clock, ms: int) -> None:
     namespace.agenda.advance(clock.now_ms())
 
 
-def named(*ids: str | None, **fields: object) -> list[Message]:
-    return [Message(Sections(), 10, message_id=each, **fields) for each in ids]
+def named(*ids: str | None, **fields: object) -> list[StoredMessage]:
+    return [StoredMessage(Sections(), 10, message_id=each, **fields) for each in ids]
 
 
-def annotations_of(message: Message):
-    return Sections.split(envelope.give_out(message)).read_message_annotations()
+def annotations_of(message: StoredMessage):
+    return Sections.split(service_envelope.give_out(message)).read_message_annotations()
 
 
 # Duplicates
@@ -189,7 +189,9 @@ def test_what_goes_to_a_partition_waits_for_it_and_so_does_what_follows(make_que
     queue = make_queue(forward_to="target")
     down = target.partitions.of_key("a")
     keyed = [
-        Message(Sections(properties=Properties(message_id=key).encode()), 10, partition_key=None if detects else key)
+        StoredMessage(
+            Sections(properties=Properties(message_id=key).encode()), 10, partition_key=None if detects else key
+        )
         for key in ("b", "a", "b")
     ]
     assert target.partitions.of_key("b") != down
@@ -207,7 +209,7 @@ def test_dead_letters_are_forwarded_with_their_reason(make_queue) -> None:
     queue.send(named(None))
     queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
     (got,) = bin_.messages.receive(9)
-    properties = Sections.split(envelope.give_out(got)).read_application_properties()
+    properties = Sections.split(service_envelope.give_out(got)).read_application_properties()
     assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("bad", "very")
     assert queue.counts().total == 0
 
@@ -231,7 +233,7 @@ def test_the_target_knows_duplicates_by_the_bytes(make_queue) -> None:
     target = make_queue("target", requires_duplicate_detection=True)
     queue = make_queue(forward_to="target")
     for _ in range(2):
-        queue.send([Message(Sections(properties=Properties(message_id="same").encode()), 10)])
+        queue.send([StoredMessage(Sections(properties=Properties(message_id="same").encode()), 10)])
     assert target.counts().active == 1
 
 
@@ -254,14 +256,14 @@ def test_the_transfer_dead_letters_have_an_address(namespace, make_queue) -> Non
 
 def test_properties_change_with_the_settlement(put) -> None:
     (message,) = put()
-    properties = envelope.Map([("mine", "new"), ("other", True)])
+    properties = service_envelope.Map([("mine", "new"), ("other", True)])
     for _ in range(2):
-        envelope.put_properties(message, properties)
+        service_envelope.put_properties(message, properties)
     assert message.sections.read_application_properties().pairs == properties.pairs
     assert message.size == 100 + len(message.sections.application_properties)
 
 
-CHANGES = envelope.Map([("note", "x" * 50)])
+CHANGES = service_envelope.Map([("note", "x" * 50)])
 
 
 @pytest.mark.parametrize("requires_session", [True, False])
@@ -278,14 +280,16 @@ CHANGES = envelope.Map([("note", "x" * 50)])
 )
 def test_sizes_follow_what_settlements_change(namespace, make_queue, outcome, requires_session) -> None:
     queue = make_queue(requires_session=requires_session)
-    queue.send([Message(Sections(), 100, session_id="s")])
+    queue.send([StoredMessage(Sections(), 100, session_id="s")])
     source = queue.messages.accept("s") if requires_session else queue.messages
     (message,) = source.receive(1)
     if isinstance(outcome, str):
         tokens = Array([message.lock_uuid])
         told = [("disposition-status", outcome), ("lock-tokens", tokens), ("properties-to-modify", CHANGES)]
-        request = Request("id", None, "com.microsoft:update-disposition", envelope.Map(), envelope.Map(told))
-        assert management.answer(request, namespace.resolve("orders"), lambda _: None).status == 200
+        request = AmqpRequest(
+            "id", None, "com.microsoft:update-disposition", service_envelope.Map(), service_envelope.Map(told)
+        )
+        assert management_operations.answer(request, namespace.resolve("orders"), lambda _: None).status == 200
     else:
         assert settle_all(source, [message.lock_token], outcome, settled=False) == {}
     grown = 100 + len(message.sections.application_properties)
@@ -302,13 +306,13 @@ BROKEN = b"\x00St\xc1\x02\x02\x40"
 
 
 def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
-    queue.send(envelope.take_in(BROKEN + b"\x00Sw\x40", 0))
+    queue.send(service_envelope.take_in(BROKEN + b"\x00Sw\x40", 0))
     token = queue.messages.receive(1)[0].lock_token
     refused = settle_all(queue.messages, [token], Modified(message_annotations=CHANGES), settled=False)
     assert refused is not None
     assert isinstance(refused[token], ArgumentInvalid)
     queue.messages.dead_letter(token, "bad", "very")
-    assert BROKEN in envelope.give_out(queue.dead_letters.receive(1)[0])
+    assert BROKEN in service_envelope.give_out(queue.dead_letters.receive(1)[0])
 
 
 def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:

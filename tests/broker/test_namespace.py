@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.errors import ArgumentInvalid, EntityExists, EntityNotFound, QuotaExceeded
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, EntityNotFound
 
 
 def test_paths_are_compared_in_lower_case_and_kept_as_written(namespace) -> None:
@@ -47,7 +47,7 @@ def test_a_path_that_cannot_be_is_refused(namespace) -> None:
 def test_a_namespace_holds_ten_thousand_entities(namespace) -> None:
     for index in range(10_000):
         namespace.create_queue(f"q{index}")
-    with pytest.raises(QuotaExceeded):
+    with pytest.raises(EntityFull):
         namespace.create_queue("one-too-many")
 
 

@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.entities.message import ACTIVE, GONE, Message
-from sbpair.emulator.entities.order import Line, Shelf
+from sbpair.emulator.entities.message_order import MessageStore, ReadyQueue
+from sbpair.emulator.entities.stored_message import ACTIVE, GONE, StoredMessage
 
 
-def numbered(number: int) -> Message:
-    message = Message(Sections(), 1)
+def numbered(number: int) -> StoredMessage:
+    message = StoredMessage(Sections(), 1)
     message.sequence_number = number
     return message
 
 
 @given(st.lists(st.integers(0, 5_000), unique=True), st.sets(st.integers(0, 5_000)), st.integers(0, 5_001))
 def test_a_shelf_reads_on_in_order_from_any_number(added, removed, start) -> None:
-    shelf = Shelf()
+    shelf = MessageStore()
     for number in added:
         shelf.add(numbered(number))
     for number in removed & set(added):
@@ -38,7 +38,7 @@ def test_reading_on_from_the_middle_looks_at_one_page_only() -> None:
             Counting.looked_at += 1
             return super().__iter__()
 
-    shelf = Shelf()
+    shelf = MessageStore()
     for number in range(10_240):
         shelf.add(numbered(number))
     shelf._pages = {number: Counting(page) for number, page in shelf._pages.items()}
@@ -48,7 +48,7 @@ def test_reading_on_from_the_middle_looks_at_one_page_only() -> None:
 
 @given(st.lists(st.integers(0, 200), unique=True), st.sets(st.integers(0, 200)), st.integers(1, 7))
 def test_a_line_gives_the_lowest_first_and_skips_who_left(numbers, left, step) -> None:
-    line, messages = Line(), [numbered(number) for number in numbers]
+    line, messages = ReadyQueue(), [numbered(number) for number in numbers]
     for message in messages:
         line.put(message)
     for message in messages:
@@ -63,7 +63,7 @@ def test_a_line_gives_the_lowest_first_and_skips_who_left(numbers, left, step) -
 
 
 def test_those_who_left_are_swept_out_of_a_line() -> None:
-    line = Line()
+    line = ReadyQueue()
     messages = [numbered(number) for number in range(1_000)]
     for message in messages:
         line.put(message)

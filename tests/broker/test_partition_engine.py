@@ -6,13 +6,13 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.entities.partitions import Partitioned, partition_of
-from sbpair.emulator.entities.rules.rule import Rule
+from sbpair.emulator.entities.partitions import PartitionedMessages, partition_of
+from sbpair.emulator.entities.rules.rule import SubscriptionRule
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
-from sbpair.emulator.errors import MessageLockLost, NotAllowed, QuotaExceeded, TimedOut
 from sbpair.emulator.faults.active import BadField, Faults
+from sbpair.emulator.service_errors import EntityFull, MessageLockExpired, NotAllowed, OperationTimedOut
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ class Waiter:
         self.woken += 1
 
 
-def message(**fields) -> Message:
-    return Message(Sections(), 10, **fields)
+def message(**fields) -> StoredMessage:
+    return StoredMessage(Sections(), 10, **fields)
 
 
 def partitions(messages) -> list[int]:
     return [partition_of(each.sequence_number) for each in messages]
 
 
-def drain(queue) -> list[Message]:
+def drain(queue) -> list[StoredMessage]:
     taken = []
     while more := queue.messages.receive(7):
         for each in more:
@@ -120,7 +120,7 @@ def test_with_a_key_a_partition_that_is_down_is_an_error_and_without_one_it_is_s
     queue.send([keyed])
     (down,) = partitions([keyed])
     with faults.during("partition-down", "contoso", entity="orders", partition=down):
-        with pytest.raises(TimedOut, match=f"partition {down}"):
+        with pytest.raises(OperationTimedOut, match=f"partition {down}"):
             queue.send([message(partition_key="k")])
         others = [message() for _ in range(32)]
         for each in others:
@@ -133,7 +133,7 @@ def test_with_a_key_a_partition_that_is_down_is_an_error_and_without_one_it_is_s
 def test_nothing_can_be_sent_with_all_partitions_down(queue, faults) -> None:
     for number in range(16):
         faults.partition_down("contoso", number)
-    with pytest.raises(TimedOut, match="no partition"):
+    with pytest.raises(OperationTimedOut, match="no partition"):
         queue.send([message()])
     faults.end_all()
     queue.send([message()])
@@ -144,10 +144,10 @@ def test_what_is_locked_in_a_partition_that_is_down_cannot_be_settled(queue, fau
     (held,) = queue.messages.receive(1)
     with faults.during("partition-down", "contoso", partition=partition_of(held.sequence_number)):
         for act in (queue.messages.complete, queue.messages.renew, queue.messages.locked, queue.messages.dead_letter):
-            with pytest.raises(TimedOut):
+            with pytest.raises(OperationTimedOut):
                 act(held.lock_token)
     queue.messages.complete(held.lock_token)
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         queue.messages.complete(held.lock_token)
 
 
@@ -178,7 +178,7 @@ def test_a_dead_letter_keeps_its_partition_and_its_number(queue) -> None:
     queue.send([message(partition_key="k")])
     (held,) = queue.messages.receive(1)
     queue.messages.dead_letter(held.lock_token)
-    assert isinstance(queue.dead_letters, Partitioned)
+    assert isinstance(queue.dead_letters, PartitionedMessages)
     assert [each.sequence_number for each in queue.dead_letters.receive(1)] == [held.sequence_number]
 
 
@@ -216,7 +216,7 @@ def test_a_namespace_has_a_hundred_partitioned_entities(namespace) -> None:
         (namespace.create_queue, QueueDescription(enable_partitioning=True)),
         (namespace.create_topic, TopicDescription(enable_partitioning=True)),
     ):
-        with pytest.raises(QuotaExceeded, match="100 partitioned"):
+        with pytest.raises(EntityFull, match="100 partitioned"):
             make("one-too-many", description)
     namespace.create_queue("plain")
 
@@ -228,7 +228,7 @@ def test_nothing_that_touches_every_partition_works_with_one_down(namespace, que
             lambda: namespace.delete_queue("orders"),
             lambda: namespace.create_queue("another", QueueDescription(enable_partitioning=True)),
         ):
-            with pytest.raises(TimedOut, match="partition 3"):
+            with pytest.raises(OperationTimedOut, match="partition 3"):
                 act()
         namespace.create_queue("plain")
     namespace.delete_queue("orders")
@@ -267,7 +267,7 @@ def test_a_session_in_a_partition_that_is_down_is_not_lent(make_queue, faults) -
     down = queue.partitions.of_key("a")
     up = next(name for name in "bcdefgh" if queue.partitions.of_key(name) != down)
     with faults.during("partition-down", "contoso", partition=down):
-        with pytest.raises(TimedOut):
+        with pytest.raises(OperationTimedOut):
             queue.messages.accept("a")
         borrower = Borrower()
         assert queue.messages.accept_next(borrower) is None
@@ -289,13 +289,13 @@ def test_who_has_a_session_gets_on_when_its_partition_does(make_queue, faults) -
 
 def test_a_topic_hands_its_partitions_to_its_subscriptions(namespace, faults) -> None:
     topic = namespace.create_topic("news", TopicDescription(enable_partitioning=True))
-    subscription = topic.create_subscription("all", SubscriptionDescription(), Rule())
+    subscription = topic.create_subscription("all", SubscriptionDescription(), SubscriptionRule())
     for number in range(64):
         topic.send([message(partition_key=f"key-{number}")])
         topic.send([message()])
-    assert isinstance(subscription.messages, Partitioned)
+    assert isinstance(subscription.messages, PartitionedMessages)
     assert subscription.counts().active == 128
     assert len(subscription.messages.receive(200)) == 128
     down = topic.partitions.of_key("key-0")
-    with faults.during("partition-down", "contoso", entity="news", partition=down), pytest.raises(TimedOut):
+    with faults.during("partition-down", "contoso", entity="news", partition=down), pytest.raises(OperationTimedOut):
         topic.send([message(partition_key="key-0")])

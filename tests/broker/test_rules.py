@@ -32,21 +32,21 @@ from sbpair.amqp.types import (
     same,
     type_of,
 )
-from sbpair.emulator.entities.message import Message
 from sbpair.emulator.entities.rules import evaluate, syntax
 from sbpair.emulator.entities.rules.rule import (
-    CorrelationFilter,
-    Rule,
+    CorrelationRuleFilter,
     SqlAction,
-    SqlFilter,
-    TrueFilter,
+    SqlRuleFilter,
+    SubscriptionRule,
+    TrueRuleFilter,
     all_plain,
     select,
 )
 from sbpair.emulator.entities.rules.typed import from_amqp, read_typed
 from sbpair.emulator.entities.rules.values import EvaluationFailed
-from sbpair.emulator.entities.rules.view import View
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.entities.rules.view import MessageView
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 GUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MINUTE_TICKS = 600_000_000
@@ -76,18 +76,18 @@ HELD = Map(
 )
 
 
-def a_message(properties: Map = HELD, **fields: Any) -> Message:
+def a_message(properties: Map = HELD, **fields: Any) -> StoredMessage:
     described = {"message_id": "m-1", "subject": "bus stop", "correlation_id": GUID, **fields}
     sections = Sections(
         properties=Properties(**described).encode(),
         application_properties=encode_map(APPLICATION_PROPERTIES, properties),
         body=data_body(b"body"),
     )
-    return Message(sections, len(sections), ttl_ms=60_000, session_id=fields.get("group_id"))
+    return StoredMessage(sections, len(sections), ttl_ms=60_000, session_id=fields.get("group_id"))
 
 
-def answer(text: str, message: Message | None = None, **parameters: Any) -> bool | None:
-    return evaluate.condition(text, parameters)(View(message or a_message()))
+def answer(text: str, message: StoredMessage | None = None, **parameters: Any) -> bool | None:
+    return evaluate.condition(text, parameters)(MessageView(message or a_message()))
 
 
 TRUE = """
@@ -274,7 +274,7 @@ BAD = [
 @pytest.mark.parametrize(("text", "line", "column"), BAD)
 def test_is_no_filter_and_says_where(text: str, line: int, column: int) -> None:
     with pytest.raises(syntax.SqlInvalid) as refused:
-        SqlFilter(text)
+        SqlRuleFilter(text)
     assert (refused.value.line, refused.value.column) == (line, column)
     assert refused.value.message.startswith("There was an error parsing the SQL expression. [Token line=")
     assert (refused.value.status, refused.value.sub_code) == (400, 40000)
@@ -282,16 +282,16 @@ def test_is_no_filter_and_says_where(text: str, line: int, column: int) -> None:
 
 def test_parameters_are_given_by_name_in_any_case() -> None:
     named = (("@Limit", read_typed("int", "4")), ("@since", read_typed("dateTime", "1970-01-01T00:00:00Z")))
-    assert SqlFilter("n > @limit AND at > @since", named).matches(View(a_message())) is True
+    assert SqlRuleFilter("n > @limit AND at > @since", named).matches(MessageView(a_message())) is True
 
 
 def test_an_expression_is_bounded_in_length_and_in_depth() -> None:
     with pytest.raises(syntax.SqlInvalid, match="1024 at most"):
-        SqlFilter("a = '" + "x" * 1024 + "'")
+        SqlRuleFilter("a = '" + "x" * 1024 + "'")
     with pytest.raises(syntax.SqlInvalid, match="deeper"):
-        SqlFilter("(" * 100 + "a = 1" + ")" * 100)
+        SqlRuleFilter("(" * 100 + "a = 1" + ")" * 100)
     with pytest.raises(syntax.SqlInvalid, match="deeper"):
-        SqlFilter("a = " + "p(" * 100 + "a" + ")" * 100)
+        SqlRuleFilter("a = " + "p(" * 100 + "a" + ")" * 100)
     assert answer("NOT " * 200 + "n = 5") is True
     assert answer("n = " + "-" * 200 + "5") is True
     assert answer(" OR ".join(["n = 0"] * 100) + " OR n = 5") is True
@@ -326,13 +326,17 @@ TOKENS = st.sampled_from(WORDS.split(" "))
 @settings(max_examples=300, deadline=1000)
 @given(st.one_of(st.text(max_size=200), st.lists(TOKENS, max_size=40).map(" ".join)))
 def test_any_text_is_a_filter_or_raises_the_one_error(text: str) -> None:
-    for make in (SqlFilter, SqlAction):
+    for make in (SqlRuleFilter, SqlAction):
         try:
             made = make(text)
         except syntax.SqlInvalid:
             continue
-        rule = Rule("r", made) if isinstance(made, SqlFilter) else Rule("r", TrueFilter(), made)
-        selection = select([rule], View(a_message()))
+        rule = (
+            SubscriptionRule("r", made)
+            if isinstance(made, SqlRuleFilter)
+            else SubscriptionRule("r", TrueRuleFilter(), made)
+        )
+        selection = select([rule], MessageView(a_message()))
         assert len(selection.copies) <= 1
 
 
@@ -376,7 +380,7 @@ def test_an_integer_is_the_same_number_in_each_width(value: int, width: Any) -> 
     assert answer("n = @p AND n <= @p AND n IN (@p)", message, p=number) is True
     if width.LOW <= number <= width.HIGH:
         wanted = (("n", from_amqp(width(number))),)
-        assert CorrelationFilter(properties=wanted).matches(View(message)) is True
+        assert CorrelationRuleFilter(properties=wanted).matches(MessageView(message)) is True
     if number <= Long.HIGH:
         assert answer("n + 0 = @p", message, p=number) is True
     else:
@@ -424,18 +428,18 @@ def test_a_float_is_the_same_number_as_a_double(value: float) -> None:
 )
 def test_a_correlation_filter_compares_values_and_their_kinds(wanted: dict[str, Any], matches: bool) -> None:
     properties = tuple((name, from_amqp(value)) for name, value in wanted.pop("properties", {}).items())
-    assert CorrelationFilter(**wanted, properties=properties).matches(View(a_message())) is matches
+    assert CorrelationRuleFilter(**wanted, properties=properties).matches(MessageView(a_message())) is matches
 
 
 def test_a_correlation_filter_asks_for_something() -> None:
     with pytest.raises(ArgumentInvalid, match="at least one"):
-        CorrelationFilter()
+        CorrelationRuleFilter()
 
 
 def test_nothing_is_decoded_that_no_rule_asks_for() -> None:
-    broken = Message(Sections(properties=b"\x00\x53\x73broken", application_properties=b"broken"), 10)
-    assert select([Rule()], View(broken)).copies[0].sections is broken.sections
-    selection = select([Rule("r", SqlFilter("a = 1"))], View(broken))
+    broken = StoredMessage(Sections(properties=b"\x00\x53\x73broken", application_properties=b"broken"), 10)
+    assert select([SubscriptionRule()], MessageView(broken)).copies[0].sections is broken.sections
+    selection = select([SubscriptionRule("r", SqlRuleFilter("a = 1"))], MessageView(broken))
     assert selection.copies == []
     assert selection.failure is not None
     assert selection.failure.reason == "FilterException"
@@ -444,9 +448,11 @@ def test_nothing_is_decoded_that_no_rule_asks_for() -> None:
 # Actions
 
 
-def changed(text: str, message: Message | None = None, **parameters: Any) -> Message:
+def changed(text: str, message: StoredMessage | None = None, **parameters: Any) -> StoredMessage:
     named = tuple((f"@{name}", from_amqp(value)) for name, value in parameters.items())
-    selection = select([Rule("named", TrueFilter(), SqlAction(text, named))], View(message or a_message()))
+    selection = select(
+        [SubscriptionRule("named", TrueRuleFilter(), SqlAction(text, named))], MessageView(message or a_message())
+    )
     assert selection.failure is None
     return selection.copies[0]
 
@@ -537,8 +543,8 @@ def test_is_no_action(text: str) -> None:
     "text", ["SET a = n / 0", "SET sys.Label = 5", "SET sys.TimeToLive = 5", "SET sys.ContentType = 'ä'"]
 )
 def test_an_action_that_fails_is_a_failure_of_its_rule_alone(text: str) -> None:
-    rules = [Rule("plain"), Rule("bad", TrueFilter(), SqlAction(text))]
-    selection = select(rules, View(a_message()))
+    rules = [SubscriptionRule("plain"), SubscriptionRule("bad", TrueRuleFilter(), SqlAction(text))]
+    selection = select(rules, MessageView(a_message()))
     assert len(selection.copies) == 1
     assert selection.failure is not None
     assert selection.failure.reason == "RuleActionException"
@@ -546,7 +552,9 @@ def test_an_action_that_fails_is_a_failure_of_its_rule_alone(text: str) -> None:
 
 def test_a_duration_out_of_range_is_a_failure_of_its_rule() -> None:
     message = a_message(Map([("far", Timestamp(2**62)), ("at", Timestamp(0))]))
-    selection = select([Rule("bad", TrueFilter(), SqlAction("SET apart = far - at"))], View(message))
+    selection = select(
+        [SubscriptionRule("bad", TrueRuleFilter(), SqlAction("SET apart = far - at"))], MessageView(message)
+    )
     assert selection.copies == []
     assert selection.failure is not None
     assert "overflow" in selection.failure.description
@@ -554,30 +562,30 @@ def test_a_duration_out_of_range_is_a_failure_of_its_rule() -> None:
 
 def test_rules_without_action_share_a_copy_and_each_with_one_has_its_own() -> None:
     rules = [
-        Rule("one"),
-        Rule("two", SqlFilter("n = 5"), SqlAction("SET by = 'two'")),
-        Rule("three", SqlFilter("color = 'red'")),
-        Rule("four", TrueFilter(), SqlAction("SET by = 'four'")),
-        Rule("five", SqlFilter("n = 6"), SqlAction("SET by = 'five'")),
+        SubscriptionRule("one"),
+        SubscriptionRule("two", SqlRuleFilter("n = 5"), SqlAction("SET by = 'two'")),
+        SubscriptionRule("three", SqlRuleFilter("color = 'red'")),
+        SubscriptionRule("four", TrueRuleFilter(), SqlAction("SET by = 'four'")),
+        SubscriptionRule("five", SqlRuleFilter("n = 6"), SqlAction("SET by = 'five'")),
     ]
     message = a_message()
-    copies = select(rules, View(message)).copies
+    copies = select(rules, MessageView(message)).copies
     assert copies[0].sections is message.sections
     told = [copy.sections.read_application_properties() for copy in copies[1:]]
     assert [(one["by"], one["RuleName"]) for one in told] == [("two", "two"), ("four", "four")]
 
 
 def test_rules_that_take_everything_as_it_is_need_no_look_at_it() -> None:
-    assert all_plain([Rule()])
+    assert all_plain([SubscriptionRule()])
     assert not all_plain([])
-    assert not all_plain([Rule(), Rule("sql", SqlFilter("a = 1"))])
-    assert not all_plain([Rule("r", TrueFilter(), SqlAction("SET a = 1"))])
+    assert not all_plain([SubscriptionRule(), SubscriptionRule("sql", SqlRuleFilter("a = 1"))])
+    assert not all_plain([SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET a = 1"))])
 
 
 @pytest.mark.parametrize("name", ["", "x" * 51, "a/b", "a?b", "a#b", "a@b", "a*b", "a\\b", "a\nb", " "])
 def test_is_no_name_of_a_rule(name: str) -> None:
     with pytest.raises(ArgumentInvalid):
-        Rule(name)
+        SubscriptionRule(name)
 
 
 @pytest.mark.parametrize(
@@ -627,9 +635,11 @@ def test_is_no_typed_text(kind: str, text: str) -> None:
 
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:
     code = (
-        "import sys, sbpair.emulator.server, sbpair.emulator.doors.amqp.door, sbpair.emulator.doors.http.atom; "
+        "import sys, sbpair.emulator.server, sbpair.emulator.frontends.amqp.amqp_connection; "
+        "import sbpair.emulator.frontends.atom.atom_frontend; "
         "assert 'lark' not in sys.modules; "
-        "from sbpair.emulator.entities.rules.rule import Rule, SqlFilter; Rule(); assert 'lark' not in sys.modules; "
-        "SqlFilter('a = 1'); assert 'lark' in sys.modules"
+        "from sbpair.emulator.entities.rules.rule import SubscriptionRule, SqlRuleFilter; SubscriptionRule(); "
+        "assert 'lark' not in sys.modules; "
+        "SqlRuleFilter('a = 1'); assert 'lark' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,17 +9,17 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from sbpair.emulator.access.sas import ALL_CLAIMS, AuthorizationRule, Claim, sign, signature
+from sbpair.emulator.access.sas import ALL_CLAIMS, AccessRight, AuthorizationRule, sign, signature
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
-from sbpair.emulator.errors import NotAuthenticated, NotAuthorized
+from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock
 
 ENTITY = "sb://127.0.0.1:5672/orders"
 WHOLE = "https://127.0.0.1:5672"
-SENDER = AuthorizationRule("sender", "first key", "second key", frozenset({Claim.SEND}))
+SENDER = AuthorizationRule("sender", "first key", "second key", frozenset({AccessRight.SEND}))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_token_for_a_whole_url_is_good_for_the_path_in_it(namespace, soon) -> 
     assert namespace.authenticate(token, ENTITY).scope == "orders"
     listing = sign(ROOT_RULE, "https://127.0.0.1:5672/$resources/queues?$skip=0", soon)
     assert namespace.authenticate(listing, "$Resources/queues").claims == ALL_CLAIMS
-    with pytest.raises(NotAuthenticated, match="InvalidAudience"):
+    with pytest.raises(Unauthenticated, match="InvalidAudience"):
         namespace.authenticate(listing, ENTITY)
 
 
@@ -63,7 +63,7 @@ def test_a_token_for_an_entity_is_good_for_it_and_what_is_below(namespace, soon)
     for address in (ENTITY, "ORDERS", "orders/$DeadLetterQueue", "amqps://127.0.0.1:5672/orders/$management"):
         assert namespace.authenticate(token, address).scope == "orders"
     for address in ("orders-old", "", "other"):
-        with pytest.raises(NotAuthenticated, match="InvalidAudience"):
+        with pytest.raises(Unauthenticated, match="InvalidAudience"):
             namespace.authenticate(token, address)
 
 
@@ -82,7 +82,7 @@ def test_the_secondary_key_signs_as_well(namespace, soon) -> None:
 
 def test_a_wrong_key_or_key_name_is_not_authenticated(namespace, soon) -> None:
     for token in (raw_token(ENTITY, soon, "wrong"), raw_token(ENTITY, soon, name="nobody")):
-        with pytest.raises(NotAuthenticated, match="InvalidSignature") as refused:
+        with pytest.raises(Unauthenticated, match="InvalidSignature") as refused:
             namespace.authenticate(token, ENTITY)
         assert (refused.value.status, refused.value.sub_code) == (401, 40100)
 
@@ -90,7 +90,7 @@ def test_a_wrong_key_or_key_name_is_not_authenticated(namespace, soon) -> None:
 def test_a_signature_for_another_resource_or_time_is_not_authenticated(namespace, soon) -> None:
     token = sign(ROOT_RULE, ENTITY, soon)
     for changed in (token.replace("orders", "others"), token.replace(f"se={soon}", f"se={soon + 1}")):
-        with pytest.raises(NotAuthenticated, match="InvalidSignature"):
+        with pytest.raises(Unauthenticated, match="InvalidSignature"):
             namespace.authenticate(changed, "")
 
 
@@ -98,26 +98,26 @@ def test_a_token_runs_out_by_the_namespaces_clock(namespace, clock, soon) -> Non
     token = sign(ROOT_RULE, ENTITY, soon)
     grant = namespace.authenticate(token, ENTITY)
     clock.advance(60_000)
-    with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+    with pytest.raises(Unauthenticated, match="ExpiredToken"):
         namespace.authenticate(token, ENTITY)
-    with pytest.raises(NotAuthenticated, match="ExpiredToken"):
-        grant.require(Claim.SEND, "orders", clock.now_ms())
+    with pytest.raises(Unauthenticated, match="ExpiredToken"):
+        grant.require(AccessRight.SEND, "orders", clock.now_ms())
 
 
 def test_an_entitys_own_rule_signs_for_that_entity_only(namespace, clock, soon) -> None:
     grant = namespace.authenticate(sign(SENDER, ENTITY, soon), "orders")
-    grant.require(Claim.SEND, "orders", clock.now_ms())
-    with pytest.raises(NotAuthorized, match="Listen"):
-        grant.require(Claim.LISTEN, "orders", clock.now_ms())
+    grant.require(AccessRight.SEND, "orders", clock.now_ms())
+    with pytest.raises(Unauthorized, match="Listen"):
+        grant.require(AccessRight.LISTEN, "orders", clock.now_ms())
     for resource in (WHOLE, "sb://127.0.0.1/orders-old"):
-        with pytest.raises(NotAuthenticated, match="InvalidSignature"):
+        with pytest.raises(Unauthenticated, match="InvalidSignature"):
             namespace.authenticate(sign(SENDER, resource, soon), "orders")
 
 
 def test_a_claim_on_one_entity_is_none_on_another(namespace, clock, soon) -> None:
     grant = namespace.authenticate(sign(ROOT_RULE, ENTITY, soon), ENTITY)
-    with pytest.raises(NotAuthorized):
-        grant.require(Claim.SEND, "orders-old", clock.now_ms())
+    with pytest.raises(Unauthorized):
+        grant.require(AccessRight.SEND, "orders-old", clock.now_ms())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_claim_on_one_entity_is_none_on_another(namespace, clock, soon) -> Non
     ],
 )
 def test_what_is_no_token_is_not_authenticated(namespace, token) -> None:
-    with pytest.raises(NotAuthenticated):
+    with pytest.raises(Unauthenticated):
         namespace.authenticate(token, ENTITY)
 
 

@@ -14,11 +14,11 @@ from aiohttp import ClientConnectionError, ClientSession, web
 from sbpair.amqp.message import Sections
 from sbpair.emulator import server
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.doors.http.body import read_body
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.errors import ArgumentInvalid
-from sbpair.emulator.first_bytes import FirstBytes
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.frontends.http.body import read_body
+from sbpair.emulator.protocol_sniffer import ProtocolSniffer
+from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.testing import Emulator
 from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
@@ -142,7 +142,7 @@ def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         listening = server.bind("127.0.0.1", 0)
-        make = lambda: FirstBytes(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
+        make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
         async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
             reader, writer = await asyncio.open_connection(*listening.getsockname())
             writer.write(said)
@@ -304,7 +304,7 @@ def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
 def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
     async def scenario(emulator: Emulator) -> None:
         queue = emulator.namespaces["contoso"].create_queue("orders")
-        queue.send([Message(Sections(), 10)])
+        queue.send([StoredMessage(Sections(), 10)])
         queue.messages.receive(1)
         before = emulator.clock.now_ms()
         _, answer = await post(emulator, "clock", {"advance_ms": 60_000})
@@ -396,7 +396,7 @@ def test_the_timer_ends_locks_without_anyone_asking() -> None:
     async def scenario(emulator: Emulator) -> None:
         description = QueueDescription(lock_duration=20 * TICKS_PER_MS)
         queue = emulator.namespaces["contoso"].create_queue("orders", description)
-        queue.send([Message(Sections(), 10)])
+        queue.send([StoredMessage(Sections(), 10)])
         queue.messages.receive(1)
         woken = asyncio.Event()
 

@@ -9,17 +9,17 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.amqp.types import Map
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.doors.amqp import management
-from sbpair.emulator.doors.amqp.requests import Request
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic_description import SubscriptionDescription
-from sbpair.emulator.errors import (
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
+from sbpair.emulator.service_errors import (
     ArgumentInvalid,
-    MessageLockLost,
+    MessageLockExpired,
     MessageNotFound,
     NotAllowed,
     SessionCannotBeLocked,
-    SessionLockLost,
+    SessionLockExpired,
 )
 
 MINUTE = 60_000
@@ -61,7 +61,7 @@ def say(queue):
     """Sends a message to each of these sessions; their numbers."""
 
     def send(*sessions: str, **fields: object) -> list[int]:
-        messages = [Message(Sections(), 100, session_id=each, **fields) for each in sessions]
+        messages = [StoredMessage(Sections(), 100, session_id=each, **fields) for each in sessions]
         for message in messages:
             queue.send([message])
         return numbers(messages)
@@ -145,9 +145,9 @@ def test_a_lock_that_runs_out_ends_the_loan_and_counts(namespace, queue, say, cl
     held.on_lost = lost.append
     token = held.receive(1)[0].lock_token
     let_pass(namespace, clock, MINUTE)
-    assert [type(refusal) for refusal in lost] == [SessionLockLost]
+    assert [type(refusal) for refusal in lost] == [SessionLockExpired]
     for late in (lambda: held.complete(token), lambda: held.receive(1), held.renew, lambda: held.set_state(b"x")):
-        with pytest.raises(SessionLockLost):
+        with pytest.raises(SessionLockExpired):
             late()
     again = queue.messages.accept("a").receive(9)
     assert [message.delivery_count for message in again] == [1, 0]
@@ -158,7 +158,7 @@ def test_a_lock_has_run_out_even_where_no_timer_ran(queue, say, clock) -> None:
     held = queue.messages.accept("a")
     token = held.receive(1)[0].lock_token
     clock.advance(MINUTE)
-    with pytest.raises(SessionLockLost):
+    with pytest.raises(SessionLockExpired):
         held.complete(token)
     queue.messages.accept("a")
 
@@ -171,7 +171,7 @@ def test_renewing_a_session_renews_what_was_received_from_it(namespace, queue, s
     assert held.renew() == message.locked_until_ms == clock.now_ms() + MINUTE
     let_pass(namespace, clock, MINUTE - 1)
     held.complete(message.lock_token)
-    with pytest.raises(MessageLockLost):
+    with pytest.raises(MessageLockExpired):
         held.complete(message.lock_token)
     with pytest.raises(NotAllowed):
         queue.messages.renew(message.lock_token)
@@ -255,8 +255,8 @@ def test_state_has_no_room_in_a_full_entity_but_may_shrink(namespace, queue, mon
 
     def set_state(state: bytes | None) -> int:
         body = Map([("session-id", "s"), ("session-state", state)])
-        request = Request("id", None, "com.microsoft:set-session-state", Map(), body)
-        return management.answer(request, namespace.resolve("orders"), lambda _: None).status
+        request = AmqpRequest("id", None, "com.microsoft:set-session-state", Map(), body)
+        return management_operations.answer(request, namespace.resolve("orders"), lambda _: None).status
 
     assert [set_state(state) for state in (b"x" * 101, b"y" * 100, None, b"z")] == [403, 200, 200, 200]
     assert held.state == b"z"
@@ -287,7 +287,7 @@ def test_peeking_can_be_of_one_session(queue, say) -> None:
 
 def test_messages_without_a_session_are_refused(queue, say) -> None:
     with pytest.raises(NotAllowed):
-        queue.send([Message(Sections(), 1)])
+        queue.send([StoredMessage(Sections(), 1)])
     with pytest.raises(ArgumentInvalid):
         say("x" * 129)
     assert queue.counts().total == 0
@@ -334,7 +334,7 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     """What one of `count` sessions costs, most of which are held and two of which are free."""
     messages, names = queue.messages, [f"session-{number}" for number in range(count)]
     for name in names:
-        queue.send([Message(Sections(), 100, session_id=name)])
+        queue.send([StoredMessage(Sections(), 100, session_id=name)])
     held = [messages.accept(name) for name in names[:-2]]
     clock.advance(MINUTE // 2)
     renewed = held[1::2]
@@ -370,7 +370,7 @@ def test_a_deleted_queue_ends_every_loan(namespace, queue, say) -> None:
     held = queue.messages.accept("a")
     held.receive(1)
     namespace.delete_queue("orders")
-    with pytest.raises(SessionLockLost):
+    with pytest.raises(SessionLockExpired):
         held.receive(1)
     assert queue.size_bytes == 0
 
@@ -378,6 +378,6 @@ def test_a_deleted_queue_ends_every_loan(namespace, queue, say) -> None:
 def test_a_subscription_can_require_sessions(namespace) -> None:
     topic = namespace.create_topic("topic")
     subscription = topic.create_subscription("sub", SubscriptionDescription(requires_session=True))
-    topic.send([Message(Sections(), 1, session_id="a"), Message(Sections(), 1)])
+    topic.send([StoredMessage(Sections(), 1, session_id="a"), StoredMessage(Sections(), 1)])
     assert len(subscription.messages.accept("a").receive(9)) == 1
     assert [each.dead_letter.reason for each in subscription.dead_letters.receive(9)] == ["Session ID is null"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.entities.rules.rule import Rule
+from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic_description import SubscriptionDescription
-from sbpair.emulator.errors import QuotaExceeded, ServerBusy, Throttled
-from sbpair.emulator.faults.credits import Budget
-from sbpair.emulator.faults.points import FaultPoints, Meters
+from sbpair.emulator.faults.credit_budget import CreditBudget
+from sbpair.emulator.faults.fault_points import CombinedMeters, FaultPoints
+from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
 
 
 class Resumed:
@@ -25,8 +25,8 @@ def resumed() -> Resumed:
 
 
 @pytest.fixture
-def budget(namespace, clock, resumed) -> Budget:
-    return Budget(100, clock, namespace.agenda, resumed)
+def budget(namespace, clock, resumed) -> CreditBudget:
+    return CreditBudget(100, clock, namespace.agenda, resumed)
 
 
 def test_a_second_has_its_credits_and_the_next_one_has_new_ones(budget, clock) -> None:
@@ -76,8 +76,8 @@ def test_deliveries_wait_for_credits_and_go_on(budget, clock, namespace, resumed
 
 
 def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resumed) -> None:
-    other = Budget(10, clock, namespace.agenda, resumed)
-    both = Meters([budget, other])
+    other = CreditBudget(10, clock, namespace.agenda, resumed)
+    both = CombinedMeters([budget, other])
     assert both.allowed(50, "orders") == 10
     both.took(10, "orders")
     with pytest.raises(ServerBusy):
@@ -88,21 +88,21 @@ def test_each_filter_of_a_topic_costs_as_much_as_the_message(namespace, queue) -
     topic = namespace.create_topic("news")
     assert (queue.credits_a_message, topic.credits_a_message) == (1, 1)
     for name in ("a", "b"):
-        topic.create_subscription(name, SubscriptionDescription(), Rule())
-    topic.subscription("b").add_rule(Rule(name="more"))
+        topic.create_subscription(name, SubscriptionDescription(), SubscriptionRule())
+    topic.subscription("b").add_rule(SubscriptionRule(name="more"))
     assert topic.credits_a_message == 4
 
 
 def test_a_namespace_has_so_many_connections() -> None:
     points = FaultPoints()
-    points.connections_most = 1
+    points.max_connections = 1
     points.doors.add("a door")
     points.check_connections()
     points.doors.add("another")
-    with pytest.raises(QuotaExceeded, match="ConnectionsQuotaExceeded"):
+    with pytest.raises(EntityFull, match="ConnectionsQuotaExceeded"):
         points.check_connections()
-    assert FaultPoints().connections_most == 5_000
+    assert FaultPoints().max_connections == 5_000
 
 
 def test_the_management_door_says_it_in_its_own_way() -> None:
-    assert (Throttled.status, Throttled.sub_code) == (429, 50004)
+    assert (RequestThrottled.status, RequestThrottled.sub_code) == (429, 50004)

@@ -7,24 +7,24 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.doors.http import atom_xml
 from sbpair.emulator.entities.description import QueueDescription, from_elements
-from sbpair.emulator.entities.message import Message
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.namespace_tiers import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, RequestedEntity
 from sbpair.emulator.entities.partitions import partition_of
-from sbpair.emulator.entities.tiers import BASIC, PREMIUM, STANDARD, TIERS, Tier, Wanted
-from sbpair.emulator.errors import ArgumentInvalid, MessageTooLarge, QuotaExceeded
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.frontends.atom import atom_xml
 from sbpair.emulator.server import Emulator
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError
 
 DAY = timespan.TICKS_PER_DAY
 
 
-def described(tier: Tier, **values: str) -> QueueDescription:
+def described(tier: EmulatedTier, **values: str) -> QueueDescription:
     return from_elements(values, (), None, tier)
 
 
-def namespace(tier: Tier, partitions: int = 1) -> Namespace:
+def namespace(tier: EmulatedTier, partitions: int = 1) -> Namespace:
     return Namespace("contoso", ManualClock(), tier=tier, partitions=partitions)
 
 
@@ -107,7 +107,7 @@ def test_on_premium_partitioning_is_the_namespaces() -> None:
     assert (refused.value.status, refused.value.sub_code) == (400, 40000)
     asked = described(PREMIUM, MaxSizeInMegabytes="5120", EnablePartitioning="true")
     queue = namespace(PREMIUM, 4).create_queue("orders", asked)
-    sent = [Message(Sections(), 10) for _ in range(8)]
+    sent = [StoredMessage(Sections(), 10) for _ in range(8)]
     for message in sent:
         queue.send([message])
     assert sorted(partition_of(message.sequence_number) for message in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -120,18 +120,18 @@ def test_premium_has_a_thousand_entities_for_each_unit() -> None:
     premium = namespace(PREMIUM, 2)
     for number in range(2_000):
         premium.create_queue(f"q{number}")
-    with pytest.raises(QuotaExceeded, match="2000 entities") as refused:
+    with pytest.raises(EntityFull, match="2000 entities") as refused:
         premium.create_queue("one-too-many")
     assert (refused.value.status, refused.value.sub_code) == (403, 40300)
 
 
 def test_a_large_message_goes_alone() -> None:
     queue = namespace(PREMIUM).create_queue("orders", described(PREMIUM, MaxMessageSizeInKilobytes="102400"))
-    queue.send([Message(Sections(), 100 * 1024 * 1024)])
+    queue.send([StoredMessage(Sections(), 100 * 1024 * 1024)])
     with pytest.raises(MessageTooLarge):
-        queue.send([Message(Sections(), 100 * 1024 * 1024 + 1)])
+        queue.send([StoredMessage(Sections(), 100 * 1024 * 1024 + 1)])
     with pytest.raises(MessageTooLarge, match="1048576"):
-        queue.send([Message(Sections(), 600_000) for _ in range(2)])
+        queue.send([StoredMessage(Sections(), 600_000) for _ in range(2)])
 
 
 @pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
@@ -146,7 +146,11 @@ def test_only_premium_has_messaging_units_one_for_each_partition() -> None:
 
 @pytest.mark.parametrize(
     "wanted",
-    [Wanted("contoso", 0, "gold"), Wanted("contoso", 0, "premium", 3), Wanted("contoso", 0, "standard", 2)],
+    [
+        RequestedEntity("contoso", 0, "gold"),
+        RequestedEntity("contoso", 0, "premium", 3),
+        RequestedEntity("contoso", 0, "standard", 2),
+    ],
 )
 def test_a_tier_that_cannot_be_is_refused(wanted) -> None:
     with pytest.raises(UsageError):

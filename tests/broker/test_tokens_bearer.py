@@ -8,7 +8,7 @@ import pytest
 
 from sbpair.emulator.access.bearer import AUDIENCE, LIFE_SECONDS, Bearers, Issuer, encode, read_jwt
 from sbpair.emulator.access.sas import ALL_CLAIMS
-from sbpair.emulator.errors import NotAuthenticated
+from sbpair.emulator.service_errors import Unauthenticated
 
 NOW = 1_767_225_600_000
 
@@ -24,21 +24,21 @@ def test_a_token_of_the_emulators_own_grants_everything_until_it_runs_out() -> N
     grant = Bearers(issuer).grant(token, NOW)
     assert (grant.claims, grant.scope, grant.expires_at_ms) == (ALL_CLAIMS, "", expires_on * 1000)
     assert expires_on == NOW // 1000 + LIFE_SECONDS
-    with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+    with pytest.raises(Unauthenticated, match="ExpiredToken"):
         Bearers(issuer).grant(token, expires_on * 1000)
 
 
 def test_a_token_for_something_else_is_refused() -> None:
     issuer = Issuer()
     token, _ = issuer.issue("https://management.azure.com", NOW)
-    with pytest.raises(NotAuthenticated, match="InvalidAudience"):
+    with pytest.raises(Unauthenticated, match="InvalidAudience"):
         Bearers(issuer).grant(token, NOW)
 
 
 @pytest.mark.parametrize("bearers", [Bearers(), Bearers(Issuer())], ids=["no identity", "another key"])
 def test_a_token_of_somebody_else_is_refused(bearers: Bearers) -> None:
     token, _ = Issuer().issue(AUDIENCE, NOW)
-    with pytest.raises(NotAuthenticated, match="InvalidIssuer") as refused:
+    with pytest.raises(Unauthenticated, match="InvalidIssuer") as refused:
         bearers.grant(token, NOW)
     assert (refused.value.status, refused.value.sub_code) == (401, 40100)
 
@@ -48,17 +48,17 @@ def test_a_token_that_was_changed_is_refused() -> None:
     token, _ = issuer.issue(AUDIENCE, NOW)
     header, claims, signature = token.split(".")
     forged = encode(json.dumps({**read_jwt(token).claims, "exp": 1 << 50}).encode())
-    with pytest.raises(NotAuthenticated, match="InvalidIssuer"):
+    with pytest.raises(Unauthenticated, match="InvalidIssuer"):
         Bearers(issuer).grant(f"{header}.{forged}.{signature}", NOW)
     none = encode(b'{"alg":"none","typ":"JWT"}')
-    with pytest.raises(NotAuthenticated, match="InvalidIssuer"):
+    with pytest.raises(Unauthenticated, match="InvalidIssuer"):
         Bearers(issuer).grant(f"{none}.{claims}.", NOW)
 
 
 def test_any_token_will_do_where_it_was_said() -> None:
     grant = Bearers(accept_any=True).grant(jwt({"exp": NOW // 1000 + 60}), NOW)
     assert grant.expires_at_ms == NOW + 60_000
-    with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+    with pytest.raises(Unauthenticated, match="ExpiredToken"):
         Bearers(accept_any=True).grant(jwt({"exp": NOW // 1000}), NOW)
 
 
@@ -85,5 +85,5 @@ def test_any_token_will_do_where_it_was_said() -> None:
     ],
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
-    with pytest.raises(NotAuthenticated, match="MalformedToken"):
+    with pytest.raises(Unauthenticated, match="MalformedToken"):
         Bearers(accept_any=True).grant(token, NOW)

@@ -9,47 +9,54 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
-from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
-from sbpair.emulator.doors.amqp import management
-from sbpair.emulator.doors.amqp.requests import Reply, Request
-from sbpair.emulator.entities import envelope, topic_description
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.entities.rules.rule import CorrelationFilter, FalseFilter, Rule, SqlAction, SqlFilter, TrueFilter
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.entities import service_envelope, topic_description
+from sbpair.emulator.entities.rules.rule import (
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    SqlAction,
+    SqlRuleFilter,
+    SubscriptionRule,
+    TrueRuleFilter,
+)
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC, SubscriptionDescription, TopicDescription
-from sbpair.emulator.errors import (
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply
+from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityExists,
+    EntityFull,
     EntityNotFound,
     MessageTooLarge,
     NotAllowed,
-    NotAuthorized,
-    QuotaExceeded,
-    Refusal,
+    ServiceError,
+    Unauthorized,
 )
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.topic import Subscription, Topic
+    from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 
 MINUTE = 60_000
 
 
 @pytest.fixture
-def topic(namespace: Namespace) -> Topic:
+def topic(namespace: Namespace) -> TopicEntity:
     return namespace.create_topic("Orders")
 
 
-def a_message(properties: dict[str, Value] | None = None, **fields: Any) -> Message:
+def a_message(properties: dict[str, Value] | None = None, **fields: Any) -> StoredMessage:
     sections = Sections(
         properties=Properties(message_id="m").encode(),
         application_properties=encode_map(APPLICATION_PROPERTIES, properties or {}),
     )
-    return Message(sections, 100, **fields)
+    return StoredMessage(sections, 100, **fields)
 
 
-def received(subscription: Subscription) -> list[Message]:
+def received(subscription: SubscriptionEntity) -> list[StoredMessage]:
     return subscription.messages.receive(100)
 
 
@@ -85,10 +92,10 @@ def test_a_topic_is_as_full_as_all_its_subscriptions(topic) -> None:
     assert topic.size_bytes == 200
     for subscription in topic.subscriptions:
         subscription.messages.size_bytes = 512 * 1024 * 1024
-    with pytest.raises(QuotaExceeded):
+    with pytest.raises(EntityFull):
         topic.send([a_message()])
     with pytest.raises(MessageTooLarge):
-        topic.send([Message(Sections(), 300_000)])
+        topic.send([StoredMessage(Sections(), 300_000)])
 
 
 def test_a_scheduled_message_is_published_when_its_time_has_come(namespace, topic, clock) -> None:
@@ -117,12 +124,12 @@ def test_the_shortest_time_to_live_of_message_topic_and_subscription_holds(names
 
 
 def test_rules_that_change_hold_for_what_is_sent_afterwards(topic) -> None:
-    subscription = topic.create_subscription("s", rule=Rule("none", FalseFilter()))
+    subscription = topic.create_subscription("s", rule=SubscriptionRule("none", FalseRuleFilter()))
     topic.send([a_message({"n": Int(1)})])
-    subscription.add_rule(Rule("ones", SqlFilter("n = 1")))
+    subscription.add_rule(SubscriptionRule("ones", SqlRuleFilter("n = 1")))
     topic.send([a_message({"n": Int(1)}), a_message({"n": Int(2)})])
     assert len(received(subscription)) == 1
-    subscription.change_rule(Rule("ONES", SqlFilter("n = 2")))
+    subscription.change_rule(SubscriptionRule("ONES", SqlRuleFilter("n = 2")))
     topic.send([a_message({"n": Int(1)}), a_message({"n": Int(2)}), a_message({"n": Int(2)})])
     assert len(received(subscription)) == 2
     subscription.remove_rule("Ones")
@@ -134,21 +141,21 @@ def test_rules_that_change_hold_for_what_is_sent_afterwards(topic) -> None:
 def test_rules_have_names_that_differ(topic, monkeypatch) -> None:
     subscription = topic.create_subscription("s")
     with pytest.raises(EntityExists):
-        subscription.add_rule(Rule("$default"))
+        subscription.add_rule(SubscriptionRule("$default"))
     with pytest.raises(EntityNotFound):
         subscription.remove_rule("other")
     with pytest.raises(EntityNotFound):
-        subscription.change_rule(Rule("other"))
+        subscription.change_rule(SubscriptionRule("other"))
     monkeypatch.setattr("sbpair.emulator.entities.topic.RULES_MOST", 2)
-    subscription.add_rule(Rule("second"))
-    with pytest.raises(QuotaExceeded):
-        subscription.add_rule(Rule("third"))
+    subscription.add_rule(SubscriptionRule("second"))
+    with pytest.raises(EntityFull):
+        subscription.add_rule(SubscriptionRule("third"))
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_what_a_filter_fails_on_is_a_dead_letter_if_so_described(topic, wanted) -> None:
     description = SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=wanted)
-    subscription = topic.create_subscription("s", description, Rule("r", SqlFilter("1 / n = 1")))
+    subscription = topic.create_subscription("s", description, SubscriptionRule("r", SqlRuleFilter("1 / n = 1")))
     topic.send([a_message({"n": Int(1)}), a_message({"n": Int(0)}), a_message({"n": Int(1)})])
     assert len(received(subscription)) == 2
     dead = subscription.dead_letters.receive(10)
@@ -159,7 +166,7 @@ def test_what_a_filter_fails_on_is_a_dead_letter_if_so_described(topic, wanted) 
     assert dead[0].dead_letter.reason == "FilterException"
     assert dead[0].dead_letter.description == "Attempted to divide by zero."
     assert dead[0].dead_letter.source == "Orders/Subscriptions/s"
-    assert b"FilterException" in envelope.give_out(dead[0])
+    assert b"FilterException" in service_envelope.give_out(dead[0])
 
 
 def test_a_subscription_with_sessions_buries_what_has_none(topic) -> None:
@@ -170,7 +177,7 @@ def test_a_subscription_with_sessions_buries_what_has_none(topic) -> None:
 
 
 def test_an_action_changes_one_copy_only(topic) -> None:
-    rule = Rule("r", TrueFilter(), SqlAction("SET n = n + 1; SET sys.SessionId = 'x'"))
+    rule = SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET n = n + 1; SET sys.SessionId = 'x'"))
     changed, plain = topic.create_subscription("changed", rule=rule), topic.create_subscription("plain")
     topic.send([a_message({"n": Int(1)})])
     one, other = received(changed)[0], received(plain)[0]
@@ -180,19 +187,19 @@ def test_an_action_changes_one_copy_only(topic) -> None:
     assert other.sections.read_application_properties() == Map([("n", Int(1))])
 
 
-def numbers_of(message: Message) -> tuple[int, int]:
-    told = Sections.split(envelope.give_out(message)).read_message_annotations()
+def numbers_of(message: StoredMessage) -> tuple[int, int]:
+    told = Sections.split(service_envelope.give_out(message)).read_message_annotations()
     return told["x-opt-sequence-number"], told["x-opt-enqueue-sequence-number"]
 
 
 def test_a_subscription_tells_the_number_that_a_message_had_in_its_topic(topic, make_queue) -> None:
     onward = make_queue("onward")
-    rule = Rule("r", SqlFilter("sys.EnqueuedSequenceNumber = 2"), SqlAction("SET n = 1"))
+    rule = SubscriptionRule("r", SqlRuleFilter("sys.EnqueuedSequenceNumber = 2"), SqlAction("SET n = 1"))
     plain, changed = topic.create_subscription("plain"), topic.create_subscription("changed", rule=rule)
     topic.send([a_message(), a_message()])
     late = topic.create_subscription("late")
     topic.create_subscription("forwards", SubscriptionDescription(forward_to="onward"))
-    topic.send([Message(a_message().sections.join(), 10)])
+    topic.send([StoredMessage(a_message().sections.join(), 10)])
     assert [numbers_of(each) for each in received(plain)] == [(1, 1), (2, 2), (3, 3)]
     assert [numbers_of(each) for each in received(changed)] == [(1, 2)]
     assert numbers_of(onward.messages.receive(1)[0]) == (1, 3)
@@ -210,9 +217,9 @@ def test_the_copy_of_an_action_has_the_key_that_the_action_left_it(topic, key) -
         "both": "SET sys.SessionId = 'ours'; SET sys.PartitionKey = 'ours'",
     }
     for name, action in rules.items():
-        topic.create_subscription(name, rule=Rule("r", TrueFilter(), SqlAction(action)))
+        topic.create_subscription(name, rule=SubscriptionRule("r", TrueRuleFilter(), SqlAction(action)))
     annotations = b"" if key is None else encode_map(MESSAGE_ANNOTATIONS, Map([("x-opt-partition-key", key)]))
-    topic.send([Message(Sections(message_annotations=annotations), 10, partition_key=key)])
+    topic.send([StoredMessage(Sections(message_annotations=annotations), 10, partition_key=key)])
     copies = [received(topic.subscription(name))[0] for name in rules]
     assert [each.partition_key for each in copies] == [key, "ours", "ours"]
     told = [each.sections.read_message_annotations().get("x-opt-partition-key") for each in copies]
@@ -225,7 +232,7 @@ def test_an_action_that_makes_keys_contradict_fails_for_its_own_subscription_onl
     failing = topic.create_subscription(
         "failing",
         SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=True),
-        Rule("r", TrueFilter(), SqlAction("SET sys.SessionId = 'other'")),
+        SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET sys.SessionId = 'other'")),
     )
     plain = topic.create_subscription("plain")
     topic.send([a_message(partition_key="key")])
@@ -285,7 +292,7 @@ def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
 
 
 def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
-    told: list[Refusal] = []
+    told: list[ServiceError] = []
     subscription, other = topic.create_subscription("s"), topic.create_subscription("other")
     subscription.watch(told.append)
     topic.watch(told.append)
@@ -303,17 +310,17 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
 def test_there_are_only_so_many_subscriptions(topic, monkeypatch) -> None:
     monkeypatch.setattr("sbpair.emulator.entities.topic.SUBSCRIPTIONS_MOST", 1)
     topic.create_subscription("one")
-    with pytest.raises(QuotaExceeded):
+    with pytest.raises(EntityFull):
         topic.create_subscription("two")
 
 
 def test_the_keys_of_a_topic_are_good_for_its_subscriptions(namespace, clock) -> None:
-    rule = AuthorizationRule("listen", "key", "key-2", frozenset({Claim.LISTEN}))
+    rule = AuthorizationRule("listen", "key", "key-2", frozenset({AccessRight.LISTEN}))
     namespace.create_topic("t", TopicDescription(authorization_rules=(rule,))).create_subscription("s")
     token = sign(rule, "sb://host/t", clock.now_ms() // 1000 + 60)
-    namespace.authenticate(token, "t/subscriptions/s").require(Claim.LISTEN, "t/subscriptions/s", clock.now_ms())
-    with pytest.raises(NotAuthorized):
-        namespace.authenticate(token, "t").require(Claim.SEND, "t", clock.now_ms())
+    namespace.authenticate(token, "t/subscriptions/s").require(AccessRight.LISTEN, "t/subscriptions/s", clock.now_ms())
+    with pytest.raises(Unauthorized):
+        namespace.authenticate(token, "t").require(AccessRight.SEND, "t", clock.now_ms())
 
 
 # Descriptions
@@ -354,8 +361,8 @@ def test_what_an_update_leaves_out_is_default_again_but_for_what_cannot_change()
 
 
 def ask(namespace: Namespace, address: str, operation: str, arguments: dict[str, Value]) -> Reply:
-    request = Request("1", None, f"com.microsoft:{operation}", Map(), Map(arguments.items()))
-    return management.answer(request, namespace.resolve(address), lambda _: None)
+    request = AmqpRequest("1", None, f"com.microsoft:{operation}", Map(), Map(arguments.items()))
+    return management_operations.answer(request, namespace.resolve(address), lambda _: None)
 
 
 def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, topic) -> None:
@@ -374,7 +381,7 @@ def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, t
     for name, description in described.items():
         added = ask(namespace, node, "add-rule", {"rule-name": name, "rule-description": description})
         assert added.status == 200
-    assert subscription.rule("like").filter == CorrelationFilter(
+    assert subscription.rule("like").filter == CorrelationRuleFilter(
         label="l", properties=subscription.rule("like").filter.properties
     )
     reply = ask(namespace, node, "enumerate-rules", {"skip": Int(1), "top": Int(2)})

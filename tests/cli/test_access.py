@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp_client.client import connect
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.testing import Emulator
-from sbpair.model import endpoint_from_connection_string
-from sbpair.wire.client import connect
+from sbpair.model.connection_string import endpoint_from_connection_string
 
 NAMED = "CONNECTION_STRING"
 KEY = "a-key-that-nobody-may-see"
-LISTEN = AuthorizationRule("listen", KEY, KEY, frozenset({Claim.LISTEN}))
+LISTEN = AuthorizationRule("listen", KEY, KEY, frozenset({AccessRight.LISTEN}))
 EXPIRED_AT = 1_600_000_000
 
 COMMANDS = (["provision"], ["audit"], ["syphon", "--once"], ["syphon", "--dry-run"])

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair import audit, prune
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.cli.app import invoke
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from sbpair.errors import UsageError
-from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.report import Outcome
+from sbpair.management import audit, prune
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
+from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 BACKLOG = QueueDescription(
     max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
@@ -57,10 +58,10 @@ class World:
             found[f"SBPAIR_{side}_NAME"] = namespace.name
         return {**found, "NO_COLOR": "1"}
 
-    def strand(self, queue: Queue, to: str) -> None:
+    def strand(self, queue: QueueEntity, to: str) -> None:
         properties = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to)))
         payload = Sections(application_properties=properties, body=data_body(b"body")).join()
-        queue.send(envelope.take_in(payload, 0))
+        queue.send(service_envelope.take_in(payload, 0))
 
     async def start(self, *words: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(

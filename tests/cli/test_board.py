@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cli.board import Board, DestinationRow, QueueRow, View, together
+from sbpair.cli.progress.move_board import Board, BoardView, DestinationRow, QueueRow, together
 from sbpair.move.events import (
     DeadLettered,
-    Depth,
-    DestinationBack,
+    DestinationBackingOff,
     DestinationProgress,
-    DestinationResting,
-    LaneBlocked,
-    LaneDone,
-    LaneFailed,
-    LaneOpened,
-    Progress,
+    DestinationRecovered,
+    QueueBlocked,
+    QueueDepths,
+    QueueDone,
+    QueueFailed,
+    QueueOpened,
+    QueueProgress,
     QueuesFound,
     SyphonEvent,
 )
@@ -45,31 +45,31 @@ def destination(*events: SyphonEvent, now: float = 0.0) -> DestinationRow:
     return found
 
 
-def progress(received: int, gone: int, **changed: Any) -> Progress:
-    return Progress(
-        **{"queue": Q, "received": received, "sent": gone, "in_hand": received - gone, "gone": gone} | changed
+def progress(received: int, gone: int, **changed: Any) -> QueueProgress:
+    return QueueProgress(
+        **{"queue": Q, "received": received, "sent": gone, "held": received - gone, "gone": gone} | changed
     )
 
 
 def test_a_depth_is_what_was_counted_less_what_has_gone_since() -> None:
-    counted = [progress(10, 5), Depth(Q, 100)]
+    counted = [progress(10, 5), QueueDepths(Q, 100)]
     assert (row(*counted).left, row(*counted).exact) == (100, True)
     later = row(*counted, progress(45, 35))
     assert (later.left, later.exact) == (70, False)
-    again = row(*counted, progress(45, 35), Depth(Q, 200), progress(46, 36))
+    again = row(*counted, progress(45, 35), QueueDepths(Q, 200), progress(46, 36))
     assert again.left == 199
 
 
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
 def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: list[tuple[int, int]]) -> None:
-    made, received, gone = board(Depth(Q, depth)), 0, 0
+    made, received, gone = board(QueueDepths(Q, depth)), 0, 0
     for came, went in steps:
         received += came
         gone = min(received, gone + went)
         made.take(progress(received, gone), 0.0)
         [at] = made.look(0.0, NOW_MS).queues
         assert at.left is not None
-        assert at.left >= at.in_hand
+        assert at.left >= at.held
         assert at.exact == (at.left == depth)
 
 
@@ -77,11 +77,11 @@ def test_nobody_knows_a_depth_that_may_not_be_counted() -> None:
     at = row(progress(10, 5))
     assert (at.left, at.eta_seconds) == (None, None)
     assert row(progress(10, 10, remaining=3)).left == 3
-    assert together("total", (at, row(Depth(Q, 3)))).left is None
+    assert together("total", (at, row(QueueDepths(Q, 3)))).left is None
 
 
 def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
-    made = board(Depth(Q, 1_000))
+    made = board(QueueDepths(Q, 1_000))
     rates = []
     for second in range(31):
         made.take(progress(min(second, 10) * 20, min(second, 10) * 20), float(second))
@@ -94,50 +94,50 @@ def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
 
 
 def test_the_end_is_told_while_something_moves_and_something_is_left() -> None:
-    made = board(Depth(Q, 100), progress(50, 50))
+    made = board(QueueDepths(Q, 100), progress(50, 50))
     [moving] = made.look(10.0, NOW_MS).queues
     assert (moving.left, moving.per_second, moving.eta_seconds) == (50, 5.0, 10.0)
     [resting] = made.look(30.0, NOW_MS).queues
     assert (resting.per_second, resting.eta_seconds) == (0.0, None)
-    [ages_away] = board(Depth(Q, 10**9), progress(1, 1)).look(10.0, NOW_MS).queues
+    [ages_away] = board(QueueDepths(Q, 10**9), progress(1, 1)).look(10.0, NOW_MS).queues
     assert ages_away.eta_seconds is None
 
 
 def test_the_oldest_is_in_hand_or_was_looked_at() -> None:
     assert row(progress(2, 1, oldest_ms=NOW_MS - 5_000)).oldest_seconds == 5.0
-    assert row(Depth(Q, 1, NOW_MS - 9_000)).oldest_seconds == 9.0
-    assert row(Depth(Q, 0, NOW_MS - 9_000)).oldest_seconds is None
+    assert row(QueueDepths(Q, 1, NOW_MS - 9_000)).oldest_seconds == 9.0
+    assert row(QueueDepths(Q, 0, NOW_MS - 9_000)).oldest_seconds is None
     assert row(progress(2, 1, oldest_ms=NOW_MS + 5_000)).oldest_seconds == 0.0  # the clocks differ
 
 
-RESTS = DestinationResting(Q, "down", "it is away", 8.0, 12)
-BLOCKED = LaneBlocked(Q, ("down", "full"))
-FAILED = LaneFailed(Q, "unreachable", 3.5)
+RESTS = DestinationBackingOff(Q, "down", "it is away", 8.0, 12)
+BLOCKED = QueueBlocked(Q, ("down", "full"))
+FAILED = QueueFailed(Q, "unreachable", 3.5)
 
 
 @pytest.mark.parametrize(
     ("events", "note", "idle"),
     [
         ([QueuesFound((Q,), (), managed=True)], "connecting", False),
-        ([LaneOpened(Q)], "", True),
-        ([LaneOpened(Q), Depth(Q, 0)], "", True),
-        ([LaneOpened(Q), Depth(Q, 1)], "", False),
-        ([LaneOpened(Q), progress(1, 0)], "", False),
-        ([LaneOpened(Q), LaneDone(Q)], "done", True),
-        ([LaneOpened(Q), RESTS], "waits for down", False),
-        ([LaneOpened(Q), RESTS, DestinationBack(Q, "down")], "", True),
-        ([LaneOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
-        ([LaneOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
-        ([LaneOpened(Q), BLOCKED, progress(1, 1)], "", False),  # it has moved of late
-        ([LaneOpened(Q), RESTS, FAILED], "next try in 4 s: unreachable", False),
-        ([LaneOpened(Q), RESTS, FAILED, LaneOpened(Q)], "", True),
-        ([LaneFailed(Q, "refused", None)], "failed: refused", False),
+        ([QueueOpened(Q)], "", True),
+        ([QueueOpened(Q), QueueDepths(Q, 0)], "", True),
+        ([QueueOpened(Q), QueueDepths(Q, 1)], "", False),
+        ([QueueOpened(Q), progress(1, 0)], "", False),
+        ([QueueOpened(Q), QueueDone(Q)], "done", True),
+        ([QueueOpened(Q), RESTS], "waits for down", False),
+        ([QueueOpened(Q), RESTS, DestinationRecovered(Q, "down")], "", True),
+        ([QueueOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
+        ([QueueOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
+        ([QueueOpened(Q), BLOCKED, progress(1, 1)], "", False),  # it has moved of late
+        ([QueueOpened(Q), RESTS, FAILED], "next try in 4 s: unreachable", False),
+        ([QueueOpened(Q), RESTS, FAILED, QueueOpened(Q)], "", True),
+        ([QueueFailed(Q, "refused", None)], "failed: refused", False),
         (
-            [LaneOpened(Q), DeadLettered(Q, 1, "m", "r", "d"), DeadLettered(Q, 2, "n", "r", "d")],
+            [QueueOpened(Q), DeadLettered(Q, 1, "m", "r", "d"), DeadLettered(Q, 2, "n", "r", "d")],
             "2 dead-lettered",
             False,
         ),
-        ([DeadLettered(Q, 1, "m", "r", "d"), LaneDone(Q)], "done; 1 dead-lettered", False),
+        ([DeadLettered(Q, 1, "m", "r", "d"), QueueDone(Q)], "done; 1 dead-lettered", False),
     ],
 )
 def test_a_lane_says_what_is_in_its_way(events: list[SyphonEvent], note: str, idle: bool) -> None:
@@ -146,41 +146,41 @@ def test_a_lane_says_what_is_in_its_way(events: list[SyphonEvent], note: str, id
 
 
 def test_what_a_lane_had_in_hand_when_it_failed_is_back_in_the_queue() -> None:
-    found = row(LaneOpened(Q), Depth(Q, 10), progress(5, 2, oldest_ms=1), FAILED)
-    assert (found.left, found.in_hand, found.oldest_seconds) == (8, 0, None)
+    found = row(QueueOpened(Q), QueueDepths(Q, 10), progress(5, 2, oldest_ms=1), FAILED)
+    assert (found.left, found.held, found.oldest_seconds) == (8, 0, None)
 
 
 def test_the_next_try_comes_nearer() -> None:
-    made = board(LaneOpened(Q), FAILED, RESTS)
+    made = board(QueueOpened(Q), FAILED, RESTS)
     assert made.look(1.0, NOW_MS).queues[0].note == "next try in 3 s: unreachable"
     assert made.look(60.0, NOW_MS).queues[0].note == "next try in 0 s: unreachable"
     assert made.look(2.0, NOW_MS).destinations[0].note == "rests for 6 s, 12 waiting: it is away"
 
 
 def test_a_destination_rests_until_the_first_lane_tries_again_and_is_back_with_the_last() -> None:
-    other = DestinationResting("q1", "Down", "it is full", 5.0, 30)
+    other = DestinationBackingOff("q1", "Down", "it is full", 5.0, 30)
     assert board(RESTS, other).look(1.0, NOW_MS).destinations == (
         DestinationRow("down", waiting=42, resting="it is full", next_seconds=4.0),
     )
-    half = [RESTS, other, DestinationBack("q1", "DOWN")]
+    half = [RESTS, other, DestinationRecovered("q1", "DOWN")]
     assert destination(*half).resting == "it is away"
-    assert destination(*half, DestinationBack(Q, "down")).note == ""
+    assert destination(*half, DestinationRecovered(Q, "down")).note == ""
     assert destination(RESTS, DestinationProgress("down", 3, 99)).waiting == 99
 
 
 def test_a_destination_of_a_lane_that_has_failed_does_not_rest() -> None:
-    assert destination(LaneOpened(Q), RESTS, FAILED).resting == ""
+    assert destination(QueueOpened(Q), RESTS, FAILED).resting == ""
 
 
 def test_ten_comes_behind_nine_and_the_total_is_of_all() -> None:
     names = [f"c/t/{number}" for number in (10, 2, 9)] + ["other"]
-    made = board(*(Progress(name, 5, 4, 1) for name in names), *(Depth(name, 7) for name in names))
+    made = board(*(QueueProgress(name, 5, 4, 1) for name in names), *(QueueDepths(name, 7) for name in names))
     view = made.look(0.0, NOW_MS)
     assert [each.queue for each in view.queues] == ["other", "c/t/2", "c/t/9", "c/t/10"]
     total = view.total
-    assert (total.left, total.received, total.sent, total.in_hand) == (28, 20, 16, 4)
+    assert (total.left, total.received, total.sent, total.held) == (28, 20, 16, 4)
 
 
 def test_a_view_of_nothing_is_no_mistake() -> None:
-    assert Board(1.0).look(3.0, NOW_MS) == View((), (), 2.0)
+    assert Board(1.0).look(3.0, NOW_MS) == BoardView((), (), 2.0)
     assert Board(1.0).look(3.0, NOW_MS).total == QueueRow("total")

@@ -20,7 +20,7 @@ from sbpair.emulator.testing import Emulator
 
 Here = Callable[..., tuple[int, str, str]]
 KEY = "a-key-that-nobody-may-see"
-EXPECTED = {"name", "outcome", "what", "mend", "exit_code"}
+EXPECTED = {"name", "outcome", "what", "hint", "exit_code"}
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.cli.forecast import size
-from sbpair.cli.output import spoken
-from sbpair.emulator.entities import envelope
+from sbpair.cli.render.forecast import size
+from sbpair.cli.render.screen import spoken
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.testing import Emulator
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
@@ -37,7 +37,7 @@ def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
             backlog = emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
             for number in range(found + lost):
                 to = "orders" if number < found else "nowhere"
-                backlog.send(envelope.take_in(stranded(number, to), 0))
+                backlog.send(service_envelope.take_in(stranded(number, to), 0))
             environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
             for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
                 environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cli.event_lines import BURST, PROGRESS_SECONDS, SCHEMA, EventLines, line
+from sbpair.cli.progress.event_lines import BURST, PROGRESS_SECONDS, SCHEMA, EventLines, line
 from sbpair.move.events import (
     DeadLettered,
-    Depth,
-    DestinationBack,
+    DestinationBackingOff,
     DestinationProgress,
-    DestinationResting,
-    LaneBlocked,
-    LaneDone,
-    LaneFailed,
-    LaneOpened,
-    Progress,
+    DestinationRecovered,
+    QueueBlocked,
+    QueueDepths,
+    QueueDone,
+    QueueFailed,
+    QueueOpened,
+    QueueProgress,
     QueuesFound,
     SyphonEvent,
 )
 
 NOW_MS = 1_800_000_000_000
 HEAD = {"schema": SCHEMA, "time": "2027-01-15T08:00:00Z"}
-RESTS = DestinationResting("q", "down", "it is away", 8.0, 12)
+RESTS = DestinationBackingOff("q", "down", "it is away", 8.0, 12)
 
 
 def taken(lines: EventLines, *events: SyphonEvent, now: float = 0.0) -> list[dict[str, Any]]:
@@ -45,21 +45,21 @@ def names(found: list[Any]) -> list[str]:
             QueuesFound(("a", "b"), ("b",), managed=True),
             {"level": "info", "event": "queues-found", "queues": ["a", "b"], "stranded": ["b"], "managed": True},
         ),
-        (LaneOpened("q"), {"level": "info", "event": "lane-opened", "queue": "q"}),
-        (LaneDone("q"), {"level": "info", "event": "lane-done", "queue": "q"}),
+        (QueueOpened("q"), {"level": "info", "event": "queue-opened", "queue": "q"}),
+        (QueueDone("q"), {"level": "info", "event": "queue-done", "queue": "q"}),
         (
-            LaneBlocked("q", ("d", "e")),
-            {"level": "warning", "event": "lane-blocked", "queue": "q", "destinations": ["d", "e"]},
+            QueueBlocked("q", ("d", "e")),
+            {"level": "warning", "event": "queue-blocked", "queue": "q", "destinations": ["d", "e"]},
         ),
         (
-            LaneFailed("q", "why\x1b\n", None),
-            {"level": "warning", "event": "lane-failed", "queue": "q", "reason": "why\x1b\n", "retry_seconds": None},
+            QueueFailed("q", "why\x1b\n", None),
+            {"level": "warning", "event": "queue-failed", "queue": "q", "reason": "why\x1b\n", "retry_seconds": None},
         ),
         (
             RESTS,
             {
                 "level": "warning",
-                "event": "destination-resting",
+                "event": "destination-backing-off",
                 "queue": "q",
                 "destination": "down",
                 "reason": "it is away",
@@ -68,8 +68,8 @@ def names(found: list[Any]) -> list[str]:
             },
         ),
         (
-            DestinationBack("q", "down"),
-            {"level": "info", "event": "destination-back", "queue": "q", "destination": "down"},
+            DestinationRecovered("q", "down"),
+            {"level": "info", "event": "destination-recovered", "queue": "q", "destination": "down"},
         ),
     ],
 )
@@ -81,18 +81,27 @@ def test_a_line_has_the_events_name_and_its_fields(event: SyphonEvent, told: dic
 
 def test_every_event_is_either_a_line_or_part_of_one() -> None:
     lines = EventLines(0.0)
-    figures = [Progress("q", 5, 2, 3, None, 2, NOW_MS - 61_000), Depth("q", 9), DestinationProgress("d", 2, 1)]
+    figures = [
+        QueueProgress("q", 5, 2, 3, None, 2, NOW_MS - 61_000),
+        QueueDepths("q", 9),
+        DestinationProgress("d", 2, 1),
+    ]
     quiet = [*figures, DeadLettered("q", 7, "m7", "NoPath", "there is none")]
     assert taken(lines, *quiet) == []
-    told = [LaneOpened("q"), LaneDone("q"), LaneFailed("q", "x", 1.0), LaneBlocked("q", ("d",))]
-    told += [RESTS, DestinationBack("q", "down"), QueuesFound(("q",), (), managed=False)]
+    told = [QueueOpened("q"), QueueDone("q"), QueueFailed("q", "x", 1.0), QueueBlocked("q", ("d",))]
+    told += [RESTS, DestinationRecovered("q", "down"), QueuesFound(("q",), (), managed=False)]
     assert len(taken(lines, *told)) == len(told)
     assert {type(each) for each in (*quiet, *told)} == set(get_args(SyphonEvent))
 
 
 def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed() -> None:
     lines = EventLines(0.0)
-    taken(lines, Progress("q", 5, 2, 3, None, 2, NOW_MS - 61_000), Depth("q", 9), DestinationProgress("d", 2, 1))
+    taken(
+        lines,
+        QueueProgress("q", 5, 2, 3, None, 2, NOW_MS - 61_000),
+        QueueDepths("q", 9),
+        DestinationProgress("d", 2, 1),
+    )
     assert lines.tick(PROGRESS_SECONDS - 1, NOW_MS) == []
     queue, destination = lines.tick(PROGRESS_SECONDS, NOW_MS)
     assert queue == {
@@ -104,7 +113,7 @@ def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed(
         "counted": True,
         "received": 5,
         "sent": 2,
-        "in_hand": 3,
+        "held": 3,
         "per_second": 0.1,
         "eta_seconds": 135,
         "oldest_seconds": 61,
@@ -120,7 +129,7 @@ def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed(
         "resting": None,
     }
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
-    taken(lines, Progress("q", 6, 3, 3, None, 3))
+    taken(lines, QueueProgress("q", 6, 3, 3, None, 3))
     assert names(lines.tick(2 * PROGRESS_SECONDS + 1, NOW_MS)) == []
     assert names(lines.tick(2 * PROGRESS_SECONDS + 1, NOW_MS, last=True)) == ["progress"]
 
@@ -148,34 +157,43 @@ def test_dead_letters_of_a_kind_are_one_line_with_the_first_of_them() -> None:
 
 def test_what_repeats_itself_is_told_once() -> None:
     lines = EventLines(0.0)
-    other = DestinationResting("q1", "DOWN", "it is away", 3.0, 5)
-    assert names(taken(lines, RESTS, other, RESTS)) == ["destination-resting"]
-    assert names(taken(lines, DestinationResting("q", "down", "it is full", 1.0, 1))) == ["destination-resting"]
-    assert names(taken(lines, DestinationBack("q", "down"), DestinationBack("q1", "down"))) == ["destination-back"]
-    assert names(taken(lines, RESTS)) == ["destination-resting"]
-    fails = LaneFailed("q", "unreachable", 4.0)
-    assert names(taken(lines, fails, fails, LaneOpened("q"), fails)) == ["lane-failed", "lane-opened", "lane-failed"]
-    assert len(taken(lines, LaneFailed("q", "unreachable", None))) == 1
+    other = DestinationBackingOff("q1", "DOWN", "it is away", 3.0, 5)
+    assert names(taken(lines, RESTS, other, RESTS)) == ["destination-backing-off"]
+    assert names(taken(lines, DestinationBackingOff("q", "down", "it is full", 1.0, 1))) == ["destination-backing-off"]
+    assert names(taken(lines, DestinationRecovered("q", "down"), DestinationRecovered("q1", "down"))) == [
+        "destination-recovered"
+    ]
+    assert names(taken(lines, RESTS)) == ["destination-backing-off"]
+    fails = QueueFailed("q", "unreachable", 4.0)
+    assert names(taken(lines, fails, fails, QueueOpened("q"), fails)) == [
+        "queue-failed",
+        "queue-opened",
+        "queue-failed",
+    ]
+    assert len(taken(lines, QueueFailed("q", "unreachable", None))) == 1
 
 
 def test_what_is_left_out_is_counted() -> None:
     lines = EventLines(0.0)
-    flood = [event for _ in range(BURST) for event in (LaneBlocked("q", ("d",)), LaneDone("q"))]
+    flood = [event for _ in range(BURST) for event in (QueueBlocked("q", ("d",)), QueueDone("q"))]
     assert len(taken(lines, *flood)) == BURST
-    assert taken(lines, LaneOpened("q"), now=0.5) == []
-    found = taken(lines, LaneDone("q"), now=10.0)
-    assert [(each["event"], each.get("events")) for each in found] == [("left-out", BURST + 1), ("lane-done", None)]
-    assert names(taken(lines, LaneDone("q"), now=10.0)) == ["lane-done"]
+    assert taken(lines, QueueOpened("q"), now=0.5) == []
+    found = taken(lines, QueueDone("q"), now=10.0)
+    assert [(each["event"], each.get("events")) for each in found] == [
+        ("events-dropped", BURST + 1),
+        ("queue-done", None),
+    ]
+    assert names(taken(lines, QueueDone("q"), now=10.0)) == ["queue-done"]
 
 
 queues = st.sampled_from(["q0", "q1", "q2"])
 destinations = st.sampled_from(["d0", "d1"])
 events = st.one_of(
-    st.builds(LaneOpened, queues),
-    st.builds(LaneFailed, queues, st.text(max_size=3), st.none() | st.floats(0, 60)),
-    st.builds(DestinationResting, queues, destinations, st.text(max_size=3), st.floats(0, 60), st.integers(0, 9)),
-    st.builds(DestinationBack, queues, destinations),
-    st.builds(Progress, queues, st.integers(0, 99), st.integers(0, 99), st.integers(0, 9)),
+    st.builds(QueueOpened, queues),
+    st.builds(QueueFailed, queues, st.text(max_size=3), st.none() | st.floats(0, 60)),
+    st.builds(DestinationBackingOff, queues, destinations, st.text(max_size=3), st.floats(0, 60), st.integers(0, 9)),
+    st.builds(DestinationRecovered, queues, destinations),
+    st.builds(QueueProgress, queues, st.integers(0, 99), st.integers(0, 99), st.integers(0, 9)),
     st.builds(DestinationProgress, destinations, st.integers(0, 99), st.integers(0, 9)),
     st.builds(DeadLettered, queues, st.integers(0, 99), st.none(), st.sampled_from("ab"), st.just("")),
 )
@@ -195,6 +213,6 @@ def test_a_run_of_any_length_writes_no_more_than_it_may(some: list[SyphonEvent],
 
 def test_an_hour_of_idleness_writes_nothing_more() -> None:
     lines = EventLines(0.0)
-    taken(lines, LaneOpened("q"), Progress("q", 1, 1, 0))
+    taken(lines, QueueOpened("q"), QueueProgress("q", 1, 1, 0))
     lines.tick(PROGRESS_SECONDS, NOW_MS)
     assert [lines.tick(float(now), NOW_MS) for now in range(60, 3_660)] == [[]] * 3_600

@@ -105,7 +105,7 @@ def test_help_loads_nothing_heavy() -> None:
         "rich",
         "pyspark",
         "sbpair.emulator",
-        "sbpair.bus",
+        "sbpair.azure",
         "sbpair.amqp",
         "logging",
     )

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sbpair.cli.board import DestinationRow, QueueRow, View
-from sbpair.cli.live import draw, fit, number, rate
+from sbpair.cli.progress.live_table import draw, fit, number, rate
+from sbpair.cli.progress.move_board import BoardView, DestinationRow, QueueRow
 
 DRAWINGS = Path(__file__).parent / "drawings"
 PATH = "contoso/x-servicebus-transfer/"
 WHY = "link to 'billing/\x1b[31minvoices': The messaging entity is not available. Please retry the operation."
 
-SOME = View(
+SOME = BoardView(
     (
         QueueRow(
             f"{PATH}0", 1_234_567, False, 765_433, 764_433, 5_123.4, 93_784.0, 1_000, "blocked by billing/invoices"
@@ -37,8 +37,8 @@ SOME = View(
     ),
     754.0,
 )
-UNCOUNTED = View((QueueRow(f"{PATH}0", None, True, 3, 2, 0.3, 4.0, 1), QueueRow(f"{PATH}1", idle=True)), (), 8.0)
-MANY = View(
+UNCOUNTED = BoardView((QueueRow(f"{PATH}0", None, True, 3, 2, 0.3, 4.0, 1), QueueRow(f"{PATH}1", idle=True)), (), 8.0)
+MANY = BoardView(
     tuple(
         QueueRow(f"{PATH}{each}", each % 3, True, each, each, float(each % 3), idle=each % 3 == 0) for each in range(40)
     ),
@@ -52,7 +52,7 @@ CASES = {
     "low": (SOME, 80, 10),
     "uncounted": (UNCOUNTED, 80, 24),
     "many": (MANY, 80, 24),
-    "nothing": (View((), (), 0.0), 80, 24),
+    "nothing": (BoardView((), (), 0.0), 80, 24),
 }
 
 
@@ -101,7 +101,7 @@ def test_whatever_there_is_fits_and_every_queue_is_shown_or_folded(
     from dataclasses import replace
 
     named = tuple(replace(each, queue=f"q/{at}") for at, each in enumerate(queues))
-    view = View(named, tuple(DestinationRow(f"d{at}") for at in range(destinations)), 0.0)
+    view = BoardView(named, tuple(DestinationRow(f"d{at}") for at in range(destinations)), 0.0)
     shown = fit(view, lines)
     assert {*shown.queues, *shown.folded} == set(named)
     assert not {*shown.queues} & {*shown.folded}

@@ -11,25 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sbpair.cli.options import Display, LogFormat
-from sbpair.cli.output import Screen
-from sbpair.cli.phase_board import PhaseBoard, Row, View
-from sbpair.cli.phases import LinedPhases, Phases
-from sbpair.cli.phases_live import draw
-from sbpair.replay.progress import Expected, Phase, Progress
+from sbpair.cli.options.common import Display, LogFormat
+from sbpair.cli.progress.phase_board import PhaseBoard, PhaseRow, PhaseView
+from sbpair.cli.progress.phase_table import draw
+from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
+from sbpair.cli.render.screen import Screen
+from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 
 Q = "contoso/x-servicebus-transfer/"
-DRAIN = Phase("drain", "draining")
+DRAIN = ReplayPhase("drain", "draining")
 
 
-def drawn(view: View, width: int = 80, lines: int = 24) -> list[str]:
+def drawn(view: PhaseView, width: int = 80, lines: int = 24) -> list[str]:
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(draw(view, width, lines))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def board(*events: Expected | Progress, at: float = 0.0) -> PhaseBoard:
+def board(*events: Expected | PhaseProgress, at: float = 0.0) -> PhaseBoard:
     made = PhaseBoard(0.0)
     made.begin(DRAIN, 0.0)
     for event in events:
@@ -41,36 +41,36 @@ def test_a_queue_is_shown_before_anything_has_come_from_it_and_ten_is_behind_nin
     made = board(Expected("drain", {f"{Q}{index}": 5 for index in (10, 9, 0)}))
     view = made.look(1.0)
     assert [row.name for row in view.rows] == [f"{Q}0", f"{Q}9", f"{Q}10"]
-    assert view.total == Row("total", 0, 15, 0.0)
+    assert view.total == PhaseRow("total", 0, 15, 0.0)
 
 
 def test_how_fast_it_goes_leaves_out_what_an_earlier_run_had_done() -> None:
-    made = board(Expected("drain", {f"{Q}0": 2_000}), Progress("drain", 1_000, 1, {f"{Q}0": 1_000}), at=1.0)
+    made = board(Expected("drain", {f"{Q}0": 2_000}), PhaseProgress("drain", 1_000, 1, {f"{Q}0": 1_000}), at=1.0)
     assert made.look(2.0).total.per_second == 0.0
-    made.take(Progress("drain", 1_500, 2, {f"{Q}0": 1_500}), 6.0)
+    made.take(PhaseProgress("drain", 1_500, 2, {f"{Q}0": 1_500}), 6.0)
     row = made.look(6.0).total
     assert (row.done, row.per_second, row.eta_seconds) == (1_500, 100.0, 5.0)
 
 
 def test_what_nobody_may_count_has_no_end_in_sight() -> None:
-    made = board(Progress("drain", 5, 1, {f"{Q}0": 5}))
-    made.take(Progress("drain", 50, 1, {f"{Q}0": 50}), 9.0)
+    made = board(PhaseProgress("drain", 5, 1, {f"{Q}0": 5}))
+    made.take(PhaseProgress("drain", 50, 1, {f"{Q}0": 50}), 9.0)
     assert (made.look(9.0).total.whole, made.look(9.0).total.eta_seconds) == (None, None)
 
 
 def test_another_phase_begins_anew_and_a_stop_is_none() -> None:
-    made = board(Progress("drain", 5, 1, {f"{Q}0": 5}))
-    made.begin(Phase("stop", "finishing"), 2.0)
+    made = board(PhaseProgress("drain", 5, 1, {f"{Q}0": 5}))
+    made.begin(ReplayPhase("stop", "finishing"), 2.0)
     assert (made.look(3.0).phase, made.look(3.0).seconds) == ("drain", 3.0)
-    made.begin(Phase("send", "sending"), 4.0)
-    made.take(Progress("drain", 9, 2, {f"{Q}0": 9}), 4.5)
+    made.begin(ReplayPhase("send", "sending"), 4.0)
+    made.take(PhaseProgress("drain", 9, 2, {f"{Q}0": 9}), 4.5)
     view = made.look(5.0)
     assert (view.phase, view.heading, view.rows, view.seconds) == ("send", "DESTINATION", (), 1.0)
 
 
 def test_a_drawing_has_a_bar_a_queue_and_their_total() -> None:
-    rows = (Row(f"{Q}0", 250, 500, 125.0), Row(f"{Q}1", 7, None, 0.0))
-    lines = drawn(View("drain", "QUEUE", rows, 65.0))
+    rows = (PhaseRow(f"{Q}0", 250, 500, 125.0), PhaseRow(f"{Q}1", 7, None, 0.0))
+    lines = drawn(PhaseView("drain", "QUEUE", rows, 65.0))
     assert lines[0].split() == ["QUEUE", "DONE", "OF", "MSG/S", "ETA"]
     assert lines[1].split() == ["…/0", "━" * 8, "250", "500", "125", "2s"]
     assert lines[2].split() == ["…/1", "7"]
@@ -79,11 +79,11 @@ def test_a_drawing_has_a_bar_a_queue_and_their_total() -> None:
 
 
 def test_a_phase_without_rows_is_named_all_the_same() -> None:
-    assert drawn(View("spark", "DESTINATION", (), 7.4)) == ["spark for 7s; Ctrl-C stops"]
+    assert drawn(PhaseView("spark", "DESTINATION", (), 7.4)) == ["spark for 7s; Ctrl-C stops"]
 
 
 rows = st.builds(
-    Row,
+    PhaseRow,
     st.text(min_size=1, max_size=300),
     st.integers(0, 10**12),
     st.none() | st.integers(0, 10**12),
@@ -93,31 +93,31 @@ rows = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(rows, max_size=60, unique_by=lambda row: row.name), st.integers(40, 200), st.integers(6, 60))
-def test_a_drawing_fits_and_obeys_no_message(found: list[Row], width: int, lines: int) -> None:
-    told = drawn(View("send", "DESTINATION", tuple(found), 1.0), width, lines)
+def test_a_drawing_fits_and_obeys_no_message(found: list[PhaseRow], width: int, lines: int) -> None:
+    told = drawn(PhaseView("send", "DESTINATION", tuple(found), 1.0), width, lines)
     assert len(told) <= lines
     assert all(character.isprintable() for line in told for character in line)
 
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("sbpair.cli.phases.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("sbpair.cli.progress.replay_progress.TELL_SECONDS", 0.0)
 
-    def tell(kind: type[Phases], log_format: LogFormat) -> list[str]:
+    def tell(kind: type[ReplayProgress], log_format: LogFormat) -> list[str]:
         with kind(Screen(Display(log_format=log_format))) as phases:
-            phases(Phase("check", "run r1: checking", "r1"))
+            phases(ReplayPhase("check", "run r1: checking", "r1"))
             phases(DRAIN)
             phases(Expected("drain", {f"{Q}0": 10}))
-            phases(Progress("drain", 0, 0, {}))
-            phases(Progress("drain", 4, 1, {f"{Q}0": 4}))
-            phases(Progress("drain", 4, 1, {f"{Q}0": 4}))
+            phases(PhaseProgress("drain", 0, 0, {}))
+            phases(PhaseProgress("drain", 4, 1, {f"{Q}0": 4}))
+            phases(PhaseProgress("drain", 4, 1, {f"{Q}0": 4}))
         return capsys.readouterr().err.splitlines()
 
     return tell
 
 
 def test_elsewhere_there_are_lines_of_json_where_something_has_changed(told: Any) -> None:
-    lines = [json.loads(line) for line in told(LinedPhases, LogFormat.JSON)]
+    lines = [json.loads(line) for line in told(JsonReplayProgress, LogFormat.JSON)]
     assert [line["event"] for line in lines] == ["phase", "phase", "progress", "progress"]
     assert all(line["schema"] == "sbpair/replay-event/1" for line in lines)
     assert (lines[0]["phase"], lines[0]["run"], lines[0]["text"]) == ("check", "r1", "run r1: checking")
@@ -125,7 +125,7 @@ def test_elsewhere_there_are_lines_of_json_where_something_has_changed(told: Any
 
 
 def test_in_words_a_phase_is_a_line(told: Any) -> None:
-    assert told(Phases, LogFormat.TEXT) == [
+    assert told(ReplayProgress, LogFormat.TEXT) == [
         "run r1: checking",
         "draining",
         "drain: 4 of 10 messages, 0 a second",

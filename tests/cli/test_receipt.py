@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbpair.cli.receipt import ROWS_SHOWN, breakdown
+from sbpair.cli.render.receipt import ROWS_SHOWN, breakdown
 from sbpair.move.receipt import BUCKETS, Tally
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Char, Decimal32, Decimal64
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.testing import Emulator
 
 ESCAPE = "\x1b[31mred\x07"
@@ -39,7 +39,7 @@ class World:
 
     def put(self, namespace: str, *messages: bytes) -> None:
         for each in messages:
-            self.queue(namespace).send(envelope.take_in(each, 0))
+            self.queue(namespace).send(service_envelope.take_in(each, 0))
 
     def queue(self, namespace: str) -> Any:
         return self.emulator.namespaces[namespace].find_queue("orders")

@@ -26,7 +26,7 @@ import pytest
 from sbpair.__main__ import run
 from sbpair.replay.archive import DEDUPLICATED, DRAINED, EXPIRED, LEDGER, PROVED, QUARANTINE, SWEPT, Archive
 from sbpair.replay.ledger import Entry, Ledger
-from sbpair.replay.run import Mode, Options, Run, save
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save
 from sbpair.replay.schema import SEGMENT
 
 NAMESPACES = {
@@ -38,7 +38,7 @@ NAMESPACES = {
     "SBPAIR_SECONDARY_NAME": "contoso-dr",
 }
 QUEUE = "contoso/x-servicebus-transfer/0"
-RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1, Options())
+RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1, ReplayOptions())
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
 
 
 def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archive) -> None:
-    save(proved, replace(RUN, options=Options(mode=Mode.DIRECT)))
+    save(proved, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
     proved.delete("segments")
     proved.write_json(DRAINED, {"messages": 0})
     Ledger(proved, RUN.shards, "dead").has_in_hand([Entry((QUEUE, 8, 1_000, "m8"), "orders")])
@@ -405,7 +405,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path), "r1")
     save(archive, RUN)
-    archive.write_json(DRAINED, {"messages": 0, "left_in_queues": {RUN.queues[0]: 3}})
+    archive.write_json(DRAINED, {"messages": 0, "remaining_in_queues": {RUN.queues[0]: 3}})
 
     done = sbpair("verify", "r1", "--archive", str(tmp_path))
 

@@ -13,11 +13,12 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.move.journal import Journal
-from sbpair.move.state import State
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import Journal
 from tests.cli.test_replay import sbpair
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "left", "deferred", "scheduled")
@@ -52,7 +53,7 @@ def plan(
                 emulator.namespaces["contoso"].create_queue(name)
             backlog = [emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in (0, 1)]
             for index, name, aliases in MESSAGES:
-                backlog[index].send(envelope.take_in(stranded(name, aliases), 0))
+                backlog[index].send(service_envelope.take_in(stranded(name, aliases), 0))
             environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
             for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
                 environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
@@ -78,7 +79,7 @@ def write_journal(directory: Path, emulator: Emulator, known: list[tuple[str, An
     ends = (
         endpoint_from_connection_string(each.connection_string, name=each.name) for each in emulator.ready.namespaces
     )
-    with State(directory, Pair("orders", *ends)) as state:
+    with RunDatabase(directory, Pair("orders", *ends)) as state:
         journal = Journal(state, run="before")
         for path, message in known:
             key = ("contoso-dr", path.lower(), message.sequence_number, message.enqueued_at_ms, "m0")
@@ -108,7 +109,7 @@ def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates:
     code, document, _err = told(*words)
     assert (code, document["schema"]) == (3, "sbpair/replay-plan/1")
     assert {fate: document[fate] for fate in fates} == fates
-    assert document["again"] == (0 if "--queue" in words else 1)
+    assert document["duplicates"] == (0 if "--queue" in words else 1)
     by_queue = {each["queue"]: each["messages"] for each in document["queues"]}
     both = {queue_path("contoso", 0): 3, queue_path("contoso", 1): 5}
     assert by_queue == ({queue_path("contoso", 1): 5} if "--queue" in words else both)

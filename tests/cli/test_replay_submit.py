@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_replay import java_in, sbpair, sbpair_process
 
-IMPORTS = "import sbpair.replay, sbpair.wire.client, sbpair.bus.credentials, sbpair.move.mover"
+IMPORTS = "import sbpair.replay, sbpair.amqp_client.client, sbpair.azure.credentials, sbpair.move.mover"
 """What a task of a replay needs, but for pyarrow, which no zip can have."""
 
 

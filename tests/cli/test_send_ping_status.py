@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.sender.outbox import Outbox
+from sbpair.failover.outbox import Outbox
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
 from tests.cli.test_bad_input import emulated
 
 TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"

@@ -36,7 +36,7 @@ def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) 
         assert process.stderr
         found = await line_of(process.stderr, lambda told: told["event"] == "queues-found")
         assert found["managed"] is True
-        await line_of(process.stderr, lambda told: told["event"] == "lane-opened")
+        await line_of(process.stderr, lambda told: told["event"] == "queue-opened")
         while pair.arrived < 3:  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
         process.send_signal(signal.SIGTERM)
@@ -45,7 +45,7 @@ def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) 
         lines = [json.loads(line) for line in err.splitlines()]
         assert {each["schema"] for each in lines} == {"sbpair/syphon-event/1"}
         [last] = [each for each in lines if each["event"] == "progress" and each["received"]]
-        assert (last["received"], last["sent"], last["in_hand"]) == (3, 3, 0)
+        assert (last["received"], last["sent"], last["held"]) == (3, 3, 0)
         assert [each["sent"] for each in lines if each["event"] == "destination-progress"] == [3]
         [receipt] = [json.loads(line) for line in out.splitlines()]
         assert (receipt["schema"], receipt["sent"]) == ("sbpair/syphon/1", 3)

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from sbpair.emulator import server
 from sbpair.emulator.testing import Emulator
-from sbpair.move.receipt import Named, Receipt
+from sbpair.move.receipt import NamedMessage, Receipt
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
 from tests.faults.simulation.history import History
@@ -35,8 +35,8 @@ INSIDE: Final = frozenset({"quota", "disable", "destination-gone", "backlog-rema
 """Kinds of steps that are taken here."""
 
 SPAN_MS: Final = 6_000
-LASTS_MOST_MS: Final = 2_000
-JUMP_MOST_MS: Final = 30_000
+MAX_LASTS_MS: Final = 2_000
+MAX_JUMP_MS: Final = 30_000
 SLOW: Final = 5.0
 """A rate that a plan may have, in messages a second."""
 
@@ -48,11 +48,11 @@ def real_plan(seed: int, now_ms: int) -> Plan:
     steps = tuple(
         replace(
             step,
-            lasts_ms=min(step.lasts_ms, LASTS_MOST_MS),
-            number=min(step.number, JUMP_MOST_MS // jumps) if step.kind == "clock" else min(step.number, 500),
+            lasts_ms=min(step.lasts_ms, MAX_LASTS_MS),
+            number=min(step.number, MAX_JUMP_MS // jumps) if step.kind == "clock" else min(step.number, 500),
         )
         if step.kind in ("clock", "latency")
-        else replace(step, lasts_ms=min(step.lasts_ms, LASTS_MOST_MS))
+        else replace(step, lasts_ms=min(step.lasts_ms, MAX_LASTS_MS))
         for step in drawn.steps
     )
     return _busy(replace(drawn, steps=steps), now_ms)
@@ -65,11 +65,11 @@ def _busy(drawn: Plan, now_ms: int) -> Plan:
     random = Random(f"more for {drawn.seed}")
     moments = [max(0, step.at_ms - random.randrange(40)) for step in drawn.steps]
     moments += [random.randrange(SPAN_MS) for _ in range(4)]
-    flawed, most = random.choice((0.0, 0.05)), 3 if drawn.rate == SLOW else 30
+    flawed, limit = random.choice((0.0, 0.05)), 3 if drawn.rate == SLOW else 30
     later = [(step, drawn.later.get(number)) for number, step in enumerate(drawn.steps)]
     for at_ms in moments:
         step = Step(at_ms, 0, "strand", primary=False, number=random.randrange(1_000_000))
-        count = random.randint(1, most)
+        count = random.randint(1, limit)
         more = messages(random, count, drawn.queues, drawn.goals, now_ms=now_ms, flawed=flawed)
         later.append((step, tuple(more)))
     later.sort(key=lambda each: each[0].at_ms)
@@ -174,7 +174,8 @@ def receipt_of(document: dict[str, Any]) -> Receipt:
     known = {name: value for name, value in document.items() if name in Receipt.__dataclass_fields__}
     for name in ("dead_letters", "doubtful"):
         known[name] = tuple(
-            Named(**{key: each.get(key) for key in Named.__dataclass_fields__}) for each in document.get(name, ())
+            NamedMessage(**{key: each.get(key) for key in NamedMessage.__dataclass_fields__})
+            for each in document.get(name, ())
         )
     return Receipt(**known)
 

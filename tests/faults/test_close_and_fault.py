@@ -10,8 +10,8 @@ import pytest
 from sbpair.amqp.connection import IDLE_SECONDS
 from sbpair.errors import ConnectionFaulted
 from sbpair.move import events
-from sbpair.syphon.ends import FAULT_SECONDS
-from sbpair.syphon.lane import RELEASE_SECONDS
+from sbpair.syphon.worker import RELEASE_SECONDS
+from sbpair.syphon.worker_connections import FAULT_SECONDS
 from tests.faults.simulation.stage import play
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def fall_silent(stage: Stage, side: str, *, server: bool) -> None:
 
 
 async def opened(stage: Stage) -> None:
-    await stage.until(lambda: stage.of(events.LaneOpened))
+    await stage.until(lambda: stage.of(events.QueueOpened))
 
 
 async def both_ended(stage: Stage, since: float) -> float:
@@ -46,13 +46,13 @@ def test_a_side_that_breaks_and_stays_away_has_the_other_ended_and_a_watch_comes
         assert await both_ended(stage, stage.loop.time()) <= FAULT_SECONDS + A_LITTLE
         await asyncio.sleep(600.0)
         assert not watching.done()
-        stage.mend(side)
+        stage.restore(side)
         stage.strand(1)
         stage.destination()
         await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=70.0)
         stage.stop.set()
         assert (await watching).exit_code == 0
-        first = stage.of(events.LaneFailed)[0]
+        first = stage.of(events.QueueFailed)[0]
         assert f"the {side}'s connection is gone" in first.reason
         assert first.retry_seconds is not None
 
@@ -64,7 +64,7 @@ def test_without_reconnecting_a_side_that_breaks_ends_a_watch_with_6(side: str) 
     async def scene(stage: Stage) -> None:
         stage.destination()
         watching = stage.start(reconnect=False)
-        await stage.until(lambda: len(stage.of(events.LaneOpened)) == 3)
+        await stage.until(lambda: len(stage.of(events.QueueOpened)) == 3)
         stage.strand(1)
         await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.backlog().counts().active)
         await asyncio.sleep(A_LITTLE)
@@ -86,11 +86,11 @@ def test_a_side_that_is_back_within_the_time_is_a_matter_of_its_own(side: str) -
         await opened(stage)
         stage.cut(side)
         await asyncio.sleep(FAULT_SECONDS / 2)
-        stage.mend(side)
+        stage.restore(side)
         stage.strand(1)
         stage.destination()
         await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
-        assert bool(stage.of(events.LaneFailed)) == (side == "backlog")
+        assert bool(stage.of(events.QueueFailed)) == (side == "backlog")
         stage.stop.set()
         assert (await watching).exit_code == 0
 
@@ -104,7 +104,7 @@ def test_once_ends_with_6_where_a_side_stays_away(side: str) -> None:
         stage.fill(orders)
         stage.strand(*range(5))
         going = stage.start(once=True)
-        await stage.until(lambda: stage.of(events.DestinationResting))
+        await stage.until(lambda: stage.of(events.DestinationBackingOff))
         stage.cut(side)
         result = await going
         assert result.exit_code == 6
@@ -142,7 +142,7 @@ def test_heartbeats_alone_keep_both_connections() -> None:
         watching = stage.start()
         await opened(stage)
         await asyncio.sleep(10 * IDLE_SECONDS)
-        assert (len(stage.network.lines), stage.of(events.LaneFailed)) == (2, [])
+        assert (len(stage.network.lines), stage.of(events.QueueFailed)) == (2, [])
         stage.stop.set()
         await watching
 
@@ -178,12 +178,12 @@ def test_what_is_held_when_the_primary_goes_is_given_back_at_once_and_not_taken_
         watching = stage.start()
         await stage.until(lambda: engine.locked_count == 20)
         stage.cut("primary")
-        await stage.until(lambda: stage.of(events.LaneFailed))
+        await stage.until(lambda: stage.of(events.QueueFailed))
         for _ in range(600):
             await asyncio.sleep(1.0)
             assert engine.locked_count == 0
         let()
-        stage.mend("primary")
+        stage.restore("primary")
         await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
         assert stage.ids(stage.destination()) == [f"m{number}" for number in range(20)]
         stage.stop.set()
@@ -201,7 +201,7 @@ def test_a_second_word_ends_it_within_seconds_whoever_does_not_answer() -> None:
         watching = stage.start()
         await stage.until(lambda: not stage.backlog().counts().active)
         stage.strand(*range(5), to="full")
-        await stage.until(lambda: stage.of(events.DestinationResting))
+        await stage.until(lambda: stage.of(events.DestinationBackingOff))
         fall_silent(stage, "primary", server=True)
         stage.strand(9)
         await stage.until(lambda: stage.ids(stage.destination()) == ["m8", "m9"])
@@ -224,7 +224,7 @@ def test_a_second_word_ends_it_within_seconds_where_nobody_answers_at_all() -> N
         stage.fill(stage.destination())
         stage.strand(*range(5))
         watching = stage.start()
-        await stage.until(lambda: stage.of(events.DestinationResting))
+        await stage.until(lambda: stage.of(events.DestinationBackingOff))
         fall_silent(stage, "primary", server=True)
         fall_silent(stage, "backlog", server=False)
         stage.stop.set()

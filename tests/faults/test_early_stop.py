@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from sbpair import syphon
 from sbpair.errors import AccessError
+from sbpair.syphon import runner
 from tests.faults.simulation.stage import Stage, play
 
 PATIENCE_SECONDS = 8.0
@@ -83,5 +83,5 @@ def test_what_is_wrong_with_the_start_is_said_as_it_is(monkeypatch: pytest.Monke
         with pytest.raises(AccessError, match="the key is not known"):
             await stage.start(once=True)
 
-    monkeypatch.setattr(syphon.queues, "find", refuse)
+    monkeypatch.setattr(runner.queues, "find", refuse)
     play(scene)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp_client.client import connect
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.testing import Emulator
-from sbpair.model import endpoint_from_connection_string
-from sbpair.wire.client import connect
+from sbpair.model.connection_string import endpoint_from_connection_string
 
 MESSAGES = 60
 QUEUES = 2

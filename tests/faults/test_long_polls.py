@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.emulator.doors.amqp.cbs import Claims
+from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.move import events
 from tests.faults.simulation.stage import Asked, play
 
@@ -32,7 +32,7 @@ def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatc
         assert counted["receives"] == 40 * hours
         assert counted["taken away"] == counted["resumed"] >= 10 * (DETACHES_AN_HOUR * hours - 1)
         assert [line.number for line in stage.network.lines] == made
-        assert stage.of(events.LaneFailed) == []
+        assert stage.of(events.QueueFailed) == []
         stage.strand(1, index=7)
         stage.destination()
         await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=1.0)
@@ -63,7 +63,7 @@ def test_over_a_day_of_work_now_and_then_the_tokens_are_renewed_and_nothing_brea
         # For the backlog queue and for the destination, each signed for an hour, and renewed when 40 minutes old.
         assert tokens["put"] >= 2 * 36
         assert len(stage.network.lines) == 2
-        assert stage.of(events.LaneFailed) == stage.of(events.DestinationResting) == []
+        assert stage.of(events.QueueFailed) == stage.of(events.DestinationBackingOff) == []
         stage.stop.set()
         assert ((await watching).receipt.sent, (await watching).exit_code) == (24, 0)
 
@@ -84,8 +84,8 @@ def test_what_is_held_for_hours_keeps_its_locks_and_its_order_and_a_stop_gives_a
         for _ in range(6 * 60):
             await asyncio.sleep(60.0)
             assert engine.locked_count >= 29
-        assert (lost, stage.of(events.LaneFailed), len(stage.network.lines)) == ([], [], 2)
-        assert all("quota" in event.reason for event in stage.of(events.DestinationResting))
+        assert (lost, stage.of(events.QueueFailed), len(stage.network.lines)) == ([], [], 2)
+        assert all("quota" in event.reason for event in stage.of(events.DestinationBackingOff))
         let()
         await stage.until(lambda: len(stage.ids(orders)) == 50)
         assert stage.ids(orders) == [f"m{number}" for number in range(50)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.faults.observed import LASTS_MOST_MS, SPAN_MS, real_plan
+from tests.faults.observed import MAX_LASTS_MS, SPAN_MS, real_plan
 from tests.faults.real import carry_out
 from tests.faults.simulation.plan import SIMULATED_ONLY
 
@@ -41,7 +41,7 @@ def test_a_seed_draws_the_same_plan_every_time() -> None:
 
         assert plan == real_plan(seed, NOW_MS)
         assert list(plan.steps) == sorted(plan.steps, key=lambda step: step.at_ms)
-        assert all(0 <= step.at_ms < SPAN_MS and step.lasts_ms <= LASTS_MOST_MS for step in plan.steps)
+        assert all(0 <= step.at_ms < SPAN_MS and step.lasts_ms <= MAX_LASTS_MS for step in plan.steps)
         assert all(
             (number in plan.later) == (step.kind in ("strand", "backlog-remade"))
             for number, step in enumerate(plan.steps)

@@ -11,18 +11,18 @@ import pytest
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.drill.compare import TICKS_PER_MS
-from sbpair.emulator.entities import envelope
-from sbpair.move.events import LaneOpened
-from sbpair.move.route import TimeToLive
-from sbpair.syphon.terms import Terms
+from sbpair.emulator.entities import service_envelope
+from sbpair.move.events import QueueOpened
+from sbpair.move.message.route import TimeToLive
+from sbpair.syphon.limits import MoveLimits
 from tests.faults.simulation.stage import play
 
 if TYPE_CHECKING:
-    from sbpair.syphon import Result
+    from sbpair.syphon.runner import SyphonResult
     from tests.faults.simulation.stage import Stage
 
 HOUR_MS = 3_600_000
-TERMS = Terms(rate=None, credits=math.inf, ttl=TimeToLive.REMAINING)
+TERMS = MoveLimits(rate=None, credits=math.inf, ttl=TimeToLive.REMAINING)
 
 
 def strand(stage: Stage, *hours: int) -> None:
@@ -34,7 +34,7 @@ def strand(stage: Stage, *hours: int) -> None:
             application_properties=encode_map(APPLICATION_PROPERTIES, aliases),
             body=data_body(b"x"),
         )
-        message = envelope.read_message(sections.join())
+        message = service_envelope.read_message(sections.join())
         assert message is not None
         stage.backlog().send([message])
 
@@ -45,7 +45,7 @@ async def three_messages(stage: Stage) -> None:
     await asyncio.sleep(1.5 * 3_600)
 
 
-def check(stage: Stage, result: Result) -> None:
+def check(stage: Stage, result: SyphonResult) -> None:
     assert (result.receipt.sent, result.receipt.expired) == (2, 1)
     assert stage.ids(stage.destination()) == ["2 h", "3 h"]
     for message, hours in zip(stage.destination().messages.peek(0, 10), (0.5, 1.5), strict=True):
@@ -67,7 +67,7 @@ def test_nor_does_one_that_is_set_on_the_way(ahead_seconds: float) -> None:
     async def scene(stage: Stage) -> None:
         await three_messages(stage)
         running = stage.start(terms=TERMS, hold=1)
-        await stage.until(lambda: stage.of(LaneOpened))
+        await stage.until(lambda: stage.of(QueueOpened))
         stage.world.ahead = ahead_seconds
         await stage.until(lambda: len(stage.ids(stage.destination())) == 2)
         stage.stop.set()

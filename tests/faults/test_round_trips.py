@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from tests.benchmarks.stranded import BATCH, DESTINATIONS, QUEUES, Stranded, destination, session_id
 from tests.faults.simulation.stage import play
@@ -29,7 +29,7 @@ def test_ten_milliseconds_of_round_trip_leave_room_for_20_000_messages_a_second(
             queues.append(stage.world.primary.create_queue(destination(number), described))
         stranded = Stranded(MESSAGES, BEGAN_MS)
         for number in range(MESSAGES):
-            message = envelope.read_message(stranded.message(number))
+            message = service_envelope.read_message(stranded.message(number))
             stage.backlog(number // BATCH % QUEUES).send([message])
         running = stage.start(once=True)
         began = await stage.until(lambda: any(queue.counts().total for queue in queues))

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from sbpair import syphon
-from sbpair.move import route
-from sbpair.move.journal import Journal
-from sbpair.move.opened import General
+from sbpair.move.destination_queue import DestinationQueue
+from sbpair.move.message import route
+from sbpair.move.message.decode import GenericMessage
+from sbpair.move.message.fast_decode import TemplateMessage
+from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
+from sbpair.move.raw_source import RawSource
 from sbpair.move.receipt import Tally
-from sbpair.move.road import Road
-from sbpair.move.usual import Usual
-from sbpair.move.wire_primary import WireLink, WirePrimary
-from sbpair.move.wire_source import WireSource
+from sbpair.runs.journal import Journal
+from sbpair.syphon import runner
 from tests.faults.simulation.faults import CRASHES
 from tests.faults.simulation.plan import Plan, Step, plan
 from tests.faults.simulation.run import simulate, simulated
@@ -74,49 +74,49 @@ class Accepted:
 
 
 def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WireLink, "post", lambda *_: Accepted())
+    monkeypatch.setattr(RawDestinationLink, "post", lambda *_: Accepted())
 
     assert caught("lost")
 
 
 def test_a_syphon_that_settles_before_the_primary_has_accepted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = WireLink.post
+    leave = RawDestinationLink.post
 
     def post(*arguments: Any) -> Any:
         leave(*arguments)
         return Accepted()
 
-    monkeypatch.setattr(WireLink, "post", post)
+    monkeypatch.setattr(RawDestinationLink, "post", post)
 
     assert caught("completed before it was accepted")
 
 
 def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = WireLink.post
+    once = RawDestinationLink.post
 
     def post(*arguments: Any) -> Any:
         once(*arguments)
         return once(*arguments)
 
-    monkeypatch.setattr(WireLink, "post", post)
+    monkeypatch.setattr(RawDestinationLink, "post", post)
 
     assert caught("arrived 2 times")
 
 
 def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_order = Road.next_round
+    in_order = DestinationQueue.next_round
 
     def next_round(*arguments: Any) -> Any:
         return [group[::-1] for group in in_order(*arguments)]
 
-    monkeypatch.setattr(Road, "next_round", next_round)
+    monkeypatch.setattr(DestinationQueue, "next_round", next_round)
 
     assert caught("overtaken in hand")
     assert caught("out of order")
 
 
 def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (Usual, General):
+    for kind in (TemplateMessage, GenericMessage):
         monkeypatch.setattr(kind, "restored", altering(kind.restored))
 
     assert caught("altered")
@@ -164,7 +164,7 @@ def test_a_syphon_that_forgets_what_the_primary_has_is_caught(monkeypatch: pytes
 def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(syphon, "_may_be_twice", lambda *_: [])
+    monkeypatch.setattr(runner, "_may_be_twice", lambda *_: [])
 
     assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)
 
@@ -194,7 +194,7 @@ def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     async def close(_: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(WirePrimary, "close", close)
+    monkeypatch.setattr(RawPrimary, "close", close)
 
     assert any("did not end" in line for seed in range(3) for line in simulate(seed).wrong)
 
@@ -204,7 +204,7 @@ def test_a_syphon_that_goes_round_in_circles_is_caught(monkeypatch: pytest.Monke
         await asyncio.sleep(0)
         return []
 
-    monkeypatch.setattr(WireSource, "take", take)
+    monkeypatch.setattr(RawSource, "take", take)
 
     watching = next(seed for seed in range(100) if not plan(seed, now_ms=0).once)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbpair.backlog import queue_path
-from sbpair.emulator.doors.amqp.links import Outlet
+from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
 from sbpair.emulator.testing import Emulator
 from tests.faults.test_kill_syphon import DESTINATIONS, MESSAGES, QUEUES, in_backlog, in_primary, strand, syphon
 
@@ -30,7 +30,7 @@ def test_a_second_signal_ends_it_with_a_receipt(
     mode: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopping: set[str] = set()
-    on_flow = Outlet.on_flow
+    on_flow = OutgoingLink.on_flow
 
     def watched(outlet: Any) -> None:
         on_flow(outlet)
@@ -47,7 +47,7 @@ def test_a_second_signal_ends_it_with_a_receipt(
             emulator.faults.swallow_acks("contoso")
             process = await syphon(emulator, mode, "--output", "json")
             await until(lambda: in_primary(emulator).total() == MESSAGES)
-            monkeypatch.setattr(Outlet, "on_flow", watched)
+            monkeypatch.setattr(OutgoingLink, "on_flow", watched)
             process.send_signal(number)
             await until(lambda: len(stopping) == QUEUES)
             process.send_signal(number)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sbpair import syphon
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
-from sbpair.model import TICKS_PER_SECOND
-from sbpair.move.lease_terms import GOOD_SECONDS, Holder
-from sbpair.move.session_lease import SessionLease, hold
-from sbpair.syphon.terms import Terms
+from sbpair.model.durations import TICKS_PER_SECOND
+from sbpair.runs.lease_terms import GOOD_SECONDS, LeaseHolder
+from sbpair.runs.session_lease import SessionLease, hold
+from sbpair.syphon import runner
+from sbpair.syphon.limits import MoveLimits
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import play
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LEASES = "movers/leases"
 DR = "contoso-dr"
 LOCK_SECONDS = 60.0
-SLOWLY = Terms(rate=1.0, credits=math.inf)
+SLOWLY = MoveLimits(rate=1.0, credits=math.inf)
 """A message a second: nothing is on its way when something happens in between."""
 
 
@@ -51,7 +51,7 @@ def sent(stage: Stage) -> int:
     return len(stage.ids(stage.destination()))
 
 
-async def start(stage: Stage, messages: int, **terms: Any) -> asyncio.Task[syphon.Result]:
+async def start(stage: Stage, messages: int, **terms: Any) -> asyncio.Task[runner.SyphonResult]:
     """A syphon with a lease, that has sent a third of its messages."""
     stage.strand(*range(messages))
     running = stage.start(lease_queue=LEASES, terms=SLOWLY, **terms)
@@ -64,7 +64,7 @@ def test_a_second_mover_is_refused_and_told_who_is_at_work() -> None:
     async def scene(stage: Stage) -> None:
         queue = leases(stage)
         watching = await start(stage, 3)
-        holder = Holder.decode(state_of(queue))
+        holder = LeaseHolder.decode(state_of(queue))
         assert holder is not None
         with pytest.raises(LeaseHeld) as held:
             await stage.start(lease_queue=LEASES.upper(), once=True)
@@ -219,7 +219,7 @@ def test_a_watch_outlives_the_secondary_and_goes_on_where_nobody_had_the_lease(h
         stage.cut("secondary")
         await asyncio.sleep(hours * 3600)
         assert sent(stage) == 10
-        stage.mend("secondary")
+        stage.restore("secondary")
         await stage.until(lambda: sent(stage) == 30)
         stage.stop.set()
         assert (await watching).exit_code == 0
@@ -280,7 +280,7 @@ async def taken_by_another(stage: Stage, queue: Any) -> int:
 
     await stage.until(free)
     other = queue.messages.accept("contoso")
-    other.set_state(Holder("other", 1, "r", 0).encode())
+    other.set_state(LeaseHolder("other", 1, "r", 0).encode())
     renew(20)
     return sent(stage)
 
@@ -290,7 +290,7 @@ def test_a_mover_that_was_frozen_for_longer_than_its_lock_sends_nothing_when_it_
         queue = leases(stage)
         stage.strand(*range(300))
         frozen = Process("frozen")
-        run = syphon.run(stage.world.pair, once=True, lease_queue=LEASES, terms=SLOWLY)
+        run = runner.run(stage.world.pair, once=True, lease_queue=LEASES, terms=SLOWLY)
         running = frozen.start(stage.loop, run)
         await stage.until(lambda: sent(stage) == 10)
         await asyncio.sleep(0.5)
@@ -312,7 +312,7 @@ def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(said: bool) -
         leases(stage)
         stage.strand(*range(30))
         dead = Process("dead")
-        dead.start(stage.loop, syphon.run(stage.world.pair, once=True, lease_queue=LEASES, terms=SLOWLY))
+        dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease_queue=LEASES, terms=SLOWLY))
         await stage.until(lambda: sent(stage) == 10)
         if not said:
             for line in stage.network.lines:

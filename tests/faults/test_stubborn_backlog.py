@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair.emulator.errors import Refusal
+from sbpair.emulator.service_errors import ServiceError
 from sbpair.move.mover import DEAD_LETTER_TRIES
 from tests.faults.simulation.stage import play
 
@@ -30,7 +30,7 @@ class Stubborn:
     def _refuse(self, token: bytes, *reason: str | None) -> None:
         self.asked += 1
         if self.asked <= self._left:
-            raise Refusal("The dead-letter queue does not take it.")
+            raise ServiceError("The dead-letter queue does not take it.")
         self._dead_letter(token, *reason)
 
 

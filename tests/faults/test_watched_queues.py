@@ -10,7 +10,7 @@ import pytest
 from sbpair.backlog import queue_path
 from sbpair.errors import EntityMissing
 from sbpair.move import events
-from sbpair.syphon.lanes import LOOK_AGAIN_SECONDS
+from sbpair.syphon.pool import LOOK_AGAIN_SECONDS
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.stage import play
 
@@ -69,10 +69,10 @@ def test_a_watch_forgets_a_queue_that_is_deleted_and_goes_on_with_the_others() -
     async def scene(stage: Stage) -> None:
         stage.destination()
         watching = stage.start()
-        await stage.until(lambda: len(stage.of(events.LaneOpened)) == 2)
+        await stage.until(lambda: len(stage.of(events.QueueOpened)) == 2)
         delete(stage)
         await asyncio.sleep(600.0)
-        given_up = [event for event in stage.of(events.LaneFailed) if event.retry_seconds is None]
+        given_up = [event for event in stage.of(events.QueueFailed) if event.retry_seconds is None]
         assert [event.queue for event in given_up] == [queue_path(PRIMARY_NAME, 0)]
         assert len(stage.network.lines) >= 2
         assert len(stage.connected("backlog")) == len(stage.connected("primary")) == 1
@@ -107,14 +107,14 @@ def test_a_listing_that_fails_for_a_while_harms_nothing() -> None:
     async def scene(stage: Stage) -> None:
         stage.destination()
         watching = stage.start()
-        await stage.until(lambda: stage.of(events.LaneOpened))
+        await stage.until(lambda: stage.of(events.QueueOpened))
         stage.network.refusing[stage.host("backlog")] = 1
         await asyncio.sleep(10 * LOOK_AGAIN_SECONDS)
-        stage.mend("backlog")
+        stage.restore("backlog")
         make_backlog(stage.world.secondary, 3)
         stage.strand(1, index=3)
         await moved(stage, 1)
-        assert stage.of(events.LaneFailed) == []
+        assert stage.of(events.QueueFailed) == []
         stage.stop.set()
         assert (await watching).exit_code == 0
 

@@ -25,17 +25,17 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
-from sbpair.sender import exchange
-from sbpair.syphon import lane
+from sbpair.failover import failover_send
+from sbpair.syphon import worker
 from tests.integration.sender_rig import Rig
 from tests.node import install
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 T = TypeVar("T")
 NAMESPACE, OTHER = "contoso", "contoso-dr"
@@ -100,7 +100,7 @@ class Running:
     def advance(self, seconds: float) -> None:
         self.do(lambda: self.emulator.advance(int(seconds * 1000)))
 
-    def queue(self, **properties: Any) -> Queue:
+    def queue(self, **properties: Any) -> QueueEntity:
         """A new queue with a name of its own."""
         return self.do(lambda: self.namespace.create_queue(next(self._names), QueueDescription(**properties)))
 
@@ -120,7 +120,7 @@ def another() -> type[Running]:
 @pytest.fixture(scope="session")
 def listen_only(running: Running) -> str:
     """The connection string of a namespace-wide rule without Send."""
-    rule = AuthorizationRule("listen", "listen-key", "listen-key-2", frozenset({Claim.LISTEN}))
+    rule = AuthorizationRule("listen", "listen-key", "listen-key-2", frozenset({AccessRight.LISTEN}))
     namespace = running.namespace
     running.do(lambda: setattr(namespace, "keys", (*namespace.keys, rule)))
     return running.connection_string_with(rule)
@@ -297,7 +297,7 @@ def rig() -> Iterator[Rig]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A syphon that soon believes that a queue is empty, and a paired client that soon leaves a silent primary."""
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
     # Opening a link takes the SDK half a second at least.
-    monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)
+    monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)

@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sbpair import PairedClient, syphon
+from sbpair import PairedClient
 from sbpair import aio as sbpair_aio
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.sender.events import EntityChanged, InDoubt
+from sbpair.failover.events import EntityChanged, SendInDoubt
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair, SasKey
+from sbpair.syphon import runner
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
-    from sbpair.sender.states import State
+    from sbpair.failover.states import State
     from tests.integration.conftest import Running
 
 PATIENCE_SECONDS = 30
@@ -55,7 +57,7 @@ class Told:
 
     @property
     def doubted(self) -> set[str]:
-        return {each for event in self.of(InDoubt) for each in event.message_ids}
+        return {each for event in self.of(SendInDoubt) for each in event.message_ids}
 
 
 class Faced:
@@ -113,7 +115,7 @@ class Rig:
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
         try:
-            client = Faced(sbpair_aio.PairedClient(pair, **arguments), loop)
+            client = Faced(sbpair_aio.AsyncPairedClient(pair, **arguments), loop)
         except BaseException:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
@@ -146,7 +148,7 @@ class Rig:
 
     def brought_back(self) -> list[Sections]:
         """What the primary holds once the syphon has emptied the backlog."""
-        result = asyncio.run(syphon.run(self.pair, once=True))
+        result = asyncio.run(runner.run(self.pair, once=True))
         assert (result.exit_code, result.receipt.dead_lettered) == (0, 0), result
         assert not self.in_backlog()
         return self.in_queue(self.orders)

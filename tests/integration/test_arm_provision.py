@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair import audit, errors, provision
+from sbpair import errors
 from sbpair.amqp.message import Sections
-from sbpair.bus.arm import manager_of
-from sbpair.bus.management import open_namespace
+from sbpair.azure.arm import manager_of
+from sbpair.azure.control_plane import open_namespace
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.testing import Emulator, Setup
-from sbpair.entity import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model import Endpoint, Identity, Pair, QueueSpec, ResourceGroup, SasKey, endpoint_from_connection_string
-from sbpair.report import Outcome
-from sbpair.topology import entities_file
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.testing import Emulator, EmulatorOptions
+from sbpair.management import audit, entities_file, provision
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.entities import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasKey
+from sbpair.model.queues import QueueSpec
+from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
-    from sbpair.bus.control import NamespaceControl
+    from sbpair.azure.interfaces import NamespaceControl
 
 GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 VIA = {"atom": None, "arm": GROUP}
@@ -43,7 +45,7 @@ ENTITIES: list[AnyEntity] = [
 def run(scenario: Callable[[Emulator, Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, *tier: object) -> None:
     async def main() -> None:
         wanted = [("contoso", 0), ("contoso-dr", 0, *tier)]
-        async with asyncio.timeout(60), Emulator(wanted, setup=Setup(identity=True)) as emulator:
+        async with asyncio.timeout(60), Emulator(wanted, setup=EmulatorOptions(identity=True)) as emulator:
             assert emulator.ready.sign_in
             for name, value in emulator.ready.sign_in.environment.items():
                 monkeypatch.setenv(name, value)
@@ -173,11 +175,11 @@ def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> 
         there = emulator.namespaces["contoso-dr"]
         there.create_queue(FIRST, QueueDescription(max_size_in_megabytes=5120, enable_partitioning=True))
         held = there.create_queue("contoso/x-servicebus-transfer/7")
-        held.send([Message(Sections(), 1_000)])
+        held.send([StoredMessage(Sections(), 1_000)])
         there.create_queue("fabrikam/x-servicebus-transfer/0")
         now = emulator.clock.now_ms() / 1000 + 60
         found = [
-            await audit.run(pair, group=group, peek_most=0, sample_seconds=0, now=lambda: now) for group in VIA.values()
+            await audit.run(pair, group=group, max_peek=0, sample_seconds=0, now=lambda: now) for group in VIA.values()
         ]
         assert found[0] == found[1]
         outcomes = [Outcome.DRIFTED, Outcome.MISSING, Outcome.MISSING, Outcome.EXTRA, Outcome.FOREIGN]

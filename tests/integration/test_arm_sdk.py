@@ -22,7 +22,7 @@ from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 from azure.mgmt.servicebus.models import SBAuthorizationRule, SBQueue, SBSubscription, SBTopic
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES, AUDIENCE
-from sbpair.emulator.testing import Emulator, Setup
+from sbpair.emulator.testing import Emulator, EmulatorOptions
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 PLACE = ("any-group", "contoso")
@@ -55,7 +55,7 @@ def run(scenario: Callable[[Emulator, ServiceBusManagementClient], Awaitable[Non
         wanted = [("contoso", 0), ("contoso-dr", 0, "premium", 2)]
         async with (
             asyncio.timeout(30),
-            Emulator(wanted, setup=Setup(identity=True)) as emulator,
+            Emulator(wanted, setup=EmulatorOptions(identity=True)) as emulator,
             client_of(emulator) as client,
         ):
             await scenario(emulator, client)
@@ -240,7 +240,7 @@ def test_a_namespace_that_is_down_is_unavailable_and_can_still_be_listed_elsewhe
 
 
 def test_the_sync_client_signs_in_as_a_managed_identity(another: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with another(setup=Setup(identity=True)) as signing:
+    with another(setup=EmulatorOptions(identity=True)) as signing:
         for name, value in signing.emulator.ready.sign_in.environment.items():
             monkeypatch.setenv(name, value)
         base_url = f"http://{signing.namespace.authority}"

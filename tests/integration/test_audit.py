@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair import audit, errors
+from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.audit import Audit, Destination, Finding, Unseen
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Difference, Fill, Pair, SasKey, endpoint_from_connection_string
-from sbpair.report import Outcome
+from sbpair.management import audit
+from sbpair.management.audit import Audit, AuditFinding, DestinationSummary, Unseen
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair, SasKey
+from sbpair.model.queues import Difference, Utilisation
+from sbpair.model.report import Outcome
 from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 MEGABYTE = 1024 * 1024
 BACKLOG = QueueDescription(
@@ -47,7 +50,7 @@ class World:
         self.told: list[Any] = []
         self.slept = 0.0
 
-    def queue(self, name: int | str, **changed: Any) -> Queue:
+    def queue(self, name: int | str, **changed: Any) -> QueueEntity:
         return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
 
     def strand(self, number: int, to: str = "orders", index: int = 0) -> None:
@@ -56,9 +59,9 @@ class World:
             application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to))),
             body=data_body(b"body"),
         ).join()
-        self.secondary.queue(queue_path("contoso", index)).send(envelope.take_in(payload, 0))
+        self.secondary.queue(queue_path("contoso", index)).send(service_envelope.take_in(payload, 0))
 
-    def may_only(self, side: str, *claims: Claim, key: str = "key") -> None:
+    def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
         namespace = self.primary if side == "primary" else self.secondary
         namespace.keys = (AuthorizationRule("only", "key", "other", frozenset(claims)),)
         endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
@@ -109,7 +112,7 @@ async def world(queues: int = 1, *destinations: str) -> AsyncIterator[World]:
         yield w
 
 
-def fill_of(made: Audit, index: int = 0) -> Fill:
+def fill_of(made: Audit, index: int = 0) -> Utilisation:
     [fill] = [item.detail.fill for item in made if item.detail and item.detail.index == index and item.detail.fill]
     return fill
 
@@ -139,7 +142,7 @@ async def test_what_lies_in_a_backlog_is_told() -> None:
         w.strand(4, "Events", index=1)
         w.strand(5, "gone", index=1)
         w.strand(6, "no//where", index=1)
-        w.secondary.queue(queue_path("contoso", 1)).send([Message(Sections(body=data_body(b"")), 10)])
+        w.secondary.queue(queue_path("contoso", 1)).send([StoredMessage(Sections(body=data_body(b"")), 10)])
         made = await w.audit()
         assert [(fill_of(made, index).looked_at, fill_of(made, index).saw_all) for index in (0, 1)] == [
             (3, True),
@@ -157,21 +160,21 @@ async def test_what_lies_in_a_backlog_is_told() -> None:
         assert named[1].reason == "there is no such queue or topic in contoso"
         assert (none.name, none.messages, none.found) == ("", 2, None)
         assert "x-ms-path" in none.reason
-        assert made.findings == {Finding.MESSAGES, Finding.DESTINATIONS, Finding.DUPLICATES}
+        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.DESTINATIONS, AuditFinding.DUPLICATES}
         assert made.unseen == ()
 
 
 @pytest.mark.parametrize(("most", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
-def test_no_more_is_looked_at_than_was_asked_for(most: int, looked_at: int, saw_all: bool) -> None:
+def test_no_more_is_looked_at_than_was_asked_for(limit: int, looked_at: int, saw_all: bool) -> None:
     @sync
     async def scenario() -> None:
         async with world(1, "orders") as w:
             for number in range(25):
                 w.strand(number)
-            made = await w.audit(peek_most=most)
+            made = await w.audit(max_peek=limit)
             assert (fill_of(made).looked_at, fill_of(made).saw_all) == (looked_at, saw_all)
             assert made.destinations == (
-                Destination("orders", looked_at, found=True, topic=False, detects_duplicates=False),
+                DestinationSummary("orders", looked_at, found=True, topic=False, detects_duplicates=False),
             )
 
     scenario()
@@ -181,7 +184,7 @@ def test_no_more_is_looked_at_than_was_asked_for(most: int, looked_at: int, saw_
 async def test_who_asks_for_no_look_gets_none() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
-        made = await w.audit(peek_most=0)
+        made = await w.audit(max_peek=0)
         assert (fill_of(made).looked_at, made.destinations, made.unseen) == (None, (), ())
 
 
@@ -224,7 +227,7 @@ def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
             made = await w.audit(sample_seconds=60)
             fill = fill_of(made)
             assert (fill.bytes_per_second, fill.full_in_seconds) == (per_second, full_in)
-            assert (Finding.FULL in made.findings) is full
+            assert (AuditFinding.FULL in made.findings) is full
             assert w.slept == 60
 
     scenario()
@@ -243,7 +246,7 @@ async def test_a_second_sample_that_fails_is_said() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
         w.meanwhile = lambda: w.emulator.faults.namespace_down("contoso-dr")
-        made = await w.audit(sample_seconds=60, peek_most=0)
+        made = await w.audit(sample_seconds=60, max_peek=0)
         [unseen] = made.unseen
         assert (unseen.name, fill_of(made).bytes_per_second) == ("contoso-dr", None)
         assert unseen.reason.startswith("how fast the queues fill: cannot list the queues")
@@ -261,8 +264,8 @@ async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
         made = await looking(idle_seconds=600)
         assert [fill_of(made, index).idle for index in (0, 1)] == [True, False]
         assert fill_of(made).idle_seconds == pytest.approx(1200, abs=5)
-        assert Finding.IDLE in made.findings
-        assert Finding.IDLE not in (await looking()).findings
+        assert AuditFinding.IDLE in made.findings
+        assert AuditFinding.IDLE not in (await looking()).findings
 
 
 @sync
@@ -270,16 +273,16 @@ async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
     async with world(1) as w:
         for name in ("fabrikam/x-servicebus-transfer/0", "Fabrikam/x-servicebus-transfer/odd", "orders", "a/b/c"):
             w.secondary.create_queue(name)
-        w.secondary.queue("fabrikam/x-servicebus-transfer/0").send([Message(Sections(body=data_body(b"")), 10)])
+        w.secondary.queue("fabrikam/x-servicebus-transfer/0").send([StoredMessage(Sections(body=data_body(b"")), 10)])
         made = await w.audit()
         foreign = {item.name: item.reason for item in made.of(Outcome.FOREIGN)}
         assert foreign == {
             "fabrikam/x-servicebus-transfer/0": "a backlog queue of fabrikam",
             "Fabrikam/x-servicebus-transfer/odd": "a backlog queue of Fabrikam",
         }
-        assert made.findings == {Finding.FOREIGN}
+        assert made.findings == {AuditFinding.FOREIGN}
         assert audit.exit_code_of(made) == 0
-        assert audit.exit_code_of(made, {Finding.FOREIGN}) == 3
+        assert audit.exit_code_of(made, {AuditFinding.FOREIGN}) == 3
 
 
 @sync
@@ -291,7 +294,7 @@ async def test_what_a_prune_that_was_cut_short_left_is_named() -> None:
         assert extra.detail is not None
         assert extra.detail.differences == (Difference("Status", "Active", "SendDisabled"),)
         assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
-        assert {Finding.EXTRA, Finding.DRIFT} == (await w.audit()).findings
+        assert {AuditFinding.EXTRA, AuditFinding.DRIFT} == (await w.audit()).findings
 
 
 @sync
@@ -301,7 +304,7 @@ async def test_dead_letters_are_a_finding_of_their_own() -> None:
         queue = w.secondary.queue(queue_path("contoso", 0))
         queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
         made = await w.audit()
-        assert made.findings == {Finding.MESSAGES, Finding.DEAD_LETTERS}
+        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS}
 
 
 # What it may not see
@@ -312,20 +315,20 @@ async def test_without_listen_the_messages_are_not_looked_at() -> None:
     async with world(3, "orders") as w:
         for index in range(3):
             w.strand(index, index=index)
-        w.may_only("secondary", Claim.MANAGE)
+        w.may_only("secondary", AccessRight.MANAGE)
         made = await w.audit()
         [unseen] = made.unseen
         assert unseen.name == "contoso-dr"
         assert unseen.reason.startswith("what lies in the queues: ")
         assert (made.destinations, [item.outcome for item in made]) == ((), [Outcome.OK] * 3)
-        assert made.findings == {Finding.MESSAGES, Finding.UNSEEN}
+        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
         assert audit.exit_code_of(made) == 0
 
 
 @sync
 async def test_without_manage_nothing_can_be_audited() -> None:
     async with world(1) as w:
-        w.may_only("secondary", Claim.LISTEN, Claim.SEND)
+        w.may_only("secondary", AccessRight.LISTEN, AccessRight.SEND)
         with pytest.raises(errors.NotAuthorized):
             await w.audit()
 
@@ -333,13 +336,13 @@ async def test_without_manage_nothing_can_be_audited() -> None:
 @pytest.mark.parametrize(
     ("claims", "key", "found", "says"),
     [
-        ((Claim.SEND,), "key", True, "whether destinations detect duplicates: that takes the Manage claim"),
-        ((Claim.LISTEN,), "key", None, "the destinations: "),
-        ((Claim.MANAGE,), "wrong", None, "the destinations: "),
+        ((AccessRight.SEND,), "key", True, "whether destinations detect duplicates: that takes the Manage claim"),
+        ((AccessRight.LISTEN,), "key", None, "the destinations: "),
+        ((AccessRight.MANAGE,), "wrong", None, "the destinations: "),
     ],
 )
 def test_what_the_primary_does_not_tell_is_said(
-    claims: tuple[Claim, ...], key: str, found: bool | None, says: str
+    claims: tuple[AccessRight, ...], key: str, found: bool | None, says: str
 ) -> None:
     @sync
     async def scenario() -> None:
@@ -351,8 +354,8 @@ def test_what_the_primary_does_not_tell_is_said(
             [unseen] = made.unseen
             assert unseen.name == "contoso"
             assert unseen.reason.startswith(says)
-            assert made.destinations == (Destination("orders", 5, found=found),)
-            assert made.findings == {Finding.MESSAGES, Finding.UNSEEN}
+            assert made.destinations == (DestinationSummary("orders", 5, found=found),)
+            assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
 
     scenario()
 
@@ -365,16 +368,16 @@ async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
         w.emulator.faults.namespace_down("contoso")
         made = await w.audit()
         assert [each.name for each in made.unseen] == ["contoso"]
-        assert made.destinations == (Destination("events", 1), Destination("orders", 1))
+        assert made.destinations == (DestinationSummary("events", 1), DestinationSummary("orders", 1))
         assert audit.exit_code_of(made) == 0
-        assert audit.exit_code_of(made, {Finding.UNSEEN}) == 3
+        assert audit.exit_code_of(made, {AuditFinding.UNSEEN}) == 3
 
 
 @sync
 async def test_a_queue_that_is_deleted_meanwhile_is_said() -> None:
     async with world(1) as w:
         gone = w.queue("1")
-        gone.send([Message(Sections(body=data_body(b"")), 10)])
+        gone.send([StoredMessage(Sections(body=data_body(b"")), 10)])
         w.told = _Deleting(w)
         made = await audit.run(w.pair, on_event=w.told.append, sleep=w.sleep)
         assert [each.name for each in made.unseen] == [gone.path]
@@ -419,6 +422,6 @@ async def test_a_queue_that_is_away_hides_no_other() -> None:
         assert len(made.unseen) == 1 + (not fill_of(made, 7).saw_all)
 
 
-def slip_in(queue: Queue) -> None:
+def slip_in(queue: QueueEntity) -> None:
     """A message that was sent before the queue was disabled."""
-    queue.messages.enqueue([Message(Sections(body=data_body(b"")), 10)])
+    queue.messages.enqueue([StoredMessage(Sections(body=data_body(b"")), 10)])

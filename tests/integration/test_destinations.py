@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair import errors
-from sbpair.bus import destinations
-from sbpair.bus.control import Entity
-from sbpair.bus.destinations import open_destinations
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
-from sbpair.emulator.doors.http.atom import AtomDoor
+from sbpair.azure import destinations
+from sbpair.azure.destinations import open_destinations
+from sbpair.azure.interfaces import DestinationEntity
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules.rule import Rule, SqlFilter
+from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
-from sbpair.syphon.terms import SendCosts
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, SasKey
+from sbpair.syphon.limits import SendCosts
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.doors.http.atom_request import Ask
+    from sbpair.emulator.frontends.atom.atom_request import AtomRequest
 
 KILOBYTE = 1024
 
@@ -55,13 +56,15 @@ def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
         namespace.create_queue("billing/invoices", QueueDescription(requires_session=True))
         namespace.create_topic("events")
         async with open_destinations(endpoint) as asked:
-            most = 256 * KILOBYTE
-            assert await asked.get("orders") == Entity("orders", message_bytes=most, detects_duplicates=False)
-            assert await asked.get("billing/invoices") == Entity(
-                "billing/invoices", requires_session=True, message_bytes=most, detects_duplicates=False
+            limit = 256 * KILOBYTE
+            assert await asked.get("orders") == DestinationEntity(
+                "orders", message_bytes=limit, detects_duplicates=False
             )
-            assert await asked.get("events") == Entity(
-                "events", is_topic=True, message_bytes=most, detects_duplicates=False
+            assert await asked.get("billing/invoices") == DestinationEntity(
+                "billing/invoices", requires_session=True, message_bytes=limit, detects_duplicates=False
+            )
+            assert await asked.get("events") == DestinationEntity(
+                "events", is_topic=True, message_bytes=limit, detects_duplicates=False
             )
             assert await asked.filters_of("orders") == 0
 
@@ -83,8 +86,8 @@ def test_every_filter_of_every_subscription_is_counted() -> None:
         topic = emulator.namespaces["contoso"].create_topic("events")
         for name in ("all", "some", "none"):
             topic.create_subscription(name)
-        topic.subscription("some").add_rule(Rule("large", SqlFilter("size > 5")))
-        topic.subscription("some").add_rule(Rule("red", SqlFilter("colour = 'red'")))
+        topic.subscription("some").add_rule(SubscriptionRule("large", SqlRuleFilter("size > 5")))
+        topic.subscription("some").add_rule(SubscriptionRule("red", SqlRuleFilter("colour = 'red'")))
         topic.subscription("none").remove_rule("$Default")
         async with open_destinations(endpoint) as asked:
             assert await asked.filters_of("events") == 4
@@ -99,7 +102,9 @@ def test_what_a_message_costs_to_send() -> None:
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
         namespace.create_topic("events").create_subscription("all")
-        namespace.topic("events").create_subscription("more").add_rule(Rule("large", SqlFilter("size > 5")))
+        namespace.topic("events").create_subscription("more").add_rule(
+            SubscriptionRule("large", SqlRuleFilter("size > 5"))
+        )
         async with open_destinations(endpoint) as asked:
             costs = SendCosts(asked)
             assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 4, 2, 4]
@@ -112,7 +117,7 @@ def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_again(mo
 
     async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
         namespace = emulator.namespaces["contoso"]
-        namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({Claim.SEND})))
+        namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({AccessRight.SEND})))
         namespace.create_queue("orders")
         async with open_destinations(replace(endpoint, credential=SasKey("send", "key"))) as asked:
             costs = SendCosts(asked)
@@ -138,13 +143,13 @@ def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(m
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The management requests that reach the emulator from here on, by path."""
     asked_for: Counter[str] = Counter()
-    answer = AtomDoor._answer
+    answer = AtomFrontend._answer
 
-    def counted(door: AtomDoor, ask: Ask, body: bytes) -> web.Response:
+    def counted(door: AtomFrontend, ask: AtomRequest, body: bytes) -> web.Response:
         asked_for[ask.path.lower()] += 1
         return answer(door, ask, body)
 
-    monkeypatch.setattr(AtomDoor, "_answer", counted)
+    monkeypatch.setattr(AtomFrontend, "_answer", counted)
     return asked_for
 
 
@@ -182,7 +187,7 @@ def test_what_is_not_there_is_missing_each_time_until_it_is() -> None:
 def test_without_the_manage_claim_nothing_is_told(name: str, key: str, error: type[errors.SbpairError]) -> None:
     async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
         namespace = emulator.namespaces["contoso"]
-        namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({Claim.SEND})))
+        namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({AccessRight.SEND})))
         namespace.create_queue("orders")
         async with open_destinations(replace(endpoint, credential=SasKey(name, key))) as asked:
             with pytest.raises(error):

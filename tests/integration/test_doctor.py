@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair import doctor, provision
-from sbpair.doctor import Subject
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
-from sbpair.emulator.entities.tiers import Wanted
+from sbpair import doctor
+from sbpair.doctor import CheckSubject
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.namespace_tiers import RequestedEntity
 from sbpair.emulator.faults.kinds import Fault
-from sbpair.emulator.testing import Emulator, Setup
-from sbpair.model import Endpoint, Identity, Pair, SasKey, SasToken, endpoint_from_connection_string
-from sbpair.report import Outcome
+from sbpair.emulator.testing import Emulator, EmulatorOptions
+from sbpair.management import provision
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
+from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
     from sbpair.doctor.check import Check
@@ -37,7 +39,7 @@ def endpoints_on(emulator: Emulator) -> dict[str, Endpoint]:
     }
 
 
-def with_claims(emulator: Emulator, side: str, *claims: Claim) -> Endpoint:
+def with_claims(emulator: Emulator, side: str, *claims: AccessRight) -> Endpoint:
     namespace = emulator.namespaces[SIDES[side]]
     namespace.keys = (*namespace.keys, AuthorizationRule("some", KEY, KEY, frozenset(claims)))
     return replace(endpoints_on(emulator)[side], credential=SasKey("some", KEY))
@@ -48,7 +50,7 @@ async def look(
 ) -> dict[str, Check]:
     """The checks by name, after the pair has been provisioned and has a destination."""
     ends = endpoints_on(emulator)
-    subject = Subject(ends | changed, Path("/nowhere/config.toml"), paths=paths or {})
+    subject = CheckSubject(ends | changed, Path("/nowhere/config.toml"), paths=paths or {})
     return {check.name: check for check in await doctor.run(subject, seconds=seconds, environ={})}
 
 
@@ -59,10 +61,13 @@ async def ready(emulator: Emulator) -> None:
 
 
 def run(
-    scenario: Callable[[Emulator], Awaitable[None]], *, namespaces: object = STANDARD, setup: Setup | None = None
+    scenario: Callable[[Emulator], Awaitable[None]],
+    *,
+    namespaces: object = STANDARD,
+    setup: EmulatorOptions | None = None,
 ) -> None:
     async def main() -> None:
-        async with Emulator(namespaces, setup=setup or Setup()) as emulator:  # type: ignore[arg-type]
+        async with Emulator(namespaces, setup=setup or EmulatorOptions()) as emulator:  # type: ignore[arg-type]
             await scenario(emulator)
 
     asyncio.run(main())
@@ -82,15 +87,15 @@ def unknown(checks: dict[str, Check]) -> set[str]:
 
 
 def well_said(checks: dict[str, Check]) -> None:
-    """Whatever failed has a mend, and nothing tells a key."""
+    """Whatever failed has a hint, and nothing tells a key."""
     for check in checks.values():
         assert check.reason
         assert KEY not in repr(check)
         assert (check.outcome is Outcome.FAILED) == bool(check.exit_code)
         if check.outcome is Outcome.FAILED:
             assert check.detail
-            assert check.detail.mend
-            assert "\n" not in check.reason + check.detail.mend
+            assert check.detail.hint
+            assert "\n" not in check.reason + check.detail.hint
 
 
 def test_with_all_well_nothing_fails_and_everything_is_known() -> None:
@@ -125,14 +130,14 @@ def test_a_namespace_without_queues_leaves_claims_unknown_and_says_how_to_tell()
         assert failing(checks) == {}
         assert unknown(checks) == {f"{side}.{claim}" for side in SIDES for claim in ("send", "listen")}
         assert checks["primary.send"].detail
-        assert "--destination" in checks["primary.send"].detail.mend
+        assert "--destination" in checks["primary.send"].detail.hint
         assert checks["secondary.send"].detail
-        assert "sbpair provision" in checks["secondary.send"].detail.mend
+        assert "sbpair provision" in checks["secondary.send"].detail.hint
 
     run(scenario)
 
 
-S, L, M = Claim.SEND, Claim.LISTEN, Claim.MANAGE
+S, L, M = AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ S, L, M = Claim.SEND, Claim.LISTEN, Claim.MANAGE
     ],
 )
 def test_a_claim_that_is_missing_fails_where_something_needs_it(
-    side: str, claims: tuple[Claim, ...], failed: set[str]
+    side: str, claims: tuple[AccessRight, ...], failed: set[str]
 ) -> None:
     async def scenario(emulator: Emulator) -> None:
         await ready(emulator)
@@ -305,7 +310,7 @@ def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.MonkeyPat
         assert (failing(checks), unknown(checks)) == ({}, set())
         assert checks["primary.sign_in"].reason == "accepted: whoever is signed in"
 
-    run(scenario, setup=Setup(identity=True))
+    run(scenario, setup=EmulatorOptions(identity=True))
 
 
 def test_a_clock_that_is_wrong_is_told_with_its_mend() -> None:
@@ -359,7 +364,7 @@ def test_tls_wants_a_certificate_that_is_trusted(tmp_path: Path) -> None:
             well_said(checks)
         well_said(untrusted)
 
-    run(scenario, setup=Setup(tls=True))
+    run(scenario, setup=EmulatorOptions(tls=True))
 
 
 def test_tls_to_a_port_that_speaks_none_says_so() -> None:
@@ -403,13 +408,13 @@ def test_tiers_are_told_with_what_they_mean(primary: str, secondary: str, failed
         assert {name for name, check in checks.items() if "tier" in name and check.outcome is Outcome.NOTE} == noted
         well_said(checks)
 
-    run(scenario, namespaces=[Wanted("contoso", 0, primary), Wanted("contoso-dr", 0, secondary)])
+    run(scenario, namespaces=[RequestedEntity("contoso", 0, primary), RequestedEntity("contoso-dr", 0, secondary)])
 
 
 def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> None:
     async def scenario(emulator: Emulator) -> None:
         await ready(emulator)
-        subject = Subject({"secondary": endpoints_on(emulator)["secondary"]}, Path("/nowhere"))
+        subject = CheckSubject({"secondary": endpoints_on(emulator)["secondary"]}, Path("/nowhere"))
         checks = {check.name: check for check in await doctor.run(subject, environ={})}
         assert checks["secondary.manage"].outcome is Outcome.OK
         assert checks["secondary.listen"].outcome is Outcome.OK, "any queue that takes links will do"
@@ -423,7 +428,7 @@ def test_a_side_that_does_not_answer_holds_nobody_up() -> None:
         await ready(emulator)
         emulator.faults.begin(Fault("stall", "contoso", after_frames=0))
         told: list[str] = []
-        subject = Subject(endpoints_on(emulator), Path("/nowhere"))
+        subject = CheckSubject(endpoints_on(emulator), Path("/nowhere"))
         await doctor.run(subject, seconds=1.0, environ={}, on_event=lambda event: told.append(event.check.name))
         behind = told[told.index("primary.amqp") :]
         assert [name for name in behind if name.startswith("secondary")] == []
@@ -435,7 +440,7 @@ def test_every_check_is_told_of_while_it_goes_on() -> None:
     async def scenario(emulator: Emulator) -> None:
         await ready(emulator)
         told: list[Check] = []
-        subject = Subject(endpoints_on(emulator), Path("/nowhere"))
+        subject = CheckSubject(endpoints_on(emulator), Path("/nowhere"))
         diagnosis = await doctor.run(subject, environ={}, on_event=lambda event: told.append(event.check))
         assert sorted(told, key=lambda check: check.name) == sorted(diagnosis, key=lambda check: check.name)
 

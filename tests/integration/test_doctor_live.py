@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair.bus.trial import look
-from sbpair.doctor import live
+from sbpair.azure.trial_queues import look
+from sbpair.doctor import live_questions
 from sbpair.doctor.check import Check, exit_code_of
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.tiers import Wanted
+from sbpair.emulator.entities.namespace_tiers import RequestedEntity
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Endpoint, SasKey, endpoint_from_connection_string
-from sbpair.report import Outcome
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, SasKey
+from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription
@@ -30,7 +31,7 @@ ALL = (*ANSWERS, "idle_detach")
 
 def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", partitions: int = 1) -> None:
     async def main() -> None:
-        async with Emulator([Wanted("contoso", 0, tier, partitions)]) as emulator:
+        async with Emulator([RequestedEntity("contoso", 0, tier, partitions)]) as emulator:
             await scenario(emulator)
 
     asyncio.run(main())
@@ -49,12 +50,12 @@ async def no_wait(_seconds: float) -> None:
 
 
 async def ask(
-    emulator: Emulator, on_event: live.OnEvent = lambda _event: None, **options: object
+    emulator: Emulator, on_event: live_questions.OnEvent = lambda _event: None, **options: object
 ) -> tuple[dict[str, Check], int]:
     given = {"seconds": 10.0, "sleep": no_wait, **options}
     end = given.pop("end", None) or endpoint(emulator)
-    diagnosis = await live.run({"primary": end}, TAG, on_event=on_event, **given)  # type: ignore[dict-item,arg-type]
-    return {check.name.removeprefix("live.primary."): check for check in diagnosis}, exit_code_of(diagnosis)
+    diagnosis = await live_questions.run({"primary": end}, TAG, on_event=on_event, **given)  # type: ignore[dict-item,arg-type]
+    return {check.name.removeprefix("live_questions.primary."): check for check in diagnosis}, exit_code_of(diagnosis)
 
 
 @pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])
@@ -127,7 +128,7 @@ def test_the_queues_are_those_that_were_said_and_none_is_under_a_backlogs_prefix
 
     async def scenario(emulator: Emulator) -> None:
         await ask(emulator, lambda _event: seen.update(paths(emulator)))
-        assert seen == set(live.queue_names(TAG))
+        assert seen == set(live_questions.queue_names(TAG))
         assert all(path.startswith(f"sbpair-doctor-{TAG}-") and "/" not in path for path in seen)
 
     run(scenario)
@@ -137,9 +138,9 @@ def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> None:
     async def scenario(emulator: Emulator) -> None:
         passed = 0.0
 
-        def on_event(event: live.LiveEvent) -> None:
+        def on_event(event: live_questions.LiveEvent) -> None:
             nonlocal passed
-            if isinstance(event, live.Waiting):
+            if isinstance(event, live_questions.QuestionPending):
                 passed = 601.0
                 asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
 
@@ -151,8 +152,8 @@ def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> None:
 
 def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> None:
     async def scenario(emulator: Emulator) -> None:
-        def on_event(event: live.LiveEvent) -> None:
-            if isinstance(event, live.Waiting):
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionPending):
                 asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
 
         checks, code = await ask(emulator, on_event, slow=True)
@@ -160,7 +161,7 @@ def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> Non
         assert (idle.outcome, code) == (Outcome.FAILED, 3)
         assert idle.detail
         assert (idle.detail.assumed, idle.detail.observed) == ("after 600 s, as idle", "after 0 s")
-        assert idle.detail.mend
+        assert idle.detail.hint
         assert paths(emulator) == set()
 
     run(scenario)
@@ -168,8 +169,8 @@ def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> Non
 
 def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
     async def scenario(emulator: Emulator) -> None:
-        def on_event(event: live.LiveEvent) -> None:
-            if isinstance(event, live.Waiting):
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionPending):
                 asyncio.get_running_loop().call_soon(emulator.faults.detach, "contoso")
 
         checks, code = await ask(emulator, on_event, slow=True)
@@ -183,7 +184,7 @@ def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
 def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
     async def scenario(emulator: Emulator) -> None:
         namespace = emulator.namespaces["contoso"]
-        namespace.tier = replace(namespace.tier, message_kilobytes=128, message_kilobytes_most=128)
+        namespace.tier = replace(namespace.tier, message_kilobytes=128, max_message_kilobytes=128)
         checks, code = await ask(emulator)
         assert checks["message_size"].detail
         assert (checks["message_size"].detail.assumed, checks["message_size"].detail.observed) == (
@@ -198,8 +199,11 @@ def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
 @pytest.mark.parametrize("question", [*ANSWERS[:1], *ANSWERS[2:], "idle_detach"])
 def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) -> None:
     async def scenario(emulator: Emulator) -> None:
-        def on_event(event: live.LiveEvent) -> None:
-            if isinstance(event, live.Asking | live.Waiting) and event.name == f"live.primary.{question}":
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if (
+                isinstance(event, live_questions.QuestionAsked | live_questions.QuestionPending)
+                and event.name == f"live.primary.{question}"
+            ):
                 asyncio.get_running_loop().call_soon(asking.cancel)
 
         asking = asyncio.create_task(ask(emulator, on_event, slow=True))
@@ -214,8 +218,8 @@ def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted_too()
     async def scenario(emulator: Emulator) -> None:
         emulator.faults.begin(Fault("latency", "contoso", ms=200))
 
-        def on_event(event: live.LiveEvent) -> None:
-            if isinstance(event, live.Asking):
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionAsked):
                 asyncio.get_running_loop().call_later(0.05, asking.cancel)
 
         asking = asyncio.create_task(ask(emulator, on_event))
@@ -237,8 +241,8 @@ def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
                 asking.cancel()
                 loop.call_soon(cancel_on)
 
-        def on_event(event: live.LiveEvent) -> None:
-            if isinstance(event, live.Asking) and event.name.endswith(".ping"):
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".ping"):
                 loop.call_soon(cancel_on)
 
         asking = asyncio.create_task(ask(emulator, on_event))
@@ -251,23 +255,25 @@ def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
 
 def test_what_could_not_be_deleted_is_named() -> None:
     async def scenario(emulator: Emulator) -> None:
-        def on_event(event: live.LiveEvent) -> None:
-            if isinstance(event, live.Asking) and event.name.endswith(".ping"):
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".ping"):
                 emulator.faults.namespace_down("contoso")
 
         checks, code = await ask(emulator, on_event)
         assert checks["removed"].outcome is Outcome.FAILED
         assert "is left behind in contoso" in checks["removed"].reason
         assert checks["removed"].detail
-        assert "by hand" in checks["removed"].detail.mend
+        assert "by hand" in checks["removed"].detail.hint
         assert code == 6
-        assert paths(emulator) == set(live.queue_names(TAG))
+        assert paths(emulator) == set(live_questions.queue_names(TAG))
 
     run(scenario)
 
 
-@pytest.mark.parametrize("claims", [{Claim.LISTEN}, {Claim.SEND}, {Claim.SEND, Claim.LISTEN}, set()])
-def test_without_manage_nothing_is_made(claims: set[Claim]) -> None:
+@pytest.mark.parametrize(
+    "claims", [{AccessRight.LISTEN}, {AccessRight.SEND}, {AccessRight.SEND, AccessRight.LISTEN}, set()]
+)
+def test_without_manage_nothing_is_made(claims: set[AccessRight]) -> None:
     async def scenario(emulator: Emulator) -> None:
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("some", "key", "other", frozenset(claims)))
@@ -290,7 +296,7 @@ def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
 
 def test_a_name_that_is_taken_is_no_reason_to_touch_what_has_it() -> None:
     async def scenario(emulator: Emulator) -> None:
-        [description, *_others] = live.queue_names(TAG)
+        [description, *_others] = live_questions.queue_names(TAG)
         emulator.namespaces["contoso"].create_queue(description)
         checks, _ = await ask(emulator)
         assert checks["description"].outcome is Outcome.FAILED
@@ -301,7 +307,7 @@ def test_a_name_that_is_taken_is_no_reason_to_touch_what_has_it() -> None:
 
 @pytest.mark.parametrize("size", [300, 65_536, 262_144, 1_048_576])
 def test_the_largest_message_has_exactly_that_size(size: int) -> None:
-    assert len(live.message_of(size)) == size
+    assert len(live_questions.message_of(size)) == size
 
 
 def test_what_is_carried_through_ends_before_the_cancellation_goes_on() -> None:
@@ -312,7 +318,7 @@ def test_what_is_carried_through_ends_before_the_cancellation_goes_on() -> None:
             await go.wait()
             done.append(True)
 
-        task = asyncio.create_task(live.surely(work()))
+        task = asyncio.create_task(live_questions.surely(work()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.sleep(0)

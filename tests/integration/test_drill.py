@@ -12,11 +12,11 @@ import pytest
 
 from sbpair import drill, errors
 from sbpair.amqp.message import Sections
-from sbpair.drill import service, stage, story
+from sbpair.drill import emulator_process, outages, scenario
+from sbpair.failover import sdk_messages
+from sbpair.failover.failover_send import Delivered
 from sbpair.move import events
 from sbpair.move.receipt import Tally
-from sbpair.sender import outgoing
-from sbpair.sender.exchange import Delivered
 
 if TYPE_CHECKING:
     from tests.integration.sender_rig import Rig
@@ -33,7 +33,7 @@ def test_a_drill_brings_every_message_back_whole() -> None:
     assert (result.lost, result.duplicated, result.altered, result.exit_code) == (0, 0, 0, 0), result.alterations
     assert result.receipt.balanced
     assert (result.receipt.sent, result.receipt.exit_code) == (200, 0)
-    phases = [each for each in told if isinstance(each, drill.Phase)]
+    phases = [each for each in told if isinstance(each, drill.DrillPhase)]
     assert [each.name for each in phases if each.name != "sender"] == [
         *("start", "provision", "strand", "syphon", "primary-down", "queue-down", "primary-up", "syphon", "compare"),
     ]
@@ -46,20 +46,22 @@ def test_a_drill_brings_every_message_back_whole() -> None:
     )
     assert (sending.receipt.sent, sending.receipt.balanced) == (sending.backlog, True)
     assert [each for each in told if isinstance(each, drill.Written)][-1] == drill.Written(200, 200)
-    assert [each for each in told if isinstance(each, drill.Compared)][-1] == drill.Compared(200, 200)
+    assert [each for each in told if isinstance(each, drill.ComparisonProgress)][-1] == drill.ComparisonProgress(
+        200, 200
+    )
     # Each queue is emptied once of what was stranded, and once of what was sent.
-    assert sum(isinstance(each, events.LaneDone) for each in told) == 20
+    assert sum(isinstance(each, events.QueueDone) for each in told) == 20
 
 
 def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[asyncio.subprocess.Process] = []
-    ready = service._ready
+    ready = emulator_process._ready
 
     async def seen(process: asyncio.subprocess.Process) -> Any:
         started.append(process)
         return await ready(process)
 
-    monkeypatch.setattr(service, "_ready", seen)
+    monkeypatch.setattr(emulator_process, "_ready", seen)
 
     async def main() -> None:
         stranding = asyncio.Event()
@@ -80,7 +82,7 @@ def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytes
 
 
 def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.sys, "executable", "/bin/false")
+    monkeypatch.setattr(emulator_process.sys, "executable", "/bin/false")
     with pytest.raises(errors.MachineLacks, match="the emulator did not start"):
         asyncio.run(drill.run(messages=1))
 
@@ -88,7 +90,7 @@ def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatc
 TAG = "0123456789ab"
 
 
-def on_own(rig: Rig, told: list[Any]) -> drill.Result:
+def on_own(rig: Rig, told: list[Any]) -> drill.DrillResult:
     return asyncio.run(drill.against(rig.pair, TAG, on_event=told.append))
 
 
@@ -108,7 +110,7 @@ def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig
     assert (result.exit_code, result.sent, result.sending.lost) == (0, 0, 0), result
     assert result.sending.backlog >= 20
     assert result.sending.received == result.sending.sent
-    states = [each.text for each in told if isinstance(each, drill.Phase) and each.name == "sender"]
+    states = [each.text for each in told if isinstance(each, drill.DrillPhase) and each.name == "sender"]
     for state in ("is failing", "is failed over", "is out of the rotation", "is healthy"):
         assert any(state in text for text in states), states
     assert left_of(rig) == []
@@ -117,8 +119,8 @@ def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig
 
 
 def test_a_story_that_does_not_come_about_says_so_and_cleans_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(stage.Rehearsed, "primary_away", lambda _self: asyncio.sleep(0))
+    monkeypatch.setattr(scenario, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(outages.SimulatedOutages, "primary_away", lambda _self: asyncio.sleep(0))
     with pytest.raises(errors.TimedOut, match="a failover did not happen"):
         on_own(rig, [])
     gc.collect()
@@ -133,8 +135,8 @@ def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> None:
 
 
 def sections(**own: Any) -> Sections:
-    message = outgoing.outgoing({"body": b"b", "message_id": "m", "application_properties": {"n": 1}, **own})
-    return Sections.split(outgoing.encoded(message))
+    message = sdk_messages.outgoing({"body": b"b", "message_id": "m", "application_properties": {"n": 1}, **own})
+    return Sections.split(sdk_messages.encoded(message))
 
 
 @pytest.mark.parametrize(
@@ -149,17 +151,17 @@ def sections(**own: Any) -> Sections:
     ],
 )
 def test_what_is_not_as_it_was_sent_is_found(arrived: Sections, wrong: list[str]) -> None:
-    assert story._compared({"m": sections()}, arrived.join())[1] == wrong
+    assert scenario._compared({"m": sections()}, arrived.join())[1] == wrong
 
 
 def test_what_cannot_be_read_is_found() -> None:
-    assert story._compared({}, b"\x00\x53\x75")[1][0].startswith("it cannot be read")
+    assert scenario._compared({}, b"\x00\x53\x75")[1][0].startswith("it cannot be read")
 
 
 def test_a_time_to_live_that_is_lost_is_found() -> None:
     lived, lost = sections(time_to_live=timedelta(days=1)), sections()
-    assert story._compared({"m": lived}, lived.join())[1] == []
-    assert story._compared({"m": lived}, lost.join())[1] == ["its time to live is another"]
+    assert scenario._compared({"m": lived}, lived.join())[1] == []
+    assert scenario._compared({"m": lived}, lost.join())[1] == ["its time to live is another"]
 
 
 class Sent:
@@ -189,7 +191,7 @@ M, N = sections().join(), sections(message_id="n").join()
 def test_the_account_fails_for_what_nobody_named(
     own: dict[str, Any], back: list[bytes], failed: bool, counted: tuple[int, ...]
 ) -> None:
-    sending = story.accounted(Sent(**own), back, Tally().receipt())  # type: ignore[arg-type]
+    sending = scenario.accounted(Sent(**own), back, Tally().receipt())  # type: ignore[arg-type]
     assert (sending.received, sending.lost, sending.duplicated, sending.unexplained) == counted
     assert sending.failed is failed
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import ClientSession
 
+from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.emulator.testing import Emulator
 from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
-from sbpair.model import endpoint_from_connection_string
-from sbpair.wire.client import Wire, connect
+from sbpair.model.connection_string import endpoint_from_connection_string
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 SECONDS = 10.0
 MESSAGE = bytes.fromhex("005375a0026869")
@@ -26,13 +26,13 @@ MESSAGE = bytes.fromhex("005375a0026869")
 class Scene:
     """An emulator with a queue, in this loop, and a way to connect to it."""
 
-    def __init__(self, emulator: Emulator, queue: Queue) -> None:
+    def __init__(self, emulator: Emulator, queue: QueueEntity) -> None:
         self.emulator = emulator
         self.faults = emulator.faults
         self.queue = queue
 
     @asynccontextmanager
-    async def wire(self) -> AsyncIterator[Wire]:
+    async def wire(self) -> AsyncIterator[AmqpClient]:
         endpoint = endpoint_from_connection_string(self.emulator.namespaces["contoso"].connection_string)
         async with connect(endpoint) as wire:
             yield wire
@@ -63,7 +63,7 @@ def test_a_connection_breaks_at_the_frame_that_was_named(kind, frames) -> None:
     play(scenario)
 
 
-async def scene_sender(wire: Wire):
+async def scene_sender(wire: AmqpClient):
     sender = await wire.sender("orders")
     await sender.ready()
     return sender

@@ -13,28 +13,29 @@ import pytest
 
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.sender import exchange, feed, ping
-from sbpair.sender.events import EntityChanged, OutboxClosed, QueueLeft
-from sbpair.sender.exchange import Delivered
-from sbpair.sender.lines import of_bytes, of_json
-from sbpair.sender.outbox import Outbox, summary
-from sbpair.sender.ping import Health
-from sbpair.sender.reader import Reader
-from sbpair.sender.states import State
+from sbpair.failover import failover_send, ping
+from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
+from sbpair.failover.failover_send import Delivered
+from sbpair.failover.outbox import Outbox, summary
+from sbpair.failover.ping import Health
+from sbpair.failover.states import State
+from sbpair.message_io import send_lines
+from sbpair.message_io.line_reader import LineReader
+from sbpair.message_io.message_json import of_bytes, of_json
 
 if TYPE_CHECKING:
-    from sbpair.sender.feed import Fed
+    from sbpair.message_io.send_lines import SendResult
     from tests.integration.sender_rig import Rig
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
 
 
 def fed(
@@ -45,7 +46,7 @@ def fed(
     skip: int = 0,
     meanwhile: Callable[[Any, asyncio.Event, asyncio.Event, int], Any] | None = None,
     **options: Any,
-) -> Fed:
+) -> SendResult:
     """What became of a stream; `meanwhile` is told every event, with both stops and the end to write more into."""
     if meanwhile is not None:
         reading, writing = os.pipe()
@@ -56,12 +57,12 @@ def fed(
         os.write(writing, text)
         os.lseek(reading, 0, os.SEEK_SET)
 
-    async def main() -> Fed:
+    async def main() -> SendResult:
         stop, hurry = asyncio.Event(), asyncio.Event()
         heard = (lambda event: meanwhile(event, stop, hurry, writing)) if meanwhile else lambda _event: None
-        of_pipe = Reader(reading, "stdin", parse, skip)
+        of_pipe = LineReader(reading, "stdin", parse, skip)
         entity = options.pop("entity", "orders")
-        return await feed.run(rig.pair, entity, of_pipe, stop=stop, hurry=hurry, on_event=heard, **options)
+        return await send_lines.run(rig.pair, entity, of_pipe, stop=stop, hurry=hurry, on_event=heard, **options)
 
     try:
         return asyncio.run(main())
@@ -75,7 +76,7 @@ def bodies(messages: Any) -> list[bytes]:
     return [each.body[5:] for each in messages]
 
 
-def balanced(result: Fed) -> bool:
+def balanced(result: SendResult) -> bool:
     delivered = result.delivered
     ends = (delivered.primary, delivered.backlog, delivered.outbox, result.in_doubt, result.failed)
     return result.messages == sum(ends)
@@ -209,7 +210,7 @@ def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Rig) -> 
 def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_next(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 0.1)
     outbox = tmp_path / "outbox.db"
     events: list[Any] = []
     with rig.broken("throttle", "contoso", "orders"), rig.broken("namespace_down", "contoso-dr"):
@@ -225,7 +226,7 @@ def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_nex
         )
     assert (result.delivered.outbox, result.failed, result.in_doubt) == (result.messages, 0, 0)
     assert any(isinstance(each, OutboxClosed) for each in events)
-    monkeypatch.setattr(feed, "DRAIN_SECONDS", 5.0)
+    monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 5.0)
     assert fed(rig, b"c\n", outbox=outbox).exit_code == 0
     assert summary(outbox) == {}
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
@@ -240,13 +241,13 @@ def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
 
 def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    reserve = feed.Pace.reserve
+    reserve = send_lines.RateLimiter.reserve
 
     def counted(self: Any, now: float, messages: int, cost_each: float = 1.0) -> float:
         asked.append(messages)
         return reserve(self, now, messages, cost_each)
 
-    monkeypatch.setattr(feed.Pace, "reserve", counted)
+    monkeypatch.setattr(send_lines.RateLimiter, "reserve", counted)
     assert fed(rig, b"a\n" * 50, rate=1_000.0).delivered == Delivered(primary=50)
     assert sum(asked) == 50
 

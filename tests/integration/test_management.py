@@ -17,11 +17,13 @@ from urllib.parse import unquote
 import pytest
 from aiohttp import web
 
-from sbpair import audit, backlog, errors, provision
-from sbpair.bus.atom import open_queues
-from sbpair.model import Counts, Endpoint, Pair, QueueDone, QueueSpec, Retrying, SasKey, SasToken
-from sbpair.provision.calls import CONCURRENCY
-from sbpair.report import Outcome
+from sbpair import backlog, errors
+from sbpair.azure.atom import open_queues
+from sbpair.management import audit, provision
+from sbpair.management.calls import CONCURRENCY
+from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
+from sbpair.model.queues import Counts, QueueProvisioned, QueueSpec, Retrying
+from sbpair.model.report import Outcome
 
 GOLDEN = Path(__file__).parent / "golden" / "backlog-queue.xml"
 SECRET = "c2VjcmV0a2V5"
@@ -227,7 +229,7 @@ def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None:
     [throttled, failed] = waited
     assert 10.0 <= throttled <= 15.0
     assert 4.0 <= failed <= 6.0
-    assert [type(event) for event in events[1:]] == [Retrying, Retrying, QueueDone]
+    assert [type(event) for event in events[1:]] == [Retrying, Retrying, QueueProvisioned]
 
 
 def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:

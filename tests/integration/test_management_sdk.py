@@ -26,7 +26,7 @@ from azure.servicebus.management import (
 )
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.entities.message import Message
+from sbpair.emulator.entities.stored_message import StoredMessage
 
 FOR_EVER = timedelta(days=10_675_199, hours=2, minutes=48, seconds=5, microseconds=477_581)
 """What the SDK makes of TimeSpan.MaxValue when it reads it."""
@@ -183,8 +183,8 @@ def test_runtime_properties_follow_the_messages(admin: Any, served: Any) -> None
     def use() -> None:
         namespace = served.namespace
         queue = namespace.queue("orders")
-        queue.send([Message(Sections(), 100) for _ in range(5)])
-        queue.send([Message(Sections(), 100, scheduled_at_ms=namespace.clock.now_ms() + 60_000)])
+        queue.send([StoredMessage(Sections(), 100) for _ in range(5)])
+        queue.send([StoredMessage(Sections(), 100, scheduled_at_ms=namespace.clock.now_ms() + 60_000)])
         for message in queue.messages.receive(2):
             queue.messages.dead_letter(message.lock_token, "Bad")
 

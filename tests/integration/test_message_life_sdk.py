@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 MINUTE = 60
 
@@ -35,18 +35,18 @@ def running(another: Any, official: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def queue(running: Any) -> Queue:
+def queue(running: Any) -> QueueEntity:
     return running.queue(requires_duplicate_detection=True)
 
 
 @pytest.fixture(scope="module")
-def sender(official: Any, running: Any, queue: Queue) -> Iterator[Any]:
+def sender(official: Any, running: Any, queue: QueueEntity) -> Iterator[Any]:
     with official.sender(running.connection_string, queue.path) as sender:
         yield sender
 
 
 @pytest.fixture(scope="module")
-def receiver(official: Any, running: Any, queue: Queue) -> Iterator[Any]:
+def receiver(official: Any, running: Any, queue: QueueEntity) -> Iterator[Any]:
     with official.receiver(running.connection_string, queue.path) as receiver:
         yield receiver
 
@@ -64,7 +64,7 @@ def take(receiver: Any) -> Any:
     return message
 
 
-def test_what_is_sent_twice_within_the_window_comes_once(running: Any, queue: Queue, sender, receiver) -> None:
+def test_what_is_sent_twice_within_the_window_comes_once(running: Any, queue: QueueEntity, sender, receiver) -> None:
     batch = [ServiceBusMessage("first", message_id="same"), ServiceBusMessage("again", message_id="same")]
     sender.send_messages(batch)
     sender.send_messages(ServiceBusMessage("and again", message_id="same"))
@@ -241,10 +241,10 @@ def test_what_waits_is_deleted_in_batches(running, official) -> None:
     assert running.do(queue.counts).total == 0
 
 
-def delete(receiver: Any, most: int, before: datetime) -> int:
+def delete(receiver: Any, limit: int, before: datetime) -> int:
     """By the client's link to the management node, since it has no method for this."""
     asked = {
-        "message-count": {TYPE: AMQPTypes.int, VALUE: most},
+        "message-count": {TYPE: AMQPTypes.int, VALUE: limit},
         "enqueued-time-utc": {TYPE: AMQPTypes.timestamp, VALUE: int(before.timestamp() * 1000)},
     }
 

@@ -28,10 +28,10 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
 )
 
-from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 LOCK_SECONDS = 60
 LONG = 2**40 + 1
@@ -41,7 +41,7 @@ LONG = 2**40 + 1
 class Lane:
     """A queue with a sender and receivers that stay open."""
 
-    queue: Queue
+    queue: QueueEntity
     sender: Any
     receiver: Any
     dead: Any
@@ -368,7 +368,7 @@ def test_a_namespace_rule_without_the_claim_is_not_enough(official: Any, listen_
 
 
 def test_an_entity_rule_grants_what_it_says(official: Any, running: Any) -> None:
-    rule = AuthorizationRule("send", "send-key", "send-key-2", frozenset({Claim.SEND}))
+    rule = AuthorizationRule("send", "send-key", "send-key-2", frozenset({AccessRight.SEND}))
     queue = running.queue(authorization_rules=(rule,))
     where = (running.connection_string_with(rule), queue.path)
     with official.sender(*where) as sender:

@@ -8,21 +8,21 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
-from sbpair.sender import exchange
-from sbpair.sender.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
-from sbpair.sender.outage import Outage
-from sbpair.sender.states import State
+from sbpair.failover import failover_send
+from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
+from sbpair.failover.simulated_outage import SimulatedOutage
+from sbpair.failover.states import State
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
 
 
 def a_message(name: str) -> ServiceBusMessage:
@@ -32,7 +32,7 @@ def a_message(name: str) -> ServiceBusMessage:
 # Both decide the same: the drill goes through one with aio.
 @pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
 def test_a_client_goes_through_a_whole_failover_that_nobody_else_notices(rig: Rig, kind: str) -> None:
-    outage = Outage()
+    outage = SimulatedOutage()
     with rig.client(kind, outage=outage) as (client, told), rig.client() as (other, told_other):
         sender, others = client.get_queue_sender("orders"), other.get_queue_sender("orders")
         sender.send_messages(a_message("before"))
@@ -53,7 +53,7 @@ def test_a_client_goes_through_a_whole_failover_that_nobody_else_notices(rig: Ri
 
 
 def test_one_entity_alone_may_be_away(rig: Rig) -> None:
-    outage = Outage()
+    outage = SimulatedOutage()
     rig.do(lambda: rig.running.namespace.create_queue("billing"))
     with rig.client(outage=outage) as (client, _told):
         outage.begin("primary", "ORDERS")
@@ -63,7 +63,7 @@ def test_one_entity_alone_may_be_away(rig: Rig) -> None:
 
 
 def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
-    outage = Outage()
+    outage = SimulatedOutage()
     outage.begin("primary")
     with (
         rig.client(outage=outage, failover_interval=60) as (client, _),
@@ -73,7 +73,7 @@ def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
 
 
 def test_what_waits_in_the_outbox_stays_there_until_the_rehearsal_ends(rig: Rig, tmp_path: Path) -> None:
-    outage = Outage()
+    outage = SimulatedOutage()
     with rig.client(outage=outage, outbox=tmp_path / "outbox.db") as (client, told):
         outage.begin("primary")
         outage.begin("backlog")

@@ -10,16 +10,15 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from sbpair.errors import UsageError
-from sbpair.move.events import LaneOpened
-from sbpair.move.lease import Lease
-from sbpair.paired import watch
-from sbpair.sender import exchange
-from sbpair.sender.events import SyphonFaulted
-from sbpair.syphon import lane
+from sbpair.failover import failover_send, syphon_supervisor
+from sbpair.failover.events import SyphonFaulted
+from sbpair.move.events import QueueOpened
+from sbpair.runs.lease import Lease
+from sbpair.syphon import worker
 from tests.integration.sender_rig import PATIENCE_SECONDS, Rig, ids
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -46,10 +45,10 @@ class Arrivals:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(exchange, "PRIMARY_SHARE", 0.3)
-    monkeypatch.setattr(watch, "FIRST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(watch, "LEASE_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)
+    monkeypatch.setattr(syphon_supervisor, "FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(syphon_supervisor, "LEASE_WAIT_SECONDS", 0.05)
 
 
 def syphon_of(client: Any, **options: Any) -> Any:
@@ -108,7 +107,7 @@ def test_an_error_that_nobody_expected_is_told_too(rig: Rig, monkeypatch: pytest
     async def broken(*_arguments: Any, **_options: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(watch.syphon, "run", broken)
+    monkeypatch.setattr(syphon_supervisor.syphon, "run", broken)
     with rig.client() as (client, told):
         syphon_of(client)
         fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
@@ -130,10 +129,10 @@ def test_it_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path)
 def test_a_closed_client_gives_back_what_a_stalled_primary_does_not_take(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.paired.sync.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("sbpair.failover.sync.CLOSE_SECONDS", 0.5)
     opened = threading.Event()
     with rig.client() as (client, _told):
-        handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, LaneOpened) else None)
+        handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, QueueOpened) else None)
         assert opened.wait(PATIENCE_SECONDS)
         with rig.broken("swallow_acks", "contoso", "orders"):
             arrivals = Arrivals(rig)

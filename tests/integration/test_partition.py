@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from sbpair import errors, partition
+from sbpair import errors
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.setup import PLAIN
-from sbpair.emulator.testing import Emulator, Setup
-from sbpair.model import Endpoint, ResourceGroup, SasKey, endpoint_from_connection_string
-from sbpair.report import Outcome
-from sbpair.topology import partitioned
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.options import PLAIN
+from sbpair.emulator.testing import Emulator, EmulatorOptions
+from sbpair.management import partition, partitioned
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
+from sbpair.model.report import Outcome
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
 ORDERS = partitioned.queue("orders", 5)
@@ -25,7 +26,7 @@ GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 PARTITIONED = QueueDescription(enable_partitioning=True)
 
 
-def on_tiers(scenario: Callable[[Emulator], Awaitable[None]], setup: Setup = PLAIN) -> None:
+def on_tiers(scenario: Callable[[Emulator], Awaitable[None]], setup: EmulatorOptions = PLAIN) -> None:
     async def main() -> None:
         async with Emulator(TIERS, setup=setup) as emulator:  # type: ignore[arg-type]
             await scenario(emulator)
@@ -49,7 +50,7 @@ def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing(
     async def scenario(emulator: Emulator) -> None:
         [made] = await partition.create(at(emulator, "contoso"), ORDERS)
         assert made.outcome is Outcome.CREATED
-        assert made.detail == partition.Placed("contoso", "Standard", "queue", (16,), 5120, 81920)
+        assert made.detail == partition.PartitionedEntityState("contoso", "Standard", "queue", (16,), 5120, 81920)
         before = emulator.namespaces["contoso"].queue("orders").description
         assert (before.max_size_in_megabytes, before.total_size_in_megabytes) == (5120, 81920)
         # Whatever is written now is refused for good: the second run writes nothing, and so never 81920.
@@ -88,7 +89,7 @@ def test_premium_in_two_partitions_has_the_size_once() -> None:
         for outcome in (Outcome.CREATED, Outcome.EXISTING):
             [item] = await partition.create(at(emulator, "wide"), partitioned.queue("large", 80))
             assert item.outcome is outcome
-            assert item.detail == partition.Placed("wide", "Premium", "queue", (2,), 81920, 81920)
+            assert item.detail == partition.PartitionedEntityState("wide", "Premium", "queue", (2,), 81920, 81920)
         [looked] = await partition.create(at(emulator, "wide"), partitioned.topic("news", 10), dry_run=True)
         assert looked.detail
         assert looked.detail.partitions == (2,)
@@ -124,7 +125,7 @@ def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_th
 def test_basic_has_partitioned_queues_and_no_topics() -> None:
     async def scenario(emulator: Emulator) -> None:
         [made] = await partition.create(at(emulator, "basic"), ORDERS)
-        assert made.detail == partition.Placed("basic", "Basic", "queue", (16,), 5120, 81920)
+        assert made.detail == partition.PartitionedEntityState("basic", "Basic", "queue", (16,), 5120, 81920)
         with pytest.raises(errors.UsageError, match="basic: topic news: there are no topics in a Basic namespace"):
             await partition.create(at(emulator, "basic"), partitioned.topic("news", 1))
         assert [item.name for item in await partition.listing(at(emulator, "basic"))] == ["orders"]
@@ -243,7 +244,7 @@ def test_what_passes_is_tried_again_and_what_stays_is_told(status, error) -> Non
 def test_a_key_that_may_only_listen_makes_nothing() -> None:
     async def scenario(emulator: Emulator) -> None:
         namespace = emulator.namespaces["contoso"]
-        namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({Claim.LISTEN})),)
+        namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         listening = [replace(each, credential=SasKey("listen", "key")) for each in at(emulator, "contoso")]
         with pytest.raises(errors.NotAuthorized, match="contoso"):
             await partition.create(listening, ORDERS)
@@ -258,7 +259,7 @@ def test_everything_is_listed_with_what_it_holds() -> None:
     async def scenario(emulator: Emulator) -> None:
         namespace = emulator.namespaces["contoso"]
         orders = namespace.create_queue("orders", replace(PARTITIONED, max_size_in_megabytes=5120))
-        orders.send([Message(Sections(), 100_000)])
+        orders.send([StoredMessage(Sections(), 100_000)])
         namespace.create_queue("Archive")
         namespace.create_topic("news")
         emulator.namespaces["wide"].create_queue("large")
@@ -309,7 +310,7 @@ def by_resource_manager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
                 monkeypatch.setenv(name, value)
             await scenario(emulator)
 
-        on_tiers(signed_in, Setup(identity=True))
+        on_tiers(signed_in, EmulatorOptions(identity=True))
 
     return run
 
@@ -323,7 +324,7 @@ def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(by_reso
         assert outcomes(over_atom) == [Outcome.EXISTING] * 3
         assert [item.detail for item in made] == [item.detail for item in over_atom]
         assert outcomes(await partition.create(everywhere, ORDERS, group=GROUP)) == [Outcome.EXISTING] * 3
-        emulator.namespaces["contoso"].queue("orders").send([Message(Sections(), 100_000)])
+        emulator.namespaces["contoso"].queue("orders").send([StoredMessage(Sections(), 100_000)])
         emulator.namespaces["wide"].create_topic("news")
         listed = await partition.listing(everywhere, group=GROUP)
         assert listed == await partition.listing(everywhere)

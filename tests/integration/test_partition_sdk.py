@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair.emulator.testing import Setup
+from sbpair.emulator.testing import EmulatorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ MEGABYTES = 5120
 @pytest.fixture(scope="module")
 def secure(another: Any) -> Any:
     """With TLS, so that the administration client needs no help."""
-    with another(setup=Setup(tls=True)) as secure:
+    with another(setup=EmulatorOptions(tls=True)) as secure:
         yield secure
 
 

@@ -9,35 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair import errors, syphon
-from sbpair.amqp.message import (
-    APPLICATION_PROPERTIES,
-    MESSAGE_ANNOTATIONS,
-    Properties,
-    Sections,
-    data_body,
-    encode_map,
-)
+from sbpair import errors
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Int, Long, Symbol, Timestamp
+from sbpair.azure.interfaces import DestinationEntity
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.bus.control import Entity
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules.rule import Rule, SqlFilter
+from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.move import places
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair, SasKey
 from sbpair.move.events import QueuesFound
-from sbpair.move.look import Looked
-from sbpair.move.route import TimeToLive
-from sbpair.syphon import preview
+from sbpair.move.message.route import TimeToLive
+from sbpair.move.peek import destination_lookup
+from sbpair.move.peek.peeker import Peeked
+from sbpair.syphon import preview, runner
 from sbpair.syphon.forecast import Forecast, total
-from sbpair.syphon.terms import Limits, Terms, Tiers
+from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
 from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 SECOND_TICKS = 10_000_000
 HOUR, QUARTER = 3_600_000, 900_000
@@ -59,7 +53,7 @@ class World:
     def sides(self) -> tuple[Any, Any]:
         return self.primary, self.secondary
 
-    def backlog(self, index: int = 0, **changed: Any) -> Queue:
+    def backlog(self, index: int = 0, **changed: Any) -> QueueEntity:
         path = queue_path("contoso", index)
         return self.secondary.find_queue(path) or self.secondary.create_queue(path, replace(BACKLOG, **changed))
 
@@ -68,9 +62,9 @@ class World:
             self.put(stranded(number, to, **changed), index)
 
     def put(self, payload: bytes, index: int = 0) -> None:
-        self.backlog(index).send(envelope.take_in(payload, 0))
+        self.backlog(index).send(service_envelope.take_in(payload, 0))
 
-    def may_only(self, side: str, *claims: Claim, key: str = "key") -> None:
+    def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
         namespace = self.primary if side == "primary" else self.secondary
         namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
         endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
@@ -83,7 +77,7 @@ class World:
         if seconds:
             self.emulator.advance(int(seconds * 1000) + 1)
 
-    async def look(self, terms: Terms | None = None) -> Forecast:
+    async def look(self, terms: MoveLimits | None = None) -> Forecast:
         before = self.traces()
         made = await preview.run(
             self.pair,
@@ -171,11 +165,11 @@ async def test_it_says_what_a_run_then_does() -> None:
             w.strand(40, scheduled_at=w.emulator.clock.now_ms() + HOUR, index=index)
             w.strand(41, ttl_ticks=SECOND_TICKS, index=index)
         said = await w.look()
-        done = (await syphon.run(w.pair, once=True)).receipt
+        done = (await runner.run(w.pair, once=True)).receipt
         whole = total(said.flows)
         assert (whole.messages, whole.fates["sent"]) == (done.received, done.sent)
         assert whole.fates["dead_lettered"] == done.dead_lettered == 3 * 6
-        assert whole.later == 3
+        assert whole.scheduled_in_future == 3
         by_destination = {
             name: sum(flow.fates["sent"] for flow in said.flows if (flow.destination or "").lower() == name.lower())
             for name in done.destinations
@@ -196,15 +190,15 @@ async def test_it_says_what_a_run_then_does() -> None:
 @sync
 async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_refused() -> None:
     async with world() as w:
-        most = w.primary.queue("orders").message_limit_bytes
-        w.backlog()._message_limit_bytes = 2 * most  # as that of a larger tier
-        w.strand(1, size=most - 60)  # fits, though not with its aliases
-        w.strand(2, size=most)
+        limit = w.primary.queue("orders").message_limit_bytes
+        w.backlog()._message_limit_bytes = 2 * limit  # as that of a larger tier
+        w.strand(1, size=limit - 60)  # fits, though not with its aliases
+        w.strand(2, size=limit)
         said = await w.look()
         (doomed,) = said.doomed
         assert (doomed.reason, [each.message_id for each in doomed.examples]) == ("RefusedByPrimary", ["m2"])
-        assert f"larger than the {most} bytes" in doomed.description
-        done = (await syphon.run(w.pair, once=True)).receipt
+        assert f"larger than the {limit} bytes" in doomed.description
+        done = (await runner.run(w.pair, once=True)).receipt
         assert (done.sent, done.dead_lettered) == (1, 1)
 
 
@@ -249,7 +243,7 @@ async def test_ages_and_what_is_past_its_time() -> None:
         assert start <= flow.oldest_ms <= start + 1_000
         assert start + QUARTER <= flow.newest_ms <= start + QUARTER + 1_000
         assert (flow.overdue, flow.fates["sent"], said.exit_code) == (1, 3, 0)
-        said = await w.look(Terms(ttl=TimeToLive.REMAINING))
+        said = await w.look(MoveLimits(ttl=TimeToLive.REMAINING))
         (doomed,) = said.doomed
         assert (doomed.reason, doomed.examples[0].message_id) == ("TTLExpiredException", "m1")
         assert (total(said.flows).fates, said.exit_code) == ({"sent": 2, "expired": 1}, 3)
@@ -260,20 +254,20 @@ async def test_time_and_cost_by_tier_and_filters() -> None:
     async with world() as w:
         topic = w.primary.create_topic("events")
         topic.create_subscription("all")
-        topic.create_subscription("some").add_rule(Rule("large", SqlFilter("size > 5")))
+        topic.create_subscription("some").add_rule(SubscriptionRule("large", SqlRuleFilter("size > 5")))
         w.strand(*range(10), to="events")
         w.strand(*range(10, 20))
         said = await w.look()
-        assert said.entities["events"] == Entity(
+        assert said.entities["events"] == DestinationEntity(
             "events", is_topic=True, filters=3, message_bytes=256 * 1024, detects_duplicates=False
         )
-        assert said.limits == Limits(None, 500, 500)
+        assert said.limits == EffectiveLimits(None, 500, 500)
         assert said.seconds == (10 * 4 + 10) / 500
-        assert said.tiers == Tiers("Standard", "Standard")
-        assert said.estimate.operations.own == 20 * 3 + 2
+        assert said.tiers == PairTiers("Standard", "Standard")
+        assert said.estimate.operations.by_sbpair == 20 * 3 + 2
         assert said.estimate.dated
-        said = await w.look(Terms(rate=0.5, credits=100.0))
-        assert (said.limits, said.seconds) == (Limits(0.5, 100, 100), 40.0)
+        said = await w.look(MoveLimits(rate=0.5, credits=100.0))
+        assert (said.limits, said.seconds) == (EffectiveLimits(0.5, 100, 100), 40.0)
 
 
 @sync
@@ -281,8 +275,8 @@ async def test_premium_has_no_limit_by_itself() -> None:
     async with world(tier="premium") as w:
         w.strand(1)
         said = await w.look()
-        assert (said.limits, said.seconds, said.tiers) == (Limits(), None, Tiers("Premium", "Premium"))
-        assert said.estimate.own.most == 0
+        assert (said.limits, said.seconds, said.tiers) == (EffectiveLimits(), None, PairTiers("Premium", "Premium"))
+        assert said.estimate.by_sbpair.maximum == 0
 
 
 # Large backlogs, and many
@@ -296,7 +290,7 @@ async def test_every_page_of_every_queue_is_looked_at(monkeypatch: pytest.Monkey
             w.strand(*range(601 + index), index=index)
         said = await w.look()
         assert [flow.messages for flow in said.flows] == [601, 602, 603, 604, 605]
-        looked = [event.messages for event in w.told if isinstance(event, Looked) and event.queue.endswith("/0")]
+        looked = [event.messages for event in w.told if isinstance(event, Peeked) and event.queue.endswith("/0")]
         assert looked == [250, 500, 601]
 
 
@@ -305,7 +299,7 @@ async def test_a_page_may_hold_fewer_than_were_asked_for() -> None:
     async with world() as w:
         w.strand(*range(30), size=200_000)
         assert total((await w.look()).flows).messages == 30
-        assert len([event for event in w.told if isinstance(event, Looked)]) > 3
+        assert len([event for event in w.told if isinstance(event, Peeked)]) > 3
 
 
 @sync
@@ -319,7 +313,7 @@ async def test_all_partitions_of_a_partitioned_queue_are_looked_at() -> None:
 
 @sync
 async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "DESTINATIONS_MOST", 3)
+    monkeypatch.setattr(destination_lookup, "MAX_DESTINATIONS", 3)
     async with world(1, *(f"d{number}" for number in range(3))) as w:
         for number in range(10):
             w.strand(number, to=f"d{number}")
@@ -344,7 +338,7 @@ async def test_a_stranded_queue_beyond_the_count_is_looked_at_too() -> None:
 @sync
 async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> None:
     async with world(1, "orders", "large") as w:
-        w.may_only("primary", Claim.SEND)
+        w.may_only("primary", AccessRight.SEND)
         w.strand(*range(300))
         w.strand(300, to="nowhere")
         w.strand(301, to="ORDERS")
@@ -352,10 +346,10 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
         said = await w.look()
         (doomed,) = said.doomed
         assert (doomed.reason, doomed.messages) == ("DestinationNotFound", 1)
-        assert said.entities["orders"] == Entity("orders", None, filters=None, message_bytes=256 * 1024)
+        assert said.entities["orders"] == DestinationEntity("orders", None, filters=None, message_bytes=256 * 1024)
         # A filter is assumed, and Standard, where nobody may ask.
         assert said.seconds == 302 * 2 / 500
-        assert said.tiers == Tiers(None, "Standard")
+        assert said.tiers == PairTiers(None, "Standard")
         assert any("the tier of contoso is not known" in note for note in said.notes)
         assert w.primary.queue("orders").counts().total == 0
 
@@ -363,7 +357,7 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
 @sync
 async def test_without_any_claim_on_the_primary_destinations_are_not_checked_and_it_says_so() -> None:
     async with world() as w:
-        w.may_only("primary", Claim.LISTEN)
+        w.may_only("primary", AccessRight.LISTEN)
         w.strand(1, 2)
         w.strand(3, to="nowhere")
         said = await w.look()
@@ -386,7 +380,7 @@ async def test_a_primary_that_is_down_does_not_keep_it_from_looking() -> None:
 @sync
 async def test_a_wrong_key_is_told(side: str) -> None:
     async with world() as w:
-        w.may_only(side, *Claim, key="wrong")
+        w.may_only(side, *AccessRight, key="wrong")
         w.strand(1)
         with pytest.raises(errors.NotAuthenticated):
             await w.look()
@@ -395,7 +389,7 @@ async def test_a_wrong_key_is_told(side: str) -> None:
 @sync
 async def test_without_manage_on_the_secondary_the_count_says_which_queues_there_are() -> None:
     async with world(3) as w:
-        w.may_only("secondary", Claim.LISTEN)
+        w.may_only("secondary", AccessRight.LISTEN)
         w.secondary.delete_queue(queue_path("contoso", 1))
         for index in (0, 2):
             w.strand(1, index=index)
@@ -405,9 +399,9 @@ async def test_without_manage_on_the_secondary_the_count_says_which_queues_there
         assert any("x-servicebus-transfer/1" in note for note in said.notes)
 
 
-@pytest.mark.parametrize("claims", [tuple(Claim), (Claim.LISTEN,)])
+@pytest.mark.parametrize("claims", [tuple(AccessRight), (AccessRight.LISTEN,)])
 @sync
-async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) -> None:
+async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ...]) -> None:
     async with world(2) as w:
         w.may_only("secondary", *claims)
         for index in range(2):
@@ -419,7 +413,7 @@ async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) ->
 @sync
 async def test_without_listen_on_the_secondary_it_may_not_look() -> None:
     async with world() as w:
-        w.may_only("secondary", Claim.SEND)
+        w.may_only("secondary", AccessRight.SEND)
         with pytest.raises(errors.NotAuthorized):
             await w.look()
 
@@ -436,7 +430,7 @@ async def test_a_connection_that_breaks_is_made_again_and_nothing_is_counted_twi
 
         def break_it(event: Any) -> None:
             w.told.append(event)
-            if isinstance(event, Looked) and event.messages == 500 and next(broken, None) is not None:
+            if isinstance(event, Peeked) and event.messages == 500 and next(broken, None) is not None:
                 w.emulator.faults.end(w.emulator.faults.namespace_down("contoso-dr"))
 
         said = await preview.run(w.pair, on_event=break_it, sleep=w.sleep)
@@ -468,5 +462,5 @@ async def test_it_takes_no_more_credits_than_were_asked_for() -> None:
         w.strand(*range(1_000))
         await w.look()
         assert w.slept == 0.0
-        assert total((await w.look(Terms(credits=100.0))).flows).messages == 1_000
+        assert total((await w.look(MoveLimits(credits=100.0))).flows).messages == 1_000
         assert 9.0 <= w.slept <= 11.0

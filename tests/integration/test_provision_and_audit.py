@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from sbpair import audit, errors, provision
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair import errors
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Difference, Endpoint, Pair, SasKey, SasToken, endpoint_from_connection_string
-from sbpair.report import Outcome
+from sbpair.management import audit, provision
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
+from sbpair.model.queues import Difference
+from sbpair.model.report import Outcome
 
 FIRST = "contoso/x-servicebus-transfer/0"
 TICKS_A_SECOND = 10_000_000
@@ -126,7 +129,7 @@ def test_an_expired_token_is_not_accepted() -> None:
 def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None:
     async def scenario(emulator: Emulator) -> None:
         namespace = emulator.namespaces["contoso-dr"]
-        namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({Claim.LISTEN})),)
+        namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         with pytest.raises(errors.NotAuthorized) as caught:
             await provision.run(pair_on(emulator, credential=SasKey("listen", "key")), sleep=no_wait)
         assert "Manage" in caught.value.hint

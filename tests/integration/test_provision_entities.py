@@ -8,18 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sbpair import errors, provision
-from sbpair.bus.atom import open_namespace
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair import errors
+from sbpair.azure.atom import open_namespace
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules.rule import Rule as EmulatedRule
+from sbpair.emulator.entities.rules.rule import SubscriptionRule as EmulatedRule
 from sbpair.emulator.entities.topic_description import TopicDescription
 from sbpair.emulator.testing import Emulator
-from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model import Listed, Pair, Retrying, endpoint_from_connection_string
-from sbpair.report import Outcome
-from sbpair.topology import entities_file
-from sbpair.topology.entities_file import Layout
+from sbpair.management import entities_file, provision
+from sbpair.management.entities_file import EntitiesDocument
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.pair import Pair
+from sbpair.model.queues import Listed, Retrying
+from sbpair.model.report import Outcome
 
 HERE, THERE = "contoso", "contoso-dr"
 FILE = """
@@ -65,7 +67,7 @@ async def no_wait(_seconds: float) -> None:
 
 
 async def provisioned(
-    emulator: Emulator, layout: Layout = LAYOUT, count: int = 2, **options: object
+    emulator: Emulator, layout: EntitiesDocument = LAYOUT, count: int = 2, **options: object
 ) -> provision.EntityReport:
     ends = (
         endpoint_from_connection_string(emulator.namespaces[each].connection_string, name=each)
@@ -79,8 +81,8 @@ def names(report: provision.EntityReport, outcome: Outcome, namespace: str) -> l
     return [item.name for item in report.of(outcome) if item.detail and item.detail.namespace == namespace]
 
 
-def layout(*entities: Queue | Topic | Subscription | Rule) -> Layout:
-    return Layout(entities)
+def layout(*entities: Queue | Topic | Subscription | Rule) -> EntitiesDocument:
+    return EntitiesDocument(entities)
 
 
 def everything(emulator: Emulator) -> set[str]:
@@ -276,7 +278,7 @@ def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is
 
 def test_who_is_not_let_in_at_the_start_creates_nothing() -> None:
     async def scenario(emulator: Emulator) -> None:
-        emulator.namespaces[HERE].keys = (AuthorizationRule("listen", "key", "other", frozenset({Claim.LISTEN})),)
+        emulator.namespaces[HERE].keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         with pytest.raises(errors.AccessError):
             await provisioned(emulator)
         assert everything(emulator) == set()
@@ -396,7 +398,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("wanted", "tier", "told"), REFUSED)
-def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(wanted: Layout, tier: str, told: str) -> None:
+def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(
+    wanted: EntitiesDocument, tier: str, told: str
+) -> None:
     async def scenario(emulator: Emulator) -> None:
         with pytest.raises(errors.UsageError) as caught:
             await provisioned(emulator, wanted)
@@ -459,7 +463,7 @@ def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None
         layout(Rule("t", "s", "r", SqlFilter("x" * 1025))),
     ]
 
-    async def nowhere(wanted: Layout) -> None:
+    async def nowhere(wanted: EntitiesDocument) -> None:
         nobody = (
             endpoint_from_connection_string(
                 f"Endpoint=sb://{name}.invalid/;SharedAccessKeyName=k;SharedAccessKey=k", name=name

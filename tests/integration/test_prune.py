@@ -12,20 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbpair import errors, prune
+from sbpair import errors
 from sbpair.amqp.message import Sections, data_body
-from sbpair.bus.removal import open_removal
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.azure.atom_removal import open_removal
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.message import Message
-from sbpair.emulator.errors import EntityDisabled
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.service_errors import EntityDisabled
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.report import Outcome
+from sbpair.management import prune
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair, SasKey
+from sbpair.model.report import Outcome
 from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 SECOND_TICKS = 10_000_000
 BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
@@ -47,7 +49,7 @@ class World:
         self.before: Callable[[str, int], Any] = lambda _step, _number: None
         self.after: Callable[[str, int], Any] = lambda _step, _number: None
 
-    def queue(self, name: int | str, **changed: Any) -> Queue:
+    def queue(self, name: int | str, **changed: Any) -> QueueEntity:
         return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
 
     def names(self) -> list[str]:
@@ -106,15 +108,15 @@ async def world(*extra: int | str, count: int = 1) -> AsyncIterator[World]:
         yield w
 
 
-def message(**changed: Any) -> Message:
-    return Message(Sections(body=data_body(b"body")), 100, **changed)
+def message(**changed: Any) -> StoredMessage:
+    return StoredMessage(Sections(body=data_body(b"body")), 100, **changed)
 
 
-def put(queue: Queue) -> None:
+def put(queue: QueueEntity) -> None:
     queue.send([message()])
 
 
-def slip_in(queue: Queue) -> None:
+def slip_in(queue: QueueEntity) -> None:
     """A message comes, whatever the queue's status: it was accepted a moment earlier."""
     queue.messages.enqueue([message()])
 
@@ -155,30 +157,30 @@ async def test_only_what_somebody_agreed_to_goes() -> None:
         assert w.names() == ["0", "7"]
 
 
-def locked(queue: Queue) -> bytes:
+def locked(queue: QueueEntity) -> bytes:
     put(queue)
     [taken] = queue.messages.receive(1)
     return taken.lock_token
 
 
-def deferred(queue: Queue) -> None:
+def deferred(queue: QueueEntity) -> None:
     queue.messages.defer(locked(queue))
 
 
-def dead(queue: Queue) -> None:
+def dead(queue: QueueEntity) -> None:
     queue.messages.dead_letter(locked(queue))
 
 
-def scheduled(queue: Queue) -> None:
+def scheduled(queue: QueueEntity) -> None:
     queue.schedule([message(scheduled_at_ms=2**42)])
 
 
-def undeliverable(queue: Queue) -> None:
+def undeliverable(queue: QueueEntity) -> None:
     queue.transfer_dead_letters.adopt(message())
 
 
 @pytest.mark.parametrize("fill", [put, locked, deferred, dead, scheduled, undeliverable])
-def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[Queue], object]) -> None:
+def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[QueueEntity], object]) -> None:
     @sync
     async def scenario() -> None:
         async with world("7") as w:
@@ -414,7 +416,7 @@ def test_a_service_that_is_busy_for_a_while_is_waited_for(method: str) -> None:
 @sync
 async def test_without_the_listen_claim_nothing_is_removed() -> None:
     async with world("7") as w:
-        w.secondary.keys = (AuthorizationRule("manage", "key", "other", frozenset({Claim.MANAGE})),)
+        w.secondary.keys = (AuthorizationRule("manage", "key", "other", frozenset({AccessRight.MANAGE})),)
         w.pair = replace(w.pair, secondary=replace(w.pair.secondary, credential=SasKey("manage", "key")))
         before = w.secondary.queue("contoso/x-servicebus-transfer/7").description
         report = await w.prune()
@@ -497,7 +499,7 @@ def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
     ruled: bool,
     status: str,
 ) -> None:
-    rules = (AuthorizationRule("mine", "a" * 44, "b" * 44, frozenset({Claim.SEND})),) if ruled else ()
+    rules = (AuthorizationRule("mine", "a" * 44, "b" * 44, frozenset({AccessRight.SEND})),) if ruled else ()
     description = QueueDescription(
         enable_partitioning=partitioned,
         max_size_in_megabytes=size,

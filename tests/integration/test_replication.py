@@ -28,17 +28,17 @@ from azure.servicebus.exceptions import (
 
 import sbpair
 from sbpair import aio
-from sbpair.bus.data_client import signed, sync_client
-from sbpair.bus.data_errors import error_of
+from sbpair.azure.data_client import signed, sync_client
+from sbpair.azure.data_errors import error_of
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
-from sbpair.model import Pair
-from sbpair.sender.replication import intake, sending
-from sbpair.sender.replication.events import (
+from sbpair.model.pair import Pair
+from sbpair.replication import dedup_receive, replicated_send
+from sbpair.replication.events import (
     DuplicateCompleted,
-    GivenAgain,
     NoKey,
     OneSideOnly,
+    Redelivered,
     RolesSwapped,
     SideBack,
     SideLost,
@@ -48,7 +48,7 @@ from tests.integration.conftest import Official, Running
 from tests.integration.sender_rig import Faced, Rig, Told, _ended, ids
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -125,10 +125,10 @@ def a_message(name: str, **own: Any) -> ServiceBusMessage:
     return ServiceBusMessage(name.encode(), message_id=name, **own)
 
 
-def drained(both: Both, receiver: Any, most: int = 1000) -> list[str]:
+def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
     """The ids of what comes, each completed, until there are so many or neither queue has anything."""
     found: list[str] = []
-    while len(found) < most and both.held != ([], []):
+    while len(found) < limit and both.held != ([], []):
         for message in receiver.receive_messages(10, max_wait_time=0.6):
             receiver.complete_message(message)
             found.append(message.message_id)
@@ -137,11 +137,11 @@ def drained(both: Both, receiver: Any, most: int = 1000) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(intake, "REST_SECONDS", 0.2)
-    monkeypatch.setattr(intake, "OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(dedup_receive, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(dedup_receive, "OPEN_SECONDS", 2.0)
     # Opening a link takes the SDK half a second at least.
-    monkeypatch.setattr(sending, "ACTIVE_SHARE", 0.4)
+    monkeypatch.setattr(replicated_send, "ACTIVE_SHARE", 0.4)
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_a_copy_that_comes_after_the_window_is_a_duplicate(both: Both) -> None:
         assert [event.side for event in told.of(SideLost)] == ["secondary"]
         assert drained(both, receiver) == ["m0"]
         assert [event.key for event in told.of(DuplicateCompleted)] == ["m1", "m2"]
-        assert told.of(GivenAgain) == []
+        assert told.of(Redelivered) == []
         assert [event.side for event in told.of(SideBack)] == ["secondary"]
     assert both.held == ([], [])
 
@@ -407,7 +407,7 @@ def test_a_copy_that_is_given_up_leaves_the_other_to_be_given(both: Both, kind: 
         assert (second.message_id, second is first) == ("m", False)
         receiver.complete_message(second)
         drained(both, receiver)
-        assert told.of(GivenAgain) == []
+        assert told.of(Redelivered) == []
     assert both.held == ([], [])
     dead = [
         each
@@ -427,7 +427,7 @@ def test_a_copy_whose_lock_is_lost_leaves_the_other_to_be_given(both: Both, kind
         with pytest.raises(MessageLockLostError):
             receiver.complete_message(first)
         assert set(drained(both, receiver)) == {"m"}
-        assert {event.key for event in told.of(GivenAgain)} == {"m"}
+        assert {event.key for event in told.of(Redelivered)} == {"m"}
     assert both.held == ([], [])
 
 
@@ -440,7 +440,7 @@ def test_a_completion_without_an_answer_leaves_the_other_copy_and_names_it(both:
             receiver.complete_message(first)
         again = drained(both, receiver)
         assert "m" in again
-        assert {event.key for event in told.of(GivenAgain)} == {"m"}
+        assert {event.key for event in told.of(Redelivered)} == {"m"}
     assert both.held == ([], [])
 
 
@@ -503,10 +503,10 @@ def test_everything_comes_once_through_sides_that_flap(both: Both, kind: str, tm
                     both.do(lambda side=side: both.faults.detach(side))
                     with suppress(ServiceBusError):
                         found += drained(both, receiver, 3)
-                    doubted |= {event.key for event in told.of(GivenAgain)}
+                    doubted |= {event.key for event in told.of(Redelivered)}
     with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, told):
         found += drained(both, receiver)
-        doubted |= {event.key for event in told.of(GivenAgain)}
+        doubted |= {event.key for event in told.of(Redelivered)}
     assert set(found) >= set(names) - doubted
     assert {name for name, times in Counter(found).items() if times > 1} <= doubted
     assert both.held == ([], [])
@@ -551,7 +551,7 @@ def test_a_kill_loses_nothing_and_what_may_come_twice_is_named(
     both.running.advance(120)
     with both.receiver(store=store) as (receiver, told):
         assert drained(both, receiver) == again
-        assert {event.key for event in told.of(GivenAgain)} == named
+        assert {event.key for event in told.of(Redelivered)} == named
     assert both.held == ([], [])
 
 
@@ -623,7 +623,7 @@ def test_an_entity_of_sessions_is_refused_by_the_service(both: Both) -> None:
 @pytest.mark.slow
 def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
     async def cancelled() -> list[str]:
-        async with aio.DedupReceiver(both.pair, "orders") as receiver:
+        async with aio.AsyncDedupReceiver(both.pair, "orders") as receiver:
             receiving = asyncio.create_task(receiver.receive_messages(1, 30))
             await asyncio.sleep(0)
             receiving.cancel()
@@ -646,7 +646,13 @@ def test_bad_input_is_refused_where_it_is_given(both: Both, tmp_path: Path) -> N
     pair = both.pair
     with pytest.raises(UsageError, match="same namespace"):
         Pair("p", pair.primary, pair.primary)
-    for make in (sbpair.ActiveSender, sbpair.PassiveSender, sbpair.DedupReceiver, aio.ActiveSender, aio.DedupReceiver):
+    for make in (
+        sbpair.ActiveSender,
+        sbpair.PassiveSender,
+        sbpair.DedupReceiver,
+        aio.AsyncActiveSender,
+        aio.AsyncDedupReceiver,
+    ):
         for wrong in ("", "a//b", "/orders", "no spaces", "x" * 261):
             with pytest.raises(NameInvalid):
                 make(pair, wrong)

@@ -18,16 +18,15 @@ from typing import Any
 
 import pytest
 
-from sbpair import syphon
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
+from sbpair.amqp_client.client import connect
 from sbpair.backlog import queue_path
 from sbpair.drill.compare import differences
-from sbpair.drill.corpus import Original, originals
-from sbpair.model import Endpoint, Pair, SasKey
+from sbpair.drill.drill_messages import OriginalMessage, originals
+from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.move import mover
-from sbpair.syphon import lane
-from sbpair.wire.client import connect
+from sbpair.syphon import runner, worker
 
 BROKER = Path(__file__).parents[1] / "node" / "broker.mjs"
 TEST_SECONDS = 60.0
@@ -47,8 +46,8 @@ PLAIN_TERMS = {
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
 
 
@@ -97,7 +96,7 @@ async def running(node: str, modules: Path, backlog: dict[str, Any], **terms: An
             await process.communicate()
 
 
-def in_backlog(messages: list[Original]) -> dict[str, Any]:
+def in_backlog(messages: list[OriginalMessage]) -> dict[str, Any]:
     """The messages by their backlog queues, without the sections that a service writes."""
     queues: dict[str, Any] = {queue_path("contoso", index): [] for index in range(QUEUES)}
     for message in messages:
@@ -108,7 +107,7 @@ def in_backlog(messages: list[Original]) -> dict[str, Any]:
     return queues
 
 
-def corpus(count: int = MESSAGES) -> list[Original]:
+def corpus(count: int = MESSAGES) -> list[OriginalMessage]:
     """Messages of all types, but for what the service adds: the broker writes headers and annotations itself."""
     found = originals(count, now_ms=NOW_MS)
     for each in found:
@@ -116,10 +115,10 @@ def corpus(count: int = MESSAGES) -> list[Original]:
     return found
 
 
-def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, syphon.Result]:
-    async def main() -> tuple[Broker, syphon.Result]:
+def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, runner.SyphonResult]:
+    async def main() -> tuple[Broker, runner.SyphonResult]:
         async with asyncio.timeout(TEST_SECONDS), running(node, modules, backlog, **terms) as broker:
-            result = await syphon.run(broker.pair, once=True)
+            result = await runner.run(broker.pair, once=True)
             await broker.stop()
         return broker, result
 
@@ -139,7 +138,9 @@ def assert_settled_after_accept(broker: Broker) -> None:
             assert entry[0] in stored, f"{entry[0]} was completed before the primary had it"
 
 
-def assert_whole(broker: Broker, messages: list[Original], *, but: tuple[str, ...] = (), twice: bool = False) -> None:
+def assert_whole(
+    broker: Broker, messages: list[OriginalMessage], *, but: tuple[str, ...] = (), twice: bool = False
+) -> None:
     """Every message is in its destination, as it was sent: once, or `twice` at most."""
     by_id = {message.message_id: message for message in messages}
     arrived: Counter[str] = Counter()
@@ -277,7 +278,7 @@ def test_a_backlog_that_goes_away_in_the_middle_costs_no_message(node: str, modu
     assert_known(broker, result)
 
 
-def assert_known(broker: Broker, result: syphon.Result) -> None:
+def assert_known(broker: Broker, result: runner.SyphonResult) -> None:
     """What came twice is what the receipt has doubts about, or some of it."""
     arrived = Counter(shown["message_id"] for _, _, shown in broker.of("stored"))
     assert {name for name, count in arrived.items() if count > 1} <= {
@@ -285,7 +286,7 @@ def assert_known(broker: Broker, result: syphon.Result) -> None:
     }
 
 
-def assert_in_order(broker: Broker, messages: list[Original]) -> None:
+def assert_in_order(broker: Broker, messages: list[OriginalMessage]) -> None:
     """Of each backlog queue, the messages of a destination arrive in the queue's order."""
     numbers = {message.message_id: message.number for message in messages}
     arrived: dict[tuple[str, int], list[int]] = {}

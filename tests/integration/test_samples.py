@@ -21,7 +21,7 @@ import pytest
 from sbpair.emulator import timespan
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.topic_description import SubscriptionDescription
-from sbpair.emulator.testing import Setup
+from sbpair.emulator.testing import EmulatorOptions
 
 VERSION = "7.15.0"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"
@@ -166,7 +166,7 @@ def runs(request: pytest.FixtureRequest, another: Any, published: Path) -> Itera
         for item in request.session.items
         if item.path == Path(__file__) and hasattr(item, "callspec")
     ]
-    with another(setup=Setup(identity=True)) as running, ThreadPoolExecutor(WORKERS, "samples") as pool:
+    with another(setup=EmulatorOptions(identity=True)) as running, ThreadPoolExecutor(WORKERS, "samples") as pool:
         stage = Stage(running, published)
         yield {sample: pool.submit(stage.run, sample) for sample in wanted}
         pool.shutdown(cancel_futures=True)

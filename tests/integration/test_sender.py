@@ -25,17 +25,17 @@ from azure.servicebus.exceptions import (
 
 import sbpair
 from sbpair import aio
-from sbpair.bus.data_errors import error_of
+from sbpair.azure.data_errors import error_of
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
-from sbpair.sender.client import ShortTimeout
-from sbpair.sender.events import InDoubt, QueueLeft, QueueReturned
-from sbpair.sender.states import State
+from sbpair.failover.client_base import ShortTimeout
+from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
+from sbpair.failover.states import State
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -301,7 +301,7 @@ def test_a_message_too_large_for_the_backlog_is_refused_while_it_is_not_needed(r
         assert ids(rig.in_queue(rig.orders)) == ["fits"]
         client.force_failover()
         sender.send_messages(fits)
-        assert told.of(InDoubt) == []
+        assert told.of(SendInDoubt) == []
     assert ids(rig.in_backlog()) == ["fits"]
 
 
@@ -358,7 +358,7 @@ def test_everything_arrives_through_an_outage_that_comes_and_goes(rig: Rig, kind
 
 def test_a_send_that_is_cancelled_leaves_a_sender_that_works(rig: Rig) -> None:
     async def cancelled() -> None:
-        async with aio.PairedClient(rig.pair) as client, client.get_queue_sender("orders") as sender:
+        async with aio.AsyncPairedClient(rig.pair) as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(a_message("before"))
             with rig.broken("swallow_acks", PRIMARY):
                 sending = asyncio.create_task(sender.send_messages(a_message("cancelled")))

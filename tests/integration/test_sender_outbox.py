@@ -21,22 +21,22 @@ import sbpair
 from sbpair import aio
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, StateRefused, UsageError
-from sbpair.sender.events import (
-    InDoubt,
+from sbpair.failover.events import (
     OutboxBegun,
     OutboxClosed,
     OutboxEmptied,
     OutboxExpired,
     OutboxRefused,
     OutboxStuck,
+    SendInDoubt,
 )
-from sbpair.sender.outbox import summary
-from sbpair.sender.states import State
+from sbpair.failover.outbox import summary
+from sbpair.failover.states import State
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -107,7 +107,7 @@ def test_what_one_client_leaves_the_next_one_delivers(rig: Rig, path: Path, kind
         assert told.events[-1] == OutboxClosed(str(path), 3)
         other = sbpair.Pair("p", rig.pair.secondary, rig.pair.primary)
         with pytest.raises(StateRefused, match="outbox of contoso and contoso-dr, and not of contoso-dr and contoso"):
-            {"sync": sbpair.PairedClient, "aio": aio.PairedClient}[kind](other, outbox=path)
+            {"sync": sbpair.PairedClient, "aio": aio.AsyncPairedClient}[kind](other, outbox=path)
     with rig.client(kind, outbox=path) as (client, told):
         # Nobody asks it for a sender of this entity.
         told.wait_for(is_empty)
@@ -115,7 +115,7 @@ def test_what_one_client_leaves_the_next_one_delivers(rig: Rig, path: Path, kind
             pass
         assert client.states() == {"orders": State.HEALTHY}
     assert ids(rig.in_queue(rig.orders)) == ["m0", "m1", "m2"]
-    assert told.of(OutboxBegun) == told.of(InDoubt) == []
+    assert told.of(OutboxBegun) == told.of(SendInDoubt) == []
 
 
 def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> None:
@@ -123,7 +123,9 @@ def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> No
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
     emptied = asyncio.Event()
-    client = aio.PairedClient(rig.pair, outbox=path, on_event=lambda event: emptied.set() if is_empty(event) else None)
+    client = aio.AsyncPairedClient(
+        rig.pair, outbox=path, on_event=lambda event: emptied.set() if is_empty(event) else None
+    )
 
     async def deliver() -> None:
         async with client:
@@ -276,7 +278,7 @@ def test_whatever_a_send_returned_for_arrives_although_its_process_was_killed(ri
 
 
 @pytest.mark.parametrize("wrong", [{"outbox": ""}, {"outbox": "/"}, {"outbox_messages": 0}, {"outbox_bytes": 0}])
-@pytest.mark.parametrize("client", [sbpair.PairedClient, aio.PairedClient])
+@pytest.mark.parametrize("client", [sbpair.PairedClient, aio.AsyncPairedClient])
 def test_an_outbox_that_can_be_none_is_refused(rig: Rig, path: Path, client: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         client(rig.pair, **{"outbox": path, **wrong})

@@ -15,15 +15,15 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.setup import Setup
-from sbpair.model import Identity
-from sbpair.sender.states import State
+from sbpair.emulator.options import EmulatorOptions
+from sbpair.failover.states import State
+from sbpair.model.pair import Identity
 from tests.integration.conftest import Running
 from tests.integration.sender_rig import Rig, ids
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -214,7 +214,7 @@ def test_without_backlog_queues_the_error_says_what_is_missing(rig: Rig) -> None
 def test_over_tls_and_signed_in_by_an_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, secured: str
 ) -> None:
-    with Running(setup=Setup(tls=secured == "tls", identity=secured == "identity")) as running:
+    with Running(setup=EmulatorOptions(tls=secured == "tls", identity=secured == "identity")) as running:
         rig = Rig(running, queues=2)
         if secured == "tls":
             ca_file = str(running.emulator.ready.ca_file)

@@ -20,24 +20,24 @@ from azure.servicebus.exceptions import (
 from sbpair.emulator.entities.description import QueueDescription
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 LOCK_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def queue(running: Any) -> Queue:
+def queue(running: Any) -> QueueEntity:
     return running.queue(requires_session=True, max_delivery_count=5)
 
 
 @pytest.fixture(scope="module")
-def sender(official: Any, running: Any, queue: Queue) -> Iterator[Any]:
+def sender(official: Any, running: Any, queue: QueueEntity) -> Iterator[Any]:
     with official.sender(running.connection_string, queue.path) as sender:
         yield sender
 
 
 @pytest.fixture(autouse=True)
-def _left_empty(running: Any, queue: Queue) -> Iterator[None]:
+def _left_empty(running: Any, queue: QueueEntity) -> Iterator[None]:
     yield
     assert running.do(queue.counts).total == 0
 
@@ -64,7 +64,9 @@ def complete(receiver: Any, messages: list[Any]) -> None:
         receiver.complete_message(message)
 
 
-def test_a_session_comes_in_order_and_with_nothing_of_others(official: Any, running: Any, queue: Queue, sender) -> None:
+def test_a_session_comes_in_order_and_with_nothing_of_others(
+    official: Any, running: Any, queue: QueueEntity, sender
+) -> None:
     for number in range(5):
         send(sender, "a", f"a{number}")
         send(sender, "b", f"b{number}")

@@ -12,20 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from sbpair import audit, errors, provision, syphon
+from sbpair import errors
+from sbpair.amqp_client.client import connect
+from sbpair.azure import data_plane
+from sbpair.azure.credentials import token_getter
 from sbpair.backlog import queue_path
-from sbpair.bus import data_plane
-from sbpair.bus.credentials import token_getter
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator, Setup
-from sbpair.model import Endpoint, Identity, Pair, ResourceGroup, SasToken, endpoint_from_connection_string
-from sbpair.report import Outcome
-from sbpair.syphon import lane
-from sbpair.wire.client import connect
+from sbpair.emulator.testing import Emulator, EmulatorOptions
+from sbpair.management import audit, provision
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
+from sbpair.model.report import Outcome
+from sbpair.syphon import runner, worker
 from tests.integration.test_syphon import put, stranded
 
 GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
-SECONDS_MOST = 60
+MAX_SECONDS = 60
 
 # It leaves the sockets of what has failed to whoever collects the garbage.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -113,14 +115,14 @@ class Signing:
 def signing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
     for name in ("IDENTITY_ENDPOINT", "IDENTITY_HEADER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.05)
     return Signing(monkeypatch, tmp_path)
 
 
 def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
     async def main() -> None:
         wanted = [("contoso", 0), ("contoso-dr", 0)]
-        async with asyncio.timeout(SECONDS_MOST), Emulator(wanted, setup=Setup(identity=True)) as emulator:
+        async with asyncio.timeout(MAX_SECONDS), Emulator(wanted, setup=EmulatorOptions(identity=True)) as emulator:
             await scenario(emulator)
 
     asyncio.run(main())
@@ -141,10 +143,10 @@ def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way:
         orders = emulator.namespaces["contoso"].create_queue("orders")
         backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
         put(backlog, stranded(1, "orders"))
-        result = await syphon.run(pair, once=True)
+        result = await runner.run(pair, once=True)
         assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, 1, 0)
         async with data_plane.open_receiver(pair.primary, "orders") as receiver:
-            assert len(await receiver.receive(1, SECONDS_MOST)) == 1
+            assert len(await receiver.receive(1, MAX_SECONDS)) == 1
 
     run(scenario)
 
@@ -152,7 +154,7 @@ def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way:
 @pytest.mark.parametrize("kind", ["key", "signature"])
 def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind: str) -> None:
     async def main() -> None:
-        async with asyncio.timeout(SECONDS_MOST), Emulator(setup=Setup(tls=True)) as emulator:
+        async with asyncio.timeout(MAX_SECONDS), Emulator(setup=EmulatorOptions(tls=True)) as emulator:
             ready, namespace = emulator.ready, emulator.namespaces["contoso"]
             endpoint = endpoint_from_connection_string(
                 ready.namespaces[0].tls_connection_string, name="contoso", ca_file=ready.ca_file
@@ -164,7 +166,7 @@ def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind: str) 
                 endpoint = replace(endpoint, credential=SasToken(token))
             put(namespace.create_queue("orders"), stranded(1, "orders"))
             async with data_plane.open_receiver(endpoint, "orders") as receiver:
-                (message,) = await receiver.receive(1, SECONDS_MOST)
+                (message,) = await receiver.receive(1, MAX_SECONDS)
                 assert message.message_id == "m1"
 
     asyncio.run(main())
@@ -198,7 +200,7 @@ def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -> None
         pair = signing.with_nobody(emulator)
         emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
         with pytest.raises(errors.NotAuthenticated) as refused:
-            await syphon.run(pair, once=True)
+            await runner.run(pair, once=True)
         check(refused.value)
         with pytest.raises(errors.NotAuthenticated) as by_wire:
             async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:

@@ -14,24 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair import errors, syphon
+from sbpair import errors
 from sbpair.amqp import codec
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, section
 from sbpair.amqp.types import Int, Long, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
-from sbpair.emulator.doors.amqp.links import Outlet
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Pair, SasKey, endpoint_from_connection_string
-from sbpair.move import events, hands, mover, wire_primary, wire_source
-from sbpair.move.setting import Setting
-from sbpair.move.wire_engine import WireEngine
-from sbpair.syphon import ends, lane
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair, SasKey
+from sbpair.move import events, held, mover, raw_primary, raw_source
+from sbpair.move.context import MoveContext
+from sbpair.move.raw_engine import RawEngine
+from sbpair.syphon import runner, worker, worker_connections
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 TEST_SECONDS = 60.0
 MINUTE_TICKS = 600_000_000
@@ -62,16 +63,16 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages leave one after the other, so that something can happen between two of them."""
-    monkeypatch.setattr(mover, "ROUND_MOST", 1)
+    monkeypatch.setattr(mover, "MAX_ROUND", 1)
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that make sense against a real service are cut short."""
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
-    monkeypatch.setattr(lane, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
 
 
@@ -91,14 +92,14 @@ class World:
         self.watchers: list[Callable[[Any], None]] = []
         self.stop = asyncio.Event()
 
-    def backlog(self, index: int = 0) -> Queue:
+    def backlog(self, index: int = 0) -> QueueEntity:
         path = queue_path("contoso", index)
         description = QueueDescription(
             max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
         )
         return self.secondary.find_queue(path) or self.secondary.create_queue(path, description)
 
-    def destination(self, path: str = "orders") -> Queue:
+    def destination(self, path: str = "orders") -> QueueEntity:
         return self.primary.find_queue(path) or self.primary.create_queue(path)
 
     def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
@@ -120,8 +121,8 @@ class World:
             await happened.wait()
         return next(event for event in self.of(kind) if fits(event))
 
-    async def run(self, *, once: bool = True, **terms: Any) -> syphon.Result:
-        result = await syphon.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
+    async def run(self, *, once: bool = True, **terms: Any) -> runner.SyphonResult:
+        result = await runner.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
         assert result.receipt.balanced
         assert all(
             queue["received"] == sum(count for bucket, count in queue.items() if bucket != "received")
@@ -130,7 +131,7 @@ class World:
         return result
 
     @asynccontextmanager
-    async def watching(self, **terms: Any) -> AsyncIterator[asyncio.Task[syphon.Result]]:
+    async def watching(self, **terms: Any) -> AsyncIterator[asyncio.Task[runner.SyphonResult]]:
         task = asyncio.create_task(self.run(once=False, **terms))
         try:
             yield task
@@ -138,7 +139,7 @@ class World:
             self.stop.set()
             await task
 
-    def may_only(self, side: str, *claims: Claim, key: str = "key") -> None:
+    def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
         """From here on the pair has a key that grants these claims alone."""
         namespace = self.primary if side == "primary" else self.secondary
         namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
@@ -168,15 +169,15 @@ def stranded(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
     return Sections(**{**sections, **changed.get("sections", {})}).join()
 
 
-def put(queue: Queue, payload: bytes) -> None:
-    queue.send(envelope.take_in(payload, 0))
+def put(queue: QueueEntity, payload: bytes) -> None:
+    queue.send(service_envelope.take_in(payload, 0))
 
 
-def held_in(queue: Queue, *, dead: bool = False) -> list[Any]:
+def held_in(queue: QueueEntity, *, dead: bool = False) -> list[Any]:
     return (queue.dead_letters if dead else queue.messages).peek(0, 100_000)
 
 
-def ids(queue: Queue, *, dead: bool = False) -> list[str]:
+def ids(queue: QueueEntity, *, dead: bool = False) -> list[str]:
     return [each.sections.read_properties().message_id for each in held_in(queue, dead=dead)]
 
 
@@ -270,7 +271,7 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
     async with world() as w:
         payload = Sections.split(stranded(1, "orders"))
         w.strand(0, 2)
-        (bad,) = envelope.take_in(payload.join(), 0)
+        (bad,) = service_envelope.take_in(payload.join(), 0)
         for name, raw in sections.items():
             setattr(bad.sections, name, raw)
         w.backlog().send([bad])
@@ -308,7 +309,7 @@ async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
         w.strand(1, 2)
         assert len(w.backlog().messages.receive(1)) == 1
         running = asyncio.create_task(w.run())
-        await w.told_of(events.Progress, lambda event: event.remaining == 1)
+        await w.told_of(events.QueueProgress, lambda event: event.remaining == 1)
         w.emulator.advance(61_000)
         result = await running
         assert (result.exit_code, result.receipt.sent) == (0, 2)
@@ -318,7 +319,7 @@ async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
 @sync
 async def test_without_the_right_to_count_two_empty_waits_are_believed() -> None:
     async with world() as w:
-        w.may_only("secondary", Claim.LISTEN)
+        w.may_only("secondary", AccessRight.LISTEN)
         w.strand(1, 2)
         assert len(w.backlog().messages.receive(1)) == 1
         result = await w.run()
@@ -352,9 +353,9 @@ async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() ->
         assert found.queues == tuple(queue_path("contoso", index) for index in (0, 1, 7))
 
 
-@pytest.mark.parametrize("claims", [tuple(Claim), (Claim.LISTEN,)])
+@pytest.mark.parametrize("claims", [tuple(AccessRight), (AccessRight.LISTEN,)])
 @sync
-async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[Claim, ...]) -> None:
+async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ...]) -> None:
     async with world(2) as w:
         w.may_only("secondary", *claims)
         for index in range(2):
@@ -375,13 +376,13 @@ async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() 
 @sync
 async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
     async with world(3) as w:
-        w.may_only("secondary", Claim.LISTEN)
+        w.may_only("secondary", AccessRight.LISTEN)
         w.secondary.delete_queue(queue_path("contoso", 1))
         w.strand(1, index=0)
         w.strand(2, index=2)
         result = await w.run()
         assert (result.exit_code, result.receipt.sent, result.failures) == (0, 2, ())
-        (failed,) = w.of(events.LaneFailed)
+        (failed,) = w.of(events.QueueFailed)
         assert (failed.queue, failed.retry_seconds) == (queue_path("contoso", 1), None)
 
 
@@ -403,7 +404,7 @@ async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending()
         later = iter(range(100, 100_000))
 
         def more(event: Any) -> None:
-            if isinstance(event, events.Progress) and event.received:
+            if isinstance(event, events.QueueProgress) and event.received:
                 number = next(later)
                 if number == 100:
                     w.emulator.advance(120_000)
@@ -418,7 +419,7 @@ async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending()
 
 @sync
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_primary, "SENDERS_MOST", 3)
+    monkeypatch.setattr(raw_primary, "MAX_SENDERS", 3)
     paths = [f"d{number}" for number in range(10)]
     async with world(1, *paths) as w:
         for number in range(50):
@@ -435,7 +436,7 @@ async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
         w.strand(1)
 
         def broken(event: Any) -> None:
-            if isinstance(event, events.Progress):
+            if isinstance(event, events.QueueProgress):
                 raise ZeroDivisionError
 
         w.watchers.append(broken)
@@ -447,7 +448,7 @@ async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
 # Holding
 
 
-def fill(queue: Queue) -> Callable[[], None]:
+def fill(queue: QueueEntity) -> Callable[[], None]:
     """Make a queue full; what is answered makes room again."""
     limit, queue._limit_bytes = queue._limit_bytes, 0
 
@@ -470,7 +471,7 @@ async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at
         assert ids(w.backlog()) == names(*range(1, 20, 2))
         assert {message.delivery_count for message in held_in(w.backlog())} == {0}
         assert w.backlog().messages.locked_count == 0
-        assert w.of(events.DestinationResting)[0].destination == "full"
+        assert w.of(events.DestinationBackingOff)[0].destination == "full"
 
 
 @sync
@@ -478,11 +479,11 @@ async def test_a_destination_that_has_room_again_gets_everything_in_order() -> N
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(10))
-        w.watchers.append(lambda event: room() if isinstance(event, events.DestinationResting) else None)
+        w.watchers.append(lambda event: room() if isinstance(event, events.DestinationBackingOff) else None)
         result = await w.run()
         assert (result.exit_code, result.receipt.sent) == (0, 10)
         assert ids(w.destination()) == names(*range(10))
-        assert len(w.of(events.DestinationBack)) == 1
+        assert len(w.of(events.DestinationRecovered)) == 1
 
 
 @sync
@@ -491,41 +492,41 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
         fill(w.destination("full"))
         w.strand(*range(30), to="full")
         w.strand(99)
-        most = 0
+        limit = 0
 
         def look(_event: Any) -> None:
-            nonlocal most
-            most = max(most, w.backlog().messages.locked_count)
+            nonlocal limit
+            limit = max(limit, w.backlog().messages.locked_count)
 
         w.watchers.append(look)
         result = await w.run(hold=7)
         assert result.exit_code == 3
         assert (result.receipt.received, result.receipt.released) == (7, 7)
-        assert most <= 7
-        (blocked,) = w.of(events.LaneBlocked)
+        assert limit <= 7
+        (blocked,) = w.of(events.QueueBlocked)
         assert blocked.destinations == ("full",)
         assert w.backlog().messages.locked_count == 0
 
 
 @sync
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Setting, "hold_bytes", 100_000)
+    monkeypatch.setattr(MoveContext, "hold_bytes", 100_000)
     monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
-    original = syphon.Setting
-    monkeypatch.setattr(syphon, "Setting", lambda *given, **terms: original(*given, **terms, hold_bytes=100_000))
+    original = runner.MoveContext
+    monkeypatch.setattr(runner, "MoveContext", lambda *given, **terms: original(*given, **terms, hold_bytes=100_000))
     async with world() as w:
         fill(w.destination())
         w.strand(*range(30), size=20_000)
         result = await w.run()
         assert 4 <= result.receipt.received <= 6
         assert result.receipt.released == result.receipt.received
-        assert w.of(events.LaneBlocked)
+        assert w.of(events.QueueBlocked)
 
 
 @sync
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.01)
+    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
+    monkeypatch.setattr(held, "RENEW_REST_SECONDS", 0.01)
     async with world() as w:
         room = fill(w.destination())
         w.strand(1, 2)
@@ -547,15 +548,15 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
 async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.01)
+    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
+    monkeypatch.setattr(held, "RENEW_REST_SECONDS", 0.01)
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(5))
         async with w.watching() as task:
-            await w.told_of(events.DestinationResting)
+            await w.told_of(events.DestinationBackingOff)
             w.emulator.advance(61_000)
-            await w.told_of(events.Progress, lambda event: event.received > 5)
+            await w.told_of(events.QueueProgress, lambda event: event.received > 5)
             room()
             await until(lambda: held_in(w.backlog()) == [])
         receipt = task.result().receipt
@@ -571,7 +572,7 @@ async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
 async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -> None:
     async with world(2) as w:
         async with w.watching() as task:
-            await w.told_of(events.LaneOpened)
+            await w.told_of(events.QueueOpened)
             w.strand(1, index=0)
             await until(lambda: ids(w.destination()) == names(1))
             w.strand(2, index=1)
@@ -586,7 +587,7 @@ async def test_a_watch_tells_how_far_it_is_until_nothing_is_in_hand() -> None:
     async with world() as w:
         w.strand(*range(50))
         async with w.watching():
-            await w.told_of(events.Progress, lambda at: (at.received, at.sent, at.in_hand) == (50, 50, 0))
+            await w.told_of(events.QueueProgress, lambda at: (at.received, at.sent, at.held) == (50, 50, 0))
 
 
 @sync
@@ -595,7 +596,7 @@ async def test_a_stop_releases_what_is_held() -> None:
         fill(w.destination())
         w.strand(*range(5))
         async with w.watching() as task:
-            await w.told_of(events.DestinationResting)
+            await w.told_of(events.DestinationBackingOff)
         receipt = task.result().receipt
         assert (receipt.received, receipt.released) == (5, 5)
         assert w.backlog().messages.locked_count == 0
@@ -628,10 +629,10 @@ async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it()
 async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
     async with world() as w:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
-        plan = lane.Plan(w.pair, False, Setting("contoso-dr", on_event=w.tell), w.stop)
+        plan = worker.RunPlan(w.pair, False, MoveContext("contoso-dr", on_event=w.tell), w.stop)
         port = silent.sockets[0].getsockname()[1]
-        plan.engine = WireEngine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
-        waiting = lane.Lane(queue_path("contoso", 0), plan)
+        plan.engine = RawEngine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
+        waiting = worker.QueueWorker(queue_path("contoso", 0), plan)
         task = asyncio.create_task(waiting.run())
         await asyncio.sleep(0)
         w.stop.set()
@@ -644,23 +645,23 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
 
 @sync
 async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lane.LONG_POLL_SECONDS == 15 * 60
-    monkeypatch.setattr(lane, "LONG_POLL_SECONDS", 0.02)
+    assert worker.LONG_POLL_SECONDS == 15 * 60
+    monkeypatch.setattr(worker, "LONG_POLL_SECONDS", 0.02)
     asked, polled = Counter[str](), asyncio.Event()
-    on_flow, taking = Outlet.on_flow, wire_source.WireSource.take
+    on_flow, taking = OutgoingLink.on_flow, raw_source.RawSource.take
 
-    def counted(outlet: Outlet) -> None:
+    def counted(outlet: OutgoingLink) -> None:
         asked["flows"] += 1
         on_flow(outlet)
 
-    async def take(source: Any, most: int, *, seconds: float) -> Any:
+    async def take(source: Any, limit: int, *, seconds: float) -> Any:
         asked["polls"] += 1
         if asked["polls"] == 5:
             polled.set()
-        return await taking(source, most, seconds=seconds)
+        return await taking(source, limit, seconds=seconds)
 
-    monkeypatch.setattr(Outlet, "on_flow", counted)
-    monkeypatch.setattr(wire_source.WireSource, "take", take)
+    monkeypatch.setattr(OutgoingLink, "on_flow", counted)
+    monkeypatch.setattr(raw_source.RawSource, "take", take)
     async with world() as w, w.watching():
         await polled.wait()
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
@@ -669,13 +670,13 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
 @sync
 async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next_message_comes() -> None:
     async with world() as w, w.watching():
-        await w.told_of(events.LaneOpened)
+        await w.told_of(events.QueueOpened)
         for number in range(3):
             w.emulator.advance(601_000)
             w.strand(number)
             await until(lambda: ids(w.destination()) == names(*range(number + 1)))  # noqa: B023
-        assert w.of(events.LaneFailed) == []
-        assert len(w.of(events.LaneOpened)) == 1
+        assert w.of(events.QueueFailed) == []
+        assert len(w.of(events.QueueOpened)) == 1
 
 
 # The end of patience
@@ -688,7 +689,7 @@ async def test_cancelled_it_lets_go_of_every_lock() -> None:
         w.strand(*range(5), index=0)
         w.strand(*range(5), index=1)
         task = asyncio.create_task(w.run(once=False))
-        await w.told_of(events.DestinationResting)
+        await w.told_of(events.DestinationBackingOff)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -732,7 +733,7 @@ async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
             outages.append(w.emulator.faults.namespace_down("contoso"))
 
         def up(event: Any) -> None:
-            if isinstance(event, events.DestinationResting) and outages:
+            if isinstance(event, events.DestinationBackingOff) and outages:
                 w.emulator.faults.end(outages.pop())
 
         after(w.destination().messages, "enqueue", down, skip=4)
@@ -829,7 +830,7 @@ async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
 @sync
 async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message(once: bool) -> None:
     async with world(2) as w:
-        w.may_only("primary", Claim.SEND, key="wrong-s3cret")
+        w.may_only("primary", AccessRight.SEND, key="wrong-s3cret")
         w.strand(*range(5), index=0)
         w.strand(*range(5), index=1)
         result = await w.run(once=once)
@@ -844,7 +845,7 @@ async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message
 @sync
 async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harms_no_message() -> None:
     async with world() as w:
-        w.may_only("primary", Claim.LISTEN)
+        w.may_only("primary", AccessRight.LISTEN)
         w.strand(1, 2)
         result = await w.run()
         assert result.exit_code == 5
@@ -866,7 +867,7 @@ async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
 @sync
 async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_received() -> None:
     async with world() as w:
-        w.may_only("secondary", *Claim, key="wrong")
+        w.may_only("secondary", *AccessRight, key="wrong")
         with pytest.raises(errors.NotAuthenticated):
             await w.run()
 
@@ -878,9 +879,9 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
         w.destination("other")
         w.strand(*range(5), index=0)
         async with w.watching() as task:
-            await w.told_of(events.DestinationResting)
+            await w.told_of(events.DestinationBackingOff)
             w.secondary.delete_queue(queue_path("contoso", 0))
-            await w.told_of(events.LaneFailed, lambda event: event.retry_seconds is None)
+            await w.told_of(events.QueueFailed, lambda event: event.retry_seconds is None)
             w.strand(9, to="other", index=1)
             await until(lambda: ids(w.destination("other")) == names(9))
         receipt = task.result().receipt
@@ -971,7 +972,7 @@ class Door:
 async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
     side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends, "FAULT_SECONDS", 0.2)
+    monkeypatch.setattr(worker_connections, "FAULT_SECONDS", 0.2)
     async with world() as w:
         door = Door()
         await door.open(getattr(w.pair, side).port)
@@ -979,7 +980,7 @@ async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
         w.destination()
         async with w.watching(reconnect=False) as task:
             w.strand(1)
-            await w.told_of(events.Progress, lambda at: (at.sent, at.in_hand) == (1, 0))
+            await w.told_of(events.QueueProgress, lambda at: (at.sent, at.held) == (1, 0))
             await door.shut()
             result = await task
         assert (result.exit_code, result.receipt.sent) == (6, 1)

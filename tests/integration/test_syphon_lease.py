@@ -14,7 +14,8 @@ import pytest
 from sbpair.amqp.events import LinkAttaching
 from sbpair.amqp.link import terminus_address
 from sbpair.amqp.performatives import Source
-from sbpair.emulator.access.sas import Claim
+from sbpair.amqp_client.client import connect
+from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import (
     EntityMissing,
@@ -26,9 +27,8 @@ from sbpair.errors import (
     SessionLockLost,
     UsageError,
 )
-from sbpair.model import TICKS_PER_SECOND
-from sbpair.move import session_lease
-from sbpair.wire.client import connect
+from sbpair.model.durations import TICKS_PER_SECOND
+from sbpair.runs import session_lease
 from tests.faults.test_kill_syphon import syphon as start
 from tests.integration.test_syphon import World, _impatient, one_by_one, sync, world
 from tests.integration.test_wire import scripted
@@ -155,7 +155,7 @@ async def test_what_cannot_carry_a_lease_is_refused_with_how_to_make_one(case: i
 async def test_a_key_without_listen_gets_no_lease() -> None:
     async with world() as made:
         sessions(made)
-        made.may_only("secondary", Claim.SEND)
+        made.may_only("secondary", AccessRight.SEND)
         with pytest.raises(NotAuthorized) as refused:
             await made.run(lease_queue=LEASES)
         assert refused.value.exit_code == 5

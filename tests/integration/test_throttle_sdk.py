@@ -10,17 +10,17 @@ from aiohttp import ClientSession
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
+from sbpair.amqp_client.client import connect
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator, ManualClock, Setup
+from sbpair.emulator.testing import Emulator, EmulatorOptions, ManualClock
 from sbpair.errors import Throttled, Unreachable
-from sbpair.model import endpoint_from_connection_string
-from sbpair.wire.client import connect
+from sbpair.model.connection_string import endpoint_from_connection_string
 
 MESSAGE = bytes.fromhex("005375a0026869")
 
 
 def test_the_official_client_hears_that_the_service_is_busy(another: Any, official: Any) -> None:
-    with another(setup=Setup(credits=5), clock=ManualClock()) as meagre:
+    with another(setup=EmulatorOptions(credits=5), clock=ManualClock()) as meagre:
         queue = meagre.queue()
         with official.sender(meagre.connection_string, queue.path) as sender:
             for _ in range(5):
@@ -35,7 +35,10 @@ def test_the_official_client_hears_that_the_service_is_busy(another: Any, offici
 
 def test_deliveries_come_as_fast_as_there_are_credits() -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), Emulator([("contoso", 0)], clock=ManualClock(), setup=Setup(credits=3)) as it:
+        async with (
+            asyncio.timeout(30),
+            Emulator([("contoso", 0)], clock=ManualClock(), setup=EmulatorOptions(credits=3)) as it,
+        ):
             queue = it.namespaces["contoso"].create_queue("orders")
             async with connect(endpoint_from_connection_string(it.ready.namespaces[0].connection_string)) as wire:
                 sender, receiver = await wire.sender("orders"), await wire.receiver("orders")
@@ -59,7 +62,7 @@ def test_deliveries_come_as_fast_as_there_are_credits() -> None:
 
 def test_a_management_request_costs_ten() -> None:
     async def main() -> None:
-        async with Emulator([("contoso", 0)], clock=ManualClock(), setup=Setup(credits=15)) as emulator:
+        async with Emulator([("contoso", 0)], clock=ManualClock(), setup=EmulatorOptions(credits=15)) as emulator:
             namespace = emulator.namespaces["contoso"]
             token = sign(namespace.keys[0], f"sb://{namespace.authority}", namespace.clock.now_ms() // 1000 + 60)
             url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
@@ -78,7 +81,7 @@ def test_a_connection_too_many_is_told_so() -> None:
         async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
             namespace = emulator.namespaces["contoso"]
             namespace.create_queue("orders")
-            namespace.points.connections_most = 1
+            namespace.points.max_connections = 1
             endpoint = endpoint_from_connection_string(namespace.connection_string)
             async with connect(endpoint) as first:
                 sender = await first.sender("orders")

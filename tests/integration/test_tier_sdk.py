@@ -11,13 +11,13 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import MessagingSku, ServiceBusAdministrationClient
 
-from sbpair.emulator.testing import Setup
+from sbpair.emulator.testing import EmulatorOptions
 
 
 @pytest.fixture(scope="module")
 def tiers(another: Any) -> Iterator[Any]:
     namespaces = [("low", 0, "basic"), ("contoso", 0, "premium", 2)]
-    with another(namespaces, setup=Setup(tls=True)) as tiers:
+    with another(namespaces, setup=EmulatorOptions(tls=True)) as tiers:
         yield tiers
 
 

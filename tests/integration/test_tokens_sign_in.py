@@ -18,14 +18,15 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair import audit, provision
-from sbpair.bus.credentials import token_getter
+from sbpair.amqp_client.client import connect
+from sbpair.azure.credentials import token_getter
 from sbpair.emulator.access.bearer import AUDIENCE, Issuer
-from sbpair.emulator.testing import Emulator, Setup
+from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.errors import InDoubt, NotAuthenticated
-from sbpair.model import Endpoint, Identity, Pair, ResourceGroup, endpoint_from_connection_string
-from sbpair.report import Outcome
-from sbpair.wire.client import connect
+from sbpair.management import audit, provision
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup
+from sbpair.model.report import Outcome
 
 MESSAGE = bytes.fromhex("005375a0026869")
 
@@ -33,7 +34,7 @@ MESSAGE = bytes.fromhex("005375a0026869")
 @pytest.fixture(scope="module")
 def signing(another: Any) -> Iterator[Any]:
     """An emulator that is a managed identity, with TLS, in a thread of its own."""
-    with another(setup=Setup(tls=True, identity=True)) as signing:
+    with another(setup=EmulatorOptions(tls=True, identity=True)) as signing:
         yield signing
 
 
@@ -121,7 +122,7 @@ def test_a_foreign_token_is_refused_and_says_why(signing: Any) -> None:
 
 
 def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
-    with another(setup=Setup(accept_any_token=True)) as lenient:
+    with another(setup=EmulatorOptions(accept_any_token=True)) as lenient:
         queue = lenient.queue()
         credential = Foreign(lenient.do(lenient.namespace.clock.now_ms))
         with (
@@ -134,7 +135,7 @@ def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
 
 def test_links_end_with_their_token() -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), Emulator([("contoso", 0)], setup=Setup(identity=True)) as emulator:
+        async with asyncio.timeout(30), Emulator([("contoso", 0)], setup=EmulatorOptions(identity=True)) as emulator:
             namespace = emulator.namespaces["contoso"]
             namespace.create_queue("orders")
             endpoint = endpoint_from_connection_string(namespace.connection_string)

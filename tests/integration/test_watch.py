@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sbpair import errors, syphon
-from sbpair.cli.board import Board, View
-from sbpair.cost import Operations, moved, turned_away
-from sbpair.emulator.access.sas import Claim
+from sbpair import errors
+from sbpair.cli.progress.move_board import Board, BoardView
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.model.cost import Operations, moved, turned_away
 from sbpair.move import events, mover
-from sbpair.syphon import gauge, lane
+from sbpair.syphon import depth_sampler, runner, worker
 from tests.integration.test_syphon import World, fill, held_in, sync, until, world
 
 SOON = 0.01
@@ -21,15 +21,15 @@ SOON = 0.01
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that make sense against a real service are cut short."""
-    monkeypatch.setattr(lane, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(lane, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(lane, "BACK_OFF_SECONDS", 0.02)
-    monkeypatch.setattr(lane, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(gauge, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(depth_sampler, "TELL_SECONDS", 0.01)
     monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
 
 
-def view_of(w: World) -> View:
+def view_of(w: World) -> BoardView:
     board = Board(0.0)
     for event in w.told:
         board.take(event, 0.0)
@@ -57,7 +57,7 @@ async def test_who_watches_sees_queues_and_destinations_and_in_the_end_nothing_i
         result = await w.run(gauge_seconds=SOON)
         assert result.receipt.sent == 25
         view = view_of(w)
-        assert [(row.sent, row.left, row.in_hand, row.note) for row in view.queues] == [
+        assert [(row.sent, row.left, row.held, row.note) for row in view.queues] == [
             (20, 0, 0, "done"),
             (5, 0, 0, "done"),
         ]
@@ -72,9 +72,9 @@ async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> 
         w.emulator.advance(5_000)
         async with w.watching(gauge_seconds=SOON) as task:
             await w.told_of(events.DestinationProgress, lambda at: (at.destination, at.waiting) == ("full", 6))
-            await w.told_of(events.Depth, lambda at: at.messages == 6 and at.oldest_ms is not None)
+            await w.told_of(events.QueueDepths, lambda at: at.messages == 6 and at.oldest_ms is not None)
             [queue], [destination] = view_of(w).queues, view_of(w).destinations
-            assert (queue.left, queue.in_hand, queue.note) == (6, 6, "waits for full")
+            assert (queue.left, queue.held, queue.note) == (6, 6, "waits for full")
             assert queue.oldest_seconds is not None
             assert queue.oldest_seconds >= 5
             assert (destination.waiting, bool(destination.resting)) == (6, True)
@@ -90,7 +90,7 @@ async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> No
         [message] = held_in(w.backlog())
         assert len(w.backlog().messages.receive(1)) == 1
         async with w.watching(gauge_seconds=SOON) as task:
-            depth = await w.told_of(events.Depth, lambda at: at.oldest_ms is not None)
+            depth = await w.told_of(events.QueueDepths, lambda at: at.oldest_ms is not None)
             assert (depth.messages, depth.oldest_ms) == (1, message.enqueued_at_ms)
         assert task.result().receipt.received == 0
 
@@ -99,16 +99,16 @@ async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> No
 async def test_a_queue_that_was_empty_is_not_counted_again_until_something_has_come() -> None:
     async with world(2) as w:
         async with w.watching(gauge_seconds=SOON) as task:
-            await until(lambda: len(w.of(events.Depth)) == 2)
-            await until(lambda: len(w.of(events.LaneOpened)) == 2)
+            await until(lambda: len(w.of(events.QueueDepths)) == 2)
+            await until(lambda: len(w.of(events.QueueOpened)) == 2)
             for _ in range(20):
                 await asyncio.sleep(SOON)
-            assert len(w.of(events.Depth)) == 2
+            assert len(w.of(events.QueueDepths)) == 2
             w.strand(1, index=1)
-            await until(lambda: len(w.of(events.Depth)) > 2)
-            assert {each.queue[-1] for each in w.of(events.Depth)[2:]} == {"1"}
+            await until(lambda: len(w.of(events.QueueDepths)) > 2)
+            assert {each.queue[-1] for each in w.of(events.QueueDepths)[2:]} == {"1"}
         # A count that comes when its lane knows better is told to nobody.
-        assert task.result().receipt.operations.looks - len(w.of(events.Depth)) in (0, 1)
+        assert task.result().receipt.operations.management_calls - len(w.of(events.QueueDepths)) in (0, 1)
 
 
 @sync
@@ -116,22 +116,22 @@ async def test_nothing_is_counted_for_show_where_nobody_watches_or_may() -> None
     async with world() as w:
         w.strand(1)
         async with w.watching() as task:
-            await w.told_of(events.Progress, lambda at: (at.sent, at.in_hand) == (1, 0))
-        assert task.result().receipt.operations.looks == 0
-        assert not w.of(events.Depth) + w.of(events.DestinationProgress)
+            await w.told_of(events.QueueProgress, lambda at: (at.sent, at.held) == (1, 0))
+        assert task.result().receipt.operations.management_calls == 0
+        assert not w.of(events.QueueDepths) + w.of(events.DestinationProgress)
     async with world() as w:
-        w.may_only("secondary", Claim.LISTEN)
+        w.may_only("secondary", AccessRight.LISTEN)
         w.strand(1)
         async with w.watching(gauge_seconds=SOON) as task:
             await w.told_of(events.DestinationProgress, lambda at: at.sent == 1)
-        assert task.result().receipt.operations.looks == 0
-        assert not w.of(events.Depth)
+        assert task.result().receipt.operations.management_calls == 0
+        assert not w.of(events.QueueDepths)
 
 
 @sync
 async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [errors.Unreachable("it is away"), errors.Throttled("it is busy")]
-    make = syphon._counter
+    make = runner._counter
 
     def counter(*arguments: Any) -> Any:
         count = make(*arguments)
@@ -143,12 +143,12 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
 
         return answer
 
-    monkeypatch.setattr(syphon, "_counter", counter)
+    monkeypatch.setattr(runner, "_counter", counter)
     async with world() as w:
         async with w.watching(gauge_seconds=SOON):
-            await w.told_of(events.Depth)
+            await w.told_of(events.QueueDepths)
             w.strand(1)
-            await w.told_of(events.Progress, lambda at: at.sent == 1)
+            await w.told_of(events.QueueProgress, lambda at: at.sent == 1)
         assert not answers
 
 
@@ -156,7 +156,7 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
 async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_counted_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make, next_queue = syphon._counter, asyncio.Event()
+    make, next_queue = runner._counter, asyncio.Event()
 
     def counter(*arguments: Any) -> Any:
         count = make(*arguments)
@@ -167,12 +167,12 @@ async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_coun
                 await next_queue.wait() if not for_show else next_queue.set()
             messages = await count(queue)
             if for_show and number == "0":
-                await w.told_of(events.LaneDone)
+                await w.told_of(events.QueueDone)
             return messages
 
         return answer
 
-    monkeypatch.setattr(syphon, "_counter", counter)
+    monkeypatch.setattr(runner, "_counter", counter)
     async with world(2) as w:
         w.strand(*range(5), index=0)
         w.strand(5, index=1)
@@ -183,7 +183,7 @@ async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_coun
 @sync
 async def test_a_run_is_billed_for_what_it_did() -> None:
     async with world() as w:
-        w.may_only("secondary", Claim.LISTEN)  # it waits in vain twice, and counts nothing
+        w.may_only("secondary", AccessRight.LISTEN)  # it waits in vain twice, and counts nothing
         sizes = dict.fromkeys(range(10), 20) | {10: 70_000, 11: 140_000}
         for number, size in sizes.items():
             w.strand(number, size=size)
@@ -191,4 +191,4 @@ async def test_a_run_is_billed_for_what_it_did() -> None:
         result = await w.run()
         assert (result.receipt.sent, result.receipt.dead_lettered) == (12, 1)
         whole = sum(map(moved, sizes.values()), turned_away(20))
-        assert result.receipt.operations == Operations(taken=whole.taken, sent=whole.sent, empty_receives=2)
+        assert result.receipt.operations == Operations(received=whole.received, sent=whole.sent, empty_receives=2)

@@ -19,19 +19,20 @@ import pytest
 from sbpair import errors
 from sbpair.amqp import events, session
 from sbpair.amqp.connection import Connection
-from sbpair.amqp.link import Link, Receiver, Sender, terminus_address
+from sbpair.amqp.link import Link, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Error, Rejected, Released
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.types import Int
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.amqp_client import client, stream
+from sbpair.amqp_client.client import AmqpClient, connect, lock_token
+from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
+from sbpair.amqp_client.tokens import sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.testing import Emulator
-from sbpair.model import Endpoint, SasKey, SasToken, endpoint_from_connection_string
-from sbpair.move.wire_source import WireSource
-from sbpair.wire import client, stream
-from sbpair.wire.client import Wire, connect, lock_token
-from sbpair.wire.links import ABANDONED, ACCEPTED, RELEASED, dead_letter
-from sbpair.wire.tokens import sign
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.move.raw_source import RawSource
 
 QUEUE = "orders"
 TEST_SECONDS = 10.0
@@ -129,13 +130,13 @@ class Peer(asyncio.Protocol):
     def usual(self, event: Any) -> None:
         if isinstance(event, events.LinkAttaching):
             event.link.accept()
-            if isinstance(event.link, Receiver):
+            if isinstance(event.link, ReceivingLink):
                 event.link.grant(100)
         elif isinstance(event, events.Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
             if terminus_address(event.link.remote.target) == "$cbs":
                 self.reply(event)
-        elif isinstance(event, events.Closed):
+        elif isinstance(event, events.ConnectionClosed):
             self.flush()
             self.transport.close()
 
@@ -148,7 +149,7 @@ class Peer(asyncio.Protocol):
             application_properties=encode_map(APPLICATION_PROPERTIES, {"status-code": Int(status)}),
             body=value_body(None),
         )
-        self.links("$cbs", Sender)[0].send(answer.join(), b"reply", settled=True)
+        self.links("$cbs", SendingLink)[0].send(answer.join(), b"reply", settled=True)
 
     def links(self, address: str, kind: type[Link]) -> list[Any]:
         return [
@@ -156,7 +157,7 @@ class Peer(asyncio.Protocol):
             for session in self.connection.sessions
             for link in session.links
             if isinstance(link, kind)
-            and terminus_address(link.remote.source if kind is Sender else link.remote.target) == address
+            and terminus_address(link.remote.source if kind is SendingLink else link.remote.target) == address
         ]
 
 
@@ -250,7 +251,7 @@ async def test_a_ready_made_signature_that_is_good_serves() -> None:
 async def test_a_key_without_the_claim_is_an_authorization_error_and_the_connection_goes_on() -> None:
     async with emulated() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
-        namespace.keys = (*namespace.keys, AuthorizationRule("listen", "key", "key2", frozenset({Claim.LISTEN})))
+        namespace.keys = (*namespace.keys, AuthorizationRule("listen", "key", "key2", frozenset({AccessRight.LISTEN})))
         async with connect(with_credential(endpoint, SasKey("listen", "key"))) as wire:
             with pytest.raises(errors.NotAuthorized):
                 await wire.sender(QUEUE)
@@ -525,7 +526,7 @@ async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goe
         return False
 
     async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
-        source = await WireSource.open(wire, QUEUE)
+        source = await RawSource.open(wire, QUEUE)
         source.grant(1)
         await until(lambda: len(source._receiver._arrived) == 1)
         await source.stop()
@@ -703,7 +704,7 @@ async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
             await sender.send(message(), seconds=0.02)
         sending = asyncio.create_task(sender.send(message(), seconds=TEST_SECONDS))
         await asyncio.sleep(0)
-        peers[0].links(QUEUE, Receiver)[0].grant(1)
+        peers[0].links(QUEUE, ReceivingLink)[0].grant(1)
         peers[0].flush()
         await sending
 
@@ -778,7 +779,7 @@ async def test_a_link_that_is_never_answered_is_given_up() -> None:
     async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
         await wire.sender("other")
         assert wire._sending is not None
-        sender = client.Sender(wire._stream, wire._sending, QUEUE)
+        sender = client.RawSender(wire._stream, wire._sending, QUEUE)
         with pytest.raises(errors.TimedOut):
             await sender.open(source=None, target=None, seconds=0.02)
         assert sender not in wire._stream.owners
@@ -789,8 +790,10 @@ async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock(
     async with scripted() as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
         receiver.grant(2)
-        await until(lambda: bool(peers[0].links(QUEUE, Sender)) and peers[0].links(QUEUE, Sender)[0].credit == 2)
-        link = peers[0].links(QUEUE, Sender)[0]
+        await until(
+            lambda: bool(peers[0].links(QUEUE, SendingLink)) and peers[0].links(QUEUE, SendingLink)[0].credit == 2
+        )
+        link = peers[0].links(QUEUE, SendingLink)[0]
         numbers = [link.send(message(number), uuid.uuid4().bytes_le) for number in range(2)]
         link.session.dispose(numbers[0], numbers[0], Released(), receiver=False, settled=True)
         peers[0].flush()
@@ -810,8 +813,10 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
     async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
         receiver.grant(2)
-        await until(lambda: bool(peers[0].links(QUEUE, Sender)) and peers[0].links(QUEUE, Sender)[0].credit == 2)
-        link = peers[0].links(QUEUE, Sender)[0]
+        await until(
+            lambda: bool(peers[0].links(QUEUE, SendingLink)) and peers[0].links(QUEUE, SendingLink)[0].credit == 2
+        )
+        link = peers[0].links(QUEUE, SendingLink)[0]
         first, second = (link.send(message(number), uuid.uuid4().bytes_le) for number in range(2))
         peers[0].flush()
         settling = asyncio.create_task(receiver.settle(await take(receiver, 2), ACCEPTED))
@@ -831,7 +836,7 @@ async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, events.Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
-            peer.links("$cbs", Sender)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
+            peer.links("$cbs", SendingLink)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
             return True
         return False
 
@@ -919,7 +924,7 @@ async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
 @sync
 async def test_a_peer_that_does_not_say_goodbye_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, events.Closed)
+        return isinstance(event, events.ConnectionClosed)
 
     async with scripted(script) as (peers, endpoint):
         opened = await stream.open_stream(endpoint, "c")
@@ -1078,7 +1083,7 @@ async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> No
 
 @sync
 async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
-    async with scripted(lambda _peer, event: isinstance(event, events.Closed)) as (_, endpoint):
+    async with scripted(lambda _peer, event: isinstance(event, events.ConnectionClosed)) as (_, endpoint):
         entered = asyncio.Event()
 
         async def hold() -> None:
@@ -1146,7 +1151,7 @@ def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
 
 
 def test_the_public_face_of_the_client_is_small() -> None:
-    public = {name for name in dir(Wire) if not name.startswith("_")}
+    public = {name for name in dir(AmqpClient) if not name.startswith("_")}
     assert public == {
         *("break_off", "close", "endpoint", "error", "keep_signed_in", "lost", "peek", "receiver", "renew_locks"),
         *("request", "sender"),

@@ -7,14 +7,14 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-SECONDS_MOST = 60
+MAX_SECONDS = 60
 
 
 def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def wrapper(*arguments: Any, **keywords: Any) -> None:
         async def main() -> None:
-            async with asyncio.timeout(SECONDS_MOST):
+            async with asyncio.timeout(MAX_SECONDS):
                 await test(*arguments, **keywords)
             for _ in range(20):
                 await asyncio.sleep(0)

@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        after, most = query.get("continuation-token", ""), min(PAGE, int(query.get("max-keys", PAGE)))
+        after, limit = query.get("continuation-token", ""), min(PAGE, int(query.get("max-keys", PAGE)))
         names = sorted(key.removeprefix(f"{bucket}/") for key in self.server.objects if key.startswith(f"{bucket}/"))
         found: dict[str, str] = {}
         for name in (name for name in names if name.startswith(prefix)):
@@ -148,10 +148,10 @@ class Handler(BaseHTTPRequestHandler):
                 said = f"<Key>{escape(name)}</Key><Size>{size}</Size><LastModified>2026-11-22T00:00:00Z</LastModified>"
                 found[name] = f"<Contents>{said}</Contents>"
         rest_of = [name for name in found if name > after]
-        more = len(rest_of) > most
-        token = f"<NextContinuationToken>{escape(rest_of[most - 1])}</NextContinuationToken>" if more else ""
-        listed = "".join(found[name] for name in rest_of[:most])
-        count = f"<KeyCount>{len(rest_of[:most])}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
+        more = len(rest_of) > limit
+        token = f"<NextContinuationToken>{escape(rest_of[limit - 1])}</NextContinuationToken>" if more else ""
+        listed = "".join(found[name] for name in rest_of[:limit])
+        count = f"<KeyCount>{len(rest_of[:limit])}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
         self._xml(f"<ListBucketResult {XMLNS}><Name>{bucket}</Name>{count}{token}{listed}</ListBucketResult>")
 
 

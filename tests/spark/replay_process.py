@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
 from sbpair.replay import job, progress
-from sbpair.replay.run import Options
+from sbpair.replay.run import ReplayOptions
 from tests.spark.world import NAMESPACE, OTHER, VARIABLES
 
 BEGAN = time.monotonic()
@@ -25,11 +26,13 @@ def main(said: dict[str, Any]) -> None:
     primary, secondary = (endpoint_from_connection_string(os.environ[name]) for name in VARIABLES)
     pair = Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
     directory = Path(said["directory"])
-    request = job.Request(pair, str(directory / "archive"), VARIABLES, directory / "state", **said.get("request", {}))
+    request = job.ReplayRequest(
+        pair, str(directory / "archive"), VARIABLES, directory / "state", **said.get("request", {})
+    )
     if "resume" in said:
         result = job.resume(request, said["resume"], tell)
     else:
-        result = job.start(request, Options(**said["options"]), said["queues"], 4, tell)
+        result = job.start(request, ReplayOptions(**said["options"]), said["queues"], 4, tell)
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

@@ -12,62 +12,64 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sbpair.backlog import Aliases
-from sbpair.move.state import identity
-from sbpair.move.wire_source import WireSource
+from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive import DRAINED, SEGMENTS, Archive
-from sbpair.replay.drain import Drain, left_in_queues
-from sbpair.replay.plan import ORDER
-from sbpair.replay.run import Job, Options, Reach, Run, save
+from sbpair.replay.drain_task import Drain, remaining_in_queues
+from sbpair.replay.plan_sql import ORDER
+from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob, save
 from sbpair.replay.schema import KEY
-from sbpair.replay.send import send_all
+from sbpair.replay.send_task import send_all
 from sbpair.replay.verify import Proof, verify
+from sbpair.runs.database import identity
 from tests.spark.world import VARIABLES, World
 
 if TYPE_CHECKING:
     import pytest
 
-QUICK = Options(segment_messages=20, empty_seconds=0.05)
+QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 
 
-def job_of(place: World, directory: Path, **options: Any) -> Job:
+def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
     """A run of one shard that has just begun."""
     pair = place.pair
-    run = Run("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
+    run = ReplayRun("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
     archive = Archive(str(directory), run.id)
     save(archive, run)
-    reaches = (Reach.of(side, name) for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True))
-    return Job(run, archive.url, *reaches, tasks=1)
+    reaches = (
+        NamespaceAccess.of(side, name) for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True)
+    )
+    return TaskJob(run, archive.url, *reaches, tasks=1)
 
 
-def drain(job: Job) -> None:
+def drain(job: TaskJob) -> None:
     for queue in job.run.queues:
         asyncio.run(Drain(job, queue).run())
-    job.open().write_json(DRAINED, {"left_in_queues": left(job)})
+    job.open().write_json(DRAINED, {"remaining_in_queues": left(job)})
 
 
 def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one more come to the first queue whenever somebody looks for another one, as many times as there are."""
-    take = WireSource.take
+    take = RawSource.take
 
-    async def fed(self: Any, most: int, *, seconds: float) -> Any:
+    async def fed(self: Any, limit: int, *, seconds: float) -> Any:
         number = next(coming, None)
         if number is not None:
             await asyncio.to_thread(place.strand, 0, f"later-{number}", Aliases(place.destinations[0]))
             await asyncio.sleep(0.01)
-        return await take(self, most, seconds=seconds)
+        return await take(self, limit, seconds=seconds)
 
-    monkeypatch.setattr(WireSource, "take", fed)
-
-
-def left(job: Job) -> dict[str, int]:
-    return asyncio.run(left_in_queues(job))
+    monkeypatch.setattr(RawSource, "take", fed)
 
 
-def send(job: Job) -> None:
+def left(job: TaskJob) -> dict[str, int]:
+    return asyncio.run(remaining_in_queues(job))
+
+
+def send(job: TaskJob) -> None:
     asyncio.run(send_all(job, iter(planned(job))))
 
 
-def planned(job: Job) -> list[pa.RecordBatch]:
+def planned(job: TaskJob) -> list[pa.RecordBatch]:
     """Every row of the segments once, in order, as the plan would have it."""
     archive = job.open()
     tables = [archive.read_table(path) for path in archive.files(SEGMENTS)]
@@ -82,5 +84,5 @@ def planned(job: Job) -> list[pa.RecordBatch]:
     return list(rows.append_column("shard", pa.array([0] * len(rows), pa.int32())).to_batches())
 
 
-def proof_of(job: Job) -> Proof:
+def proof_of(job: TaskJob) -> Proof:
     return verify(job.open(), job.run)

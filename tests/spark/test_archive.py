@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.cli.replay import table
-from sbpair.model import Endpoint, Identity, Pair, SasKey
-from sbpair.replay import job, sweep
+from sbpair.cli.commands.replay import table
+from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
+from sbpair.replay import gc, job
 from sbpair.replay import run as runs
 from sbpair.replay.archive import (
     DEDUPLICATED,
@@ -36,13 +36,15 @@ from sbpair.replay.archive import (
     filesystem_of,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
-from sbpair.replay.run import Mode, Options, Reach, Run
+from sbpair.replay.run import NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.verify import Proof, verify
 
 QUEUE = "contoso/x-servicebus-transfer/0"
-RUN = Run("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE, QUEUE + "1"), 4, 1_000, Options())
+RUN = ReplayRun(
+    "r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE, QUEUE + "1"), 4, 1_000, ReplayOptions()
+)
 OPTIONS: dict[str, Any] = RUN.document()["options"]
 
 
@@ -155,26 +157,26 @@ def test_what_is_taken_away_is_what_was_proved(archive: Archive) -> None:
     end(archive, LEDGER, key(1))
     for path in (DRAINED, PROVED):
         archive.write_json(path, {"messages": 1, "balanced": True})
-    planned = sweep.plan(archive, unsent=False)
+    planned = gc.plan(archive, unsent=False)
     put(archive, "two", key(2))
 
-    sweep.sweep(archive, planned)
+    gc.sweep(archive, planned)
     assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
-    sweep.sweep(archive, sweep.plan(archive, unsent=False))
+    gc.sweep(archive, gc.plan(archive, unsent=False))
     assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
 
 
 def test_a_chunk_that_a_loss_of_power_has_cut_short_keeps_nobody_from_taking_away_a_direct_run(
     archive: Archive,
 ) -> None:
-    runs.save(archive, replace(RUN, options=Options(mode=Mode.DIRECT)))
+    runs.save(archive, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
     end(archive, QUARANTINE, key(1))
     [chunk] = archive.files(QUARANTINE)
     Path(archive.root, chunk).write_bytes(b"")
     end(archive, QUARANTINE, key(2))
     for path in (DRAINED, PROVED):
         archive.write_json(path, {"messages": 0, "balanced": True})
-    assert sweep.plan(archive, unsent=False).kept == 1
+    assert gc.plan(archive, unsent=False).kept == 1
 
 
 def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -> None:
@@ -182,14 +184,14 @@ def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -
     end(archive, LEDGER, key(1))
     for path in (DRAINED, PROVED):
         archive.write_json(path, {"messages": 1, "balanced": True})
-    planned = sweep.plan(archive, unsent=False)
+    planned = gc.plan(archive, unsent=False)
     job._unprove(archive)
 
     with pytest.raises(errors.Unsafe, match="goes on again"):
-        sweep.sweep(archive, planned)
+        gc.sweep(archive, planned)
     assert len(archive.files(SEGMENTS)) == len(archive.files(LEDGER)) == 1
     with pytest.raises(errors.Unsafe, match="has not come to its end"):
-        sweep.plan(archive, unsent=False)
+        gc.plan(archive, unsent=False)
 
 
 def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
@@ -214,7 +216,8 @@ def test_what_is_no_name_of_a_run_names_none(archive: Archive, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "said", [{"messages": "many"}, {"messages": None}, {"left_in_queues": []}, {"left_in_queues": {QUEUE: "some"}}]
+    "said",
+    [{"messages": "many"}, {"messages": None}, {"remaining_in_queues": []}, {"remaining_in_queues": {QUEUE: "some"}}],
 )
 def test_what_a_drain_came_to_is_refused_by_name_where_it_cannot_be_read(archive: Archive, said: Any) -> None:
     archive.write_json(DRAINED, said)
@@ -295,16 +298,16 @@ FILES = st.lists(st.tuples(st.sampled_from((SEGMENTS, *KINDS)), st.sampled_from(
 @settings(max_examples=15, deadline=None)
 @given(
     files=FILES,
-    in_hand=st.dictionaries(st.sampled_from("abc"), HANDS.filter(bool)),
+    held=st.dictionaries(st.sampled_from("abc"), HANDS.filter(bool)),
     direct=st.booleans(),
-    slice_most=st.integers(1, 40),
+    max_slice=st.integers(1, 40),
 )
 def test_the_proof_is_what_a_naive_count_comes_to(
-    files: list[tuple[str, str, set[int]]], in_hand: dict[str, set[int]], direct: bool, slice_most: int
+    files: list[tuple[str, str, set[int]]], held: dict[str, set[int]], direct: bool, max_slice: int
 ) -> None:
-    run = replace(RUN, options=Options(mode=Mode.DIRECT)) if direct else RUN
+    run = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)) if direct else RUN
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sbpair.replay.verify.SLICE_MOST", slice_most)
+        patched.setattr("sbpair.replay.verify.SLICE_MOST", max_slice)
         archive = Archive(directory, RUN.id)
         runs.save(archive, run)
         for name, (kind, attempt, numbers) in enumerate(files):
@@ -313,7 +316,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
                 end(archive, kind, *keys, attempt=attempt)
             elif not direct:
                 put(archive, f"s{name}", *keys)
-        for attempt, numbers in in_hand.items():
+        for attempt, numbers in held.items():
             Ledger(archive, RUN.shards, attempt).has_in_hand([Entry(odd(number), "orders") for number in numbers])
         proof = verify(archive, run)
 
@@ -321,7 +324,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
     ends = {kind: {number for each, _, number in rows if each == kind} for kind in KINDS}
     ended = set[int]().union(*ends.values())
     segments = [number for kind, _, number in rows if kind == SEGMENTS and not direct]
-    archived = ended.union(*in_hand.values()) if direct else set(segments)
+    archived = ended.union(*held.values()) if direct else set(segments)
     assert (proof.archived, proof.left) == (len(archived), len(archived - ended))
     assert proof.copies == len(segments) - len(set(segments))
     told = (proof.acknowledged, proof.expired, proof.quarantined, proof.deduplicated)
@@ -333,8 +336,8 @@ def test_the_proof_is_what_a_naive_count_comes_to(
     doubled = {
         number
         for number, attempt in wrote
-        if (number in twice.union(*in_hand.values()) and [each for each, _ in wrote].count(number) > 1)
-        or any(number in numbers and other != attempt for other, numbers in in_hand.items())
+        if (number in twice.union(*held.values()) and [each for each, _ in wrote].count(number) > 1)
+        or any(number in numbers and other != attempt for other, numbers in held.items())
     }
     assert {each["sequence_number"] for each in proof.doubtful} == doubled
     assert proof.queues[QUEUE]["left"] + proof.queues[QUEUE + "1"]["left"] == proof.left
@@ -495,7 +498,7 @@ def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
 def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
-    run = replace(RUN, options=Options(selection=selection))
+    run = replace(RUN, options=ReplayOptions(selection=selection))
     runs.save(archive, run)
     assert runs.load(archive) == run
 
@@ -553,7 +556,7 @@ def test_a_run_of_another_pair_is_refused(archive: Archive) -> None:
 
 
 def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
-    reach = Reach.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), "ORDERS_PRIMARY")
+    reach = NamespaceAccess.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), "ORDERS_PRIMARY")
 
     assert "c2VjcmV0" not in repr(reach)
     assert "c2VjcmV0" not in json.dumps([dict(reach.place), reach.variable])
@@ -565,7 +568,7 @@ def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
 
 def test_a_key_that_is_in_no_variable_cannot_be_passed_on() -> None:
     with pytest.raises(errors.UsageError, match="no environment variable"):
-        Reach.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), None)
+        NamespaceAccess.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), None)
 
 
 MOUNTS = """/dev/vda / ext4 rw 0 0

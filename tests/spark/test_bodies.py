@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.replay import bodies
+from sbpair.replay import segment_reader
 from sbpair.replay.archive import Archive, segment_path
-from sbpair.replay.bodies import Bodies, Latest
+from sbpair.replay.segment_reader import LruCache, SegmentReader
 from tests.spark.segments import write_segment
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def key(number: int) -> Key:
     return QUEUES[number // ROWS % 2], number, 1_000 + number, None if number % 3 else f"m{number}"
 
 
-def place(number: int) -> bodies.Place:
+def place(number: int) -> segment_reader.Place:
     return f"s{number // ROWS}", number % ROWS
 
 
@@ -62,9 +62,9 @@ def test_each_is_the_message_of_its_row_whatever_is_held(
     wanted: Sequence[Sequence[int]], group: int, files: int, held: int
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(bodies, "FILES_MOST", files)
-        patched.setattr(bodies, "GROUPS_BYTES", held)
-        reader = Bodies(filled(Path(directory), group=group))
+        patched.setattr(segment_reader, "MAX_FILES", files)
+        patched.setattr(segment_reader, "GROUPS_BYTES", held)
+        reader = SegmentReader(filled(Path(directory), group=group))
         for numbers in wanted:
             assert reader.at([*map(place, numbers)]) == [(key(number), message(number)) for number in numbers]
 
@@ -72,9 +72,11 @@ def test_each_is_the_message_of_its_row_whatever_is_held(
 def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     monkeypatch.setattr(
-        Bodies, "_read", lambda reader, which, real=Bodies._read: read.append(which) or real(reader, which)
+        SegmentReader,
+        "_read",
+        lambda reader, which, real=SegmentReader._read: read.append(which) or real(reader, which),
     )
-    reader = Bodies(archive)
+    reader = SegmentReader(archive)
     for number in range(ROWS):
         reader.at([place(number), place(ROWS + number)])
 
@@ -82,7 +84,7 @@ def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.M
 
 
 def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
-    reader = Bodies(archive)
+    reader = SegmentReader(archive)
     reader.at([place(number) for number in range(6)])
     assert [*reader._groups._held] == [("s0", 0)]
     reader.at([place(6), place(7)])
@@ -97,14 +99,14 @@ def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
     ],
 )
 def test_a_row_that_is_not_there_is_refused_by_the_name_of_its_segment(
-    archive: Archive, said: bodies.Place, why: str
+    archive: Archive, said: segment_reader.Place, why: str
 ) -> None:
     with pytest.raises(errors.StateRefused, match=f"{said[0]}.*{why}"):
-        Bodies(archive).at([place(0), said])
+        SegmentReader(archive).at([place(0), said])
 
 
 def test_a_segment_that_was_taken_away_since_is_refused(archive: Archive) -> None:
-    reader = Bodies(archive)
+    reader = SegmentReader(archive)
     archive.remove(segment_path(QUEUES[0], "s0"))
 
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
@@ -119,7 +121,7 @@ def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
     archive.write(path, other.read(path))
 
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it is of another run"):
-        Bodies(archive).at([place(0)])
+        SegmentReader(archive).at([place(0)])
 
 
 @pytest.mark.parametrize("left", [0, 3, 300])
@@ -128,7 +130,7 @@ def test_a_segment_that_was_cut_short_since_it_was_planned_is_refused(archive: A
     path.write_bytes(path.read_bytes()[:left])
 
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
-        Bodies(archive).at([place(0)])
+        SegmentReader(archive).at([place(0)])
 
 
 def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
@@ -139,7 +141,7 @@ def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
     data[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
     path.write_bytes(data)
 
-    reader = Bodies(archive)
+    reader = SegmentReader(archive)
     assert reader.at([place(0)]) == [(key(0), message(0))]
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
         reader.at([place(8)])
@@ -152,7 +154,7 @@ def test_of_what_was_made_as_much_is_held_as_may_be() -> None:
         made.append(size)
         return size
 
-    latest = Latest(make, 10, lambda size: size)
+    latest = LruCache(make, 10, lambda size: size)
     assert latest[7] == 7
     del latest[7]
     made.clear()

@@ -11,10 +11,10 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
-from sbpair.move import dead_letters
+from sbpair.move.message import dead_letters
 from sbpair.replay import job, selection, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS, Archive
-from sbpair.replay.run import Dedup, Options
+from sbpair.replay.run import DedupMode, ReplayOptions
 from sbpair.replay.selection import EVERYTHING, Selection
 from tests.spark.world import HASTY, HOUR_TICKS, World
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.java,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
 ]
-QUICK = Options(empty_seconds=0.1)
+QUICK = ReplayOptions(empty_seconds=0.1)
 
 TAKEN = (
     "destination = 'orders'",
@@ -73,7 +73,7 @@ def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_p
 
     chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
     both = [*place.queues, *map(dead_letters.queue_of, place.queues)]
-    options = replace(QUICK, dedup=Dedup.MESSAGE_ID, selection=chosen)
+    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, selection=chosen)
     result = job.start(place.request(tmp_path), options, both, 4, lambda _event: None)
 
     proof = result.proof
@@ -173,7 +173,7 @@ def test_without_order_with_repetitions_and_with_a_destination_that_is_missing(p
     for index in range(2):
         place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
     place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
-    options = replace(QUICK, ordered=False, allow_missing=True, dedup=Dedup.REPORT)
+    options = replace(QUICK, ordered=False, allow_missing=True, dedup=DedupMode.REPORT)
 
     result = job.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
 

@@ -19,37 +19,37 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.move.dead_letters import queue_of
-from sbpair.move.route import Facts, TimeToLive
-from sbpair.move.state import identity
-from sbpair.move.wire_source import WireArrival, WireSource
+from sbpair.move.message.dead_letters import queue_of
+from sbpair.move.message.route import Facts, TimeToLive
+from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import job, progress
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.direct import Booked, Direct, _entries, accepted_at_death
-from sbpair.replay.drain import tasks_of
-from sbpair.replay.lease import Held
-from sbpair.replay.ledger import Entry, Ledger, in_hand
-from sbpair.replay.progress import Phase, moved
-from sbpair.replay.run import Dedup, Job, Mode, Options, Reach, Run, save
+from sbpair.replay.direct_task import Direct, RecordedSource, _entries, accepted_at_death
+from sbpair.replay.drain_task import tasks_of
+from sbpair.replay.ledger import Entry, Ledger, held
+from sbpair.replay.progress import ReplayPhase, moved
+from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save
 from sbpair.replay.selection import Selection
+from sbpair.replay.spark_action import watched
+from sbpair.replay.task_lease import HeldLease
 from sbpair.replay.verify import Proof, verify
-from sbpair.replay.watched import watched
+from sbpair.runs.database import identity
 from tests.spark.tasks import go_on_sending
 from tests.spark.world import HOUR_TICKS, VARIABLES, World
 
-QUICK = Options(mode=Mode.DIRECT, empty_seconds=0.05)
+QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 
 
-def job_of(place: World, directory: Path, options: Options = QUICK, tasks: int = 2) -> Job:
+def job_of(place: World, directory: Path, options: ReplayOptions = QUICK, tasks: int = 2) -> TaskJob:
     pair = place.pair
-    run = Run("r1", identity(pair), tuple(place.queues), len(place.queues), 2**53, options)
+    run = ReplayRun("r1", identity(pair), tuple(place.queues), len(place.queues), 2**53, options)
     archive = Archive(str(directory), run.id)
     save(archive, run)
-    sides = (Reach.of(pair.primary, VARIABLES[0]), Reach.of(pair.secondary, VARIABLES[1]))
-    return Job(run, str(directory), *sides, tasks)
+    sides = (NamespaceAccess.of(pair.primary, VARIABLES[0]), NamespaceAccess.of(pair.secondary, VARIABLES[1]))
+    return TaskJob(run, str(directory), *sides, tasks)
 
 
-def move(made: Job, queues: Sequence[str] | None = None) -> Proof:
+def move(made: TaskJob, queues: Sequence[str] | None = None) -> Proof:
     for queue in queues or made.run.queues:
         asyncio.run(Direct(made, queue).run())
     return verify(made.open(), made.run)
@@ -119,7 +119,7 @@ def test_a_queue_has_several_tasks_only_where_nobody_minds_the_order(
 ) -> None:
     made = job_of(place, tmp_path, replace(QUICK, ordered=ordered), tasks=5)
     assert len(tasks_of(made)) == tasks
-    archived = replace(made, run=replace(made.run, options=Options()))
+    archived = replace(made, run=replace(made.run, options=ReplayOptions()))
     assert len(tasks_of(archived)) == 5
 
 
@@ -236,7 +236,7 @@ def test_what_was_accepted_and_not_settled_is_known_to_the_next(
     """The locks run out between the primary's word and the backlog's."""
     place.strand_many(8)
     made = job_of(place, tmp_path)
-    complete, broken = Booked.complete, Counter[str]()
+    complete, broken = RecordedSource.complete, Counter[str]()
 
     async def late(self: Any, arrivals: Any) -> Any:
         if not broken[self.queue]:
@@ -244,7 +244,7 @@ def test_what_was_accepted_and_not_settled_is_known_to_the_next(
             place.running.do(lambda: place.running.emulator.faults.expire_locks("contoso-dr", self.queue))
         return await complete(self, arrivals)
 
-    monkeypatch.setattr(Booked, "complete", late)
+    monkeypatch.setattr(RecordedSource, "complete", late)
     proof = move(made)
 
     assert sorted(place.ids()) == sorted(place.sent)
@@ -259,15 +259,15 @@ def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_cr
     archive = Archive(str(tmp_path), "r1")
     archive.create()
     first, second, later = (
-        WireArrival(Facts("q", number, 1_000, f"m{number}", "orders"), 60.0, None, None, number)  # type: ignore[arg-type]
+        RawReceivedMessage(Facts("q", number, 1_000, f"m{number}", "orders"), 60.0, None, None, number)  # type: ignore[arg-type]
         for number in range(3)
     )
 
     async def settled(_self: Any, arrivals: Any) -> Any:
         return [(each, errors.Unreachable("no answer came")) for each in arrivals if each is second]
 
-    monkeypatch.setattr(WireSource, "complete", settled)
-    source = Booked.__new__(Booked)
+    monkeypatch.setattr(RawSource, "complete", settled)
+    source = RecordedSource.__new__(RecordedSource)
     source.keep_books(Ledger(archive, 1, "dead"), 0, set())
     for arrivals in ([first, second], [later]):
         source._in_hand.take(dict(zip(arrivals, _entries(arrivals), strict=True)))
@@ -298,14 +298,14 @@ def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
     with pytest.raises(errors.MachineLacks, match="full"):
         move(made)
     assert place.left() == 4
-    held = [key for path in made.open().files(SENDING) for key in in_hand(made.open(), path)]
+    held = [key for path in made.open().files(SENDING) for key in held(made.open(), path)]
     assert held, "what may be there twice can be told"
 
 
 def test_without_the_drivers_word_nothing_is_sent(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.lease.READY_SECONDS", 0.0)
+    monkeypatch.setattr("sbpair.replay.task_lease.READY_SECONDS", 0.0)
     place.strand_many(4)
     made = replace(job_of(place, tmp_path), beacon="lease/none.json")
     with pytest.raises(errors.Unreachable):
@@ -329,7 +329,7 @@ def test_a_destination_that_is_not_there_is_dead_lettered_as_the_syphon_does(pla
 @pytest.mark.parametrize(
     ("said", "options"),
     [
-        ("--dedup message-id", {"dedup": Dedup.MESSAGE_ID}),
+        ("--dedup message-id", {"dedup": DedupMode.MESSAGE_ID}),
         ("--destination", {"selection": Selection(("orders",))}),
         ("--where", {"selection": Selection((), "size < 3")}),
     ],
@@ -366,7 +366,7 @@ def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path
 def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.watched.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("sbpair.replay.spark_action.LOOK_SECONDS", 0.01)
     # A shell has what it starts in the background ignore the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     archive = job_of(place, tmp_path).open()
@@ -381,19 +381,19 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
     def tell(event: Any) -> None:
         told.append(event)
         begun.set()
-        if isinstance(event, Phase):
+        if isinstance(event, ReplayPhase):
             stopped.set()
         elif stopped.is_set():
             looked.set()
 
     try:
-        watched(moved(archive), archive, act, Held(), tell)
+        watched(moved(archive), archive, act, HeldLease(), tell)
     finally:
         signal.signal(signal.SIGINT, before)
 
     assert archive.stopped()
     assert finished == [True], "it was not waited for"
-    assert [event.name for event in told if isinstance(event, Phase)] == ["stop"]
+    assert [event.name for event in told if isinstance(event, ReplayPhase)] == ["stop"]
 
 
 @pytest.mark.java
@@ -415,7 +415,7 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
     assert 0 < len(place.ids()) < 200
 
     result = job.resume(place.request(tmp_path), first.run.id, lambda _event: None)
-    assert (result.proof.exit_code, result.proof.left_in_queues) == (0, {})
+    assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
     assert sorted(place.ids()) == sorted(place.sent)
     told = json.loads(json.dumps(result.document()))
     assert (told["mode"], told["archived"], told["taken"], told["acknowledged"]) == ("direct", None, 200, 200)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.model import TICKS_PER_SECOND
-from sbpair.move.lease import Lease
+from sbpair.model.durations import TICKS_PER_SECOND
 from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, STOP_FILE, Archive
-from sbpair.replay.lease import LOOK_SECONDS, Held, Permit, holding
-from sbpair.replay.run import Options
+from sbpair.replay.run import ReplayOptions
+from sbpair.replay.task_lease import LOOK_SECONDS, HeldLease, TaskLease, holding
+from sbpair.runs.lease import Lease
 
 if TYPE_CHECKING:
     from tests.spark.world import World
@@ -65,7 +65,7 @@ def beat(archive: Archive, number: int, good_seconds: float, lost: str | None = 
     archive.write_json(BEACON, {"beat": number, "good_seconds": good_seconds, "lost": lost})
 
 
-def is_sure(permit: Permit) -> bool:
+def is_sure(permit: TaskLease) -> bool:
     try:
         permit.check()
     except errors.Unreachable:
@@ -75,7 +75,7 @@ def is_sure(permit: Permit) -> bool:
 
 def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: Path) -> None:
     archive, clock = made(str(tmp_path)), Clock()
-    permit = Permit(archive, BEACON, clock)
+    permit = TaskLease(archive, BEACON, clock)
     assert not is_sure(permit), "nothing was written yet"
     heard = []
     for number in range(1, 5):
@@ -89,7 +89,7 @@ def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: P
 
 def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
     archive, clock = made(str(tmp_path)), Clock()
-    permit = Permit(archive, BEACON, clock)
+    permit = TaskLease(archive, BEACON, clock)
     for number in range(1, 5):
         beat(archive, number, 10.0)
         is_sure(permit)
@@ -100,7 +100,7 @@ def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
 
 
 def test_without_a_lease_there_is_nothing_to_lose(tmp_path: Path) -> None:
-    Permit(Archive(str(tmp_path), "r1"), None).check()
+    TaskLease(Archive(str(tmp_path), "r1"), None).check()
 
 
 waits = st.sampled_from((0.0, LOOK_SECONDS, 3.0, 12.0))
@@ -112,7 +112,7 @@ def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float
     """However long a write takes, and however seldom the task reads; by a clock that it shares with nobody."""
     with TemporaryDirectory() as directory:
         archive, clock = made(directory), Clock()
-        permit = Permit(archive, BEACON, lambda: clock() - 1_000)
+        permit = TaskLease(archive, BEACON, lambda: clock() - 1_000)
         good_until = 0.0
 
         def look_after(seconds: float) -> None:
@@ -135,7 +135,7 @@ def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float
 def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
     with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld) as refused:
-        job.start(request, Options(), place.queues, 4, lambda _event: None)
+        job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "archive").rglob("run.json")]
 
@@ -146,7 +146,7 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
     with holding(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
-            job.start(request, Options(), place.queues, 4, lambda _event: None)
+            job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "second").rglob("run.json")]
     with holding(place.pair, "r2", first, directory=request.state, queue=leases):
@@ -156,13 +156,13 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
 def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path) -> None:
     for queue, kind in (("nowhere", errors.EntityMissing), (place.queues[0], errors.UsageError)):
         with pytest.raises(kind, match=queue):
-            job.start(place.request(tmp_path, lease_queue=queue), Options(), place.queues, 4, lambda _event: None)
+            job.start(place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None)
 
 
 def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
     archive = made(str(tmp_path / "archive"))
     with holding(place.pair, "r1", archive, queue=leases) as held:
-        permit = Permit(archive, held.beacon)
+        permit = TaskLease(archive, held.beacon)
         until(lambda: is_sure(permit))
         lose(place)
         until(lambda: is_lost(held))
@@ -171,7 +171,7 @@ def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, le
         assert archive.exists(STOP_FILE)
 
 
-def is_lost(held: Held) -> bool:
+def is_lost(held: HeldLease) -> bool:
     return held.lost is not None
 
 
@@ -202,7 +202,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
 
     def replay() -> None:
         try:
-            job.start(request, Options(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
+            job.start(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
         except errors.SbpairError as error:
             ended.append(error)
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from sbpair import errors
-from sbpair.replay import job, sweep
+from sbpair.replay import gc, job
 from sbpair.replay import run as runs
 from sbpair.replay.archive import DRAINED, LEDGER, PROVED, SEGMENTS, Archive
-from sbpair.replay.run import Options
+from sbpair.replay.run import ReplayOptions
 from sbpair.replay.verify import verify
 from tests.spark.object_store import Store, running
 from tests.spark.test_archive import RUN, end, key, put
 from tests.spark.world import HASTY, World
 
 BUCKET = "s3://bucket/backlog"
-QUICK = Options(empty_seconds=0.1)
+QUICK = ReplayOptions(empty_seconds=0.1)
 
 COPIES = {
     "spark.hadoop.fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
@@ -71,9 +71,9 @@ def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
 
 def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
     archive.write_json(PROVED, {"balanced": True})
-    planned = sweep.plan(archive, unsent=False)
+    planned = gc.plan(archive, unsent=False)
     assert planned.files == 6
-    sweep.sweep(archive, planned)
+    gc.sweep(archive, planned)
     left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
     assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/swept.json"}
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sbpair.move.route import Expire, Facts, TimeToLive, route
-from sbpair.replay import plan
-from sbpair.replay.run import Dedup, Options, Run
+from sbpair.move.message.route import Expire, Facts, TimeToLive, route
+from sbpair.replay import plan_sql
+from sbpair.replay.run import DedupMode, ReplayOptions, ReplayRun
 from sbpair.replay.schema import KEY_IN_SPARK
 from sbpair.replay.selection import EVERYTHING, Selection
 
@@ -67,10 +67,10 @@ def _row(number: int, message_id: str | None, destination: str | None, ttl_ticks
 
 _STRANGERS = _placed([_row(1, "a", "orders"), _row(2, "b", None), _row(3, None, "invoices"), _row(4, "c", "orders", 1)])
 _TWINS = _placed([_row(1, "a", "orders"), _row(1, "a", "orders"), _row(2, "a", "Orders"), _row(3, "b", "orders")])
-_CHOSEN: Any = {"dedup": Dedup.MESSAGE_ID, "ttl": TimeToLive.REMAINING, "shards": 4, "selection": CHOICES[1]}
+_CHOSEN: Any = {"dedup": DedupMode.MESSAGE_ID, "ttl": TimeToLive.REMAINING, "shards": 4, "selection": CHOICES[1]}
 
 
-def naive(rows: list[Row], options: Options, accepted: set[Row]) -> dict[tuple[str, int], tuple[str, bool]]:
+def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[tuple[str, int], tuple[str, bool]]:
     """What becomes of each row, and whether another one with its id comes before it."""
     found: dict[tuple[str, int], tuple[str, bool]] = {}
     seen: set[Row] = set()
@@ -78,27 +78,27 @@ def naive(rows: list[Row], options: Options, accepted: set[Row]) -> dict[tuple[s
     for row in sorted(rows, key=lambda row: row[:2]):
         segment, position, *key_parts = row[:6]
         key = tuple(key_parts)
-        verdict = plan.SEND
+        verdict = plan_sql.SEND
         if key in seen:
-            verdict = plan.COPY
+            verdict = plan_sql.COPY
         elif row[11] is not None:
-            verdict = plan.INVALID
+            verdict = plan_sql.INVALID
         elif key not in accepted and is_expired(row, options):
-            verdict = plan.EXPIRED
+            verdict = plan_sql.EXPIRED
         seen.add(key)
         found[segment, position] = verdict, False
-        if verdict == plan.SEND:
+        if verdict == plan_sql.SEND:
             sendable.append(row)
     first_is_chosen: dict[tuple[str, str], bool] = {}
     for row in sorted(sendable, key=lambda row: (row[2:6] not in accepted, row[4], row[2], row[3])):
         name = (row[6].lower(), row[5])
         if row[5] and name in first_is_chosen:
-            repeated = plan.DEDUPLICATED if first_is_chosen[name] else plan.WAITING
-            found[row[0], row[1]] = repeated if options.dedup is Dedup.MESSAGE_ID else plan.SEND, True
+            repeated = plan_sql.DEDUPLICATED if first_is_chosen[name] else plan_sql.WAITING
+            found[row[0], row[1]] = repeated if options.dedup is DedupMode.MESSAGE_ID else plan_sql.SEND, True
         first_is_chosen.setdefault(name, is_chosen(row, options.selection) or row[2:6] in accepted)
     for row in drawn_once(rows, found):
         if not is_chosen(row, options.selection):
-            found[row[0], row[1]] = plan.LEFT, found[row[0], row[1]][1]
+            found[row[0], row[1]] = plan_sql.LEFT, found[row[0], row[1]][1]
     return found
 
 
@@ -108,14 +108,14 @@ def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[st
         each
         for each in rows
         if (each[5], str(each[6]).lower()) == (row[5], row[6].lower())
-        and expected[each[:2]] in ((plan.SEND, False), (plan.LEFT, False))
+        and expected[each[:2]] in ((plan_sql.SEND, False), (plan_sql.LEFT, False))
     ]
-    [first] = [each for each in same if expected[each[:2]] == (plan.SEND, False)] or same
+    [first] = [each for each in same if expected[each[:2]] == (plan_sql.SEND, False)] or same
     return (*first[2:6], found[first[:2]].shard)
 
 
 def drawn_once(rows: list[Row], found: dict[tuple[str, int], tuple[str, bool]]) -> list[Row]:
-    return [row for row in rows if found[row[0], row[1]][0] != plan.COPY]
+    return [row for row in rows if found[row[0], row[1]][0] != plan_sql.COPY]
 
 
 def is_chosen(row: Row, selection: Selection) -> bool:
@@ -124,7 +124,7 @@ def is_chosen(row: Row, selection: Selection) -> bool:
     return named and (selection.where is None or row[5] == "a" or row[3] == 2)
 
 
-def is_expired(row: Row, options: Options) -> bool:
+def is_expired(row: Row, options: ReplayOptions) -> bool:
     """By the very function that the syphon asks."""
     facts = Facts(row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
     return isinstance(route(facts, ttl=options.ttl, now_ms=NOW), Expire)
@@ -150,7 +150,7 @@ def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     drawn=rows(),
-    dedup=st.sampled_from(Dedup),
+    dedup=st.sampled_from(DedupMode),
     ttl=st.sampled_from(TimeToLive),
     shards=st.sampled_from([1, 4, 7]),
     selection=st.sampled_from(CHOICES),
@@ -163,7 +163,7 @@ def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -
 def test_the_sql_says_what_the_naive_plan_says(
     spark: Any,
     drawn: list[Row],
-    dedup: Dedup,
+    dedup: DedupMode,
     ttl: TimeToLive,
     shards: int,
     selection: Selection,
@@ -171,18 +171,18 @@ def test_the_sql_says_what_the_naive_plan_says(
     had: int | None,
 ) -> None:
     """Whether every row is compared with every other, or those that were found to share a name."""
-    options = Options(dedup=dedup, ttl=ttl, selection=selection)
-    run = Run("r", {}, ("q/0", "q/1"), shards, 0, options)
-    spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan.MESSAGES)
-    names = spark.sql(plan.shared())
-    names.createOrReplaceTempView(plan.SHARED)
-    among = plan.compare(names.count()) if looked else plan.Compare.EVERY
+    options = ReplayOptions(dedup=dedup, ttl=ttl, selection=selection)
+    run = ReplayRun("r", {}, ("q/0", "q/1"), shards, 0, options)
+    spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan_sql.MESSAGES)
+    names = spark.sql(plan_sql.shared())
+    names.createOrReplaceTempView(plan_sql.SHARED)
+    among = plan_sql.compare(names.count()) if looked else plan_sql.Compare.EVERY
     ids = Counter(row[5] for row in drawn if row[5] and row[6] is not None)
     # Of those that share their id with no other, nobody asks.
     accepted = {row[2:6] for row in drawn if row[3] == had and row[6] is not None and ids[row[5]] > 1}
     if had is not None:
-        spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(plan.ACCEPTED)
-    planned = spark.sql(plan.plan(run, NOW, among, resumed=had is not None))
+        spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(plan_sql.ACCEPTED)
+    planned = spark.sql(plan_sql.plan(run, NOW, among, resumed=had is not None))
     planned.createOrReplaceTempView("plan")
 
     found = {(row.segment, row.position): row for row in planned.collect()}
@@ -192,30 +192,33 @@ def test_the_sql_says_what_the_naive_plan_says(
     said = {row[:2]: row[5:8] for row in drawn}
     for at, row in found.items():
         message_id, destination, session_id = said[at]
-        assert row.shard == plan.shard_of(destination, session_id, message_id, shards), "where its segment has it"
+        assert row.shard == plan_sql.shard_of(destination, session_id, message_id, shards), "where its segment has it"
     together: dict[Row, set[int]] = {}
     for row in found.values():
         session_id = said[row.segment, row.position][2]
         together.setdefault((str(row.destination).lower(), session_id or row.message_id), set()).add(row.shard)
-    assert (among is plan.Compare.NONE) == (looked and not names.count())
+    assert (among is plan_sql.Compare.NONE) == (looked and not names.count())
     assert all(len(each) == 1 for each in together.values())
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
-    work = spark.sql(plan.work("plan")).collect()
+    work = spark.sql(plan_sql.work("plan")).collect()
     columns = ("segment", "position", "queue", "sequence_number", "enqueued_at_ms", "size", "shard")
     assert sorted(tuple(row[name] for name in columns) for row in work) == sorted(
-        (*row[:5], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in (plan.LEFT, *plan.LOSING)
+        (*row[:5], row[10], found[row[:2]].shard)
+        for row in drawn
+        if verdicts[row[:2]] not in (plan_sql.LEFT, *plan_sql.LOSING)
     )
 
-    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan.repeats("plan")).collect()}
+    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan_sql.repeats("plan")).collect()}
     assert repeated == {
         (*row[2:7], found[row[:2]].shard): first_of(row, drawn, expected, found)
         for row in drawn
-        if verdicts[row[:2]] == plan.DEDUPLICATED
+        if verdicts[row[:2]] == plan_sql.DEDUPLICATED
     }
 
     flows = {
-        (row.queue, row.destination, row.verdict): tuple(row[3:]) for row in spark.sql(plan.summary("plan")).collect()
+        (row.queue, row.destination, row.verdict): tuple(row[3:])
+        for row in spark.sql(plan_sql.summary("plan")).collect()
     }
     assert flows == summed(drawn, expected)
 
@@ -224,10 +227,10 @@ def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any
     """So that as many tasks as there are have something to do."""
     told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
     for session in ("cast(null AS string)", "concat('s', id)"):
-        shards = spark.sql(told.format(session)).selectExpr(f"{plan.shard(8)} AS shard").distinct().collect()
+        shards = spark.sql(told.format(session)).selectExpr(f"{plan_sql.shard(8)} AS shard").distinct().collect()
         assert {row.shard for row in shards} == set(range(8))
 
 
 def test_rows_are_looked_for_by_their_names_while_these_are_few() -> None:
-    compared = [plan.compare(names) for names in (0, 1, plan.SHARED_MOST, plan.SHARED_MOST + 1)]
-    assert compared == [plan.Compare.NONE, *2 * [plan.Compare.SHARING], plan.Compare.EVERY]
+    compared = [plan_sql.compare(names) for names in (0, 1, plan_sql.MAX_SHARED, plan_sql.MAX_SHARED + 1)]
+    assert compared == [plan_sql.Compare.NONE, *2 * [plan_sql.Compare.SHARING], plan_sql.Compare.EVERY]

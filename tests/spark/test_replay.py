@@ -13,10 +13,10 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
-from sbpair.move.route import TimeToLive
+from sbpair.move.message.route import TimeToLive
 from sbpair.replay import job
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
-from sbpair.replay.run import Dedup, Options, load
+from sbpair.replay.run import DedupMode, ReplayOptions, load
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import verify
@@ -26,11 +26,11 @@ pytestmark = [
     pytest.mark.java,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
 ]
-QUICK = Options(empty_seconds=0.1)
+QUICK = ReplayOptions(empty_seconds=0.1)
 MS_TICKS = 10_000
 
 
-def run(place: World, directory: Path, options: Options = QUICK, **changes: Any) -> job.Result:
+def run(place: World, directory: Path, options: ReplayOptions = QUICK, **changes: Any) -> job.ReplayResult:
     return job.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
 
 
@@ -44,7 +44,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     for index in range(2):
         place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
     heard: list[Any] = []
-    options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=Dedup.MESSAGE_ID)
+    options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID)
 
     result = job.start(place.request(tmp_path), options, place.queues, 4, heard.append)
 
@@ -56,7 +56,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(60)), "again"])
     assert place.altered() == []
     assert all(numbers == sorted(numbers) for numbers in place.by_session().values())
-    phases = [event.name for event in heard if isinstance(event, job.Phase)]
+    phases = [event.name for event in heard if isinstance(event, job.ReplayPhase)]
     assert [*dict.fromkeys(phases)] == ["check", "spark", "drain", "plan", "send", "verify"]
 
     a_run_that_is_done_sends_nothing_when_it_is_resumed(place, tmp_path, result)
@@ -66,7 +66,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     a_ledger_that_loses_a_chunk_is_told_of(archive)
 
 
-def a_run_that_is_done_sends_nothing_when_it_is_resumed(place: World, tmp_path: Path, first: job.Result) -> None:
+def a_run_that_is_done_sends_nothing_when_it_is_resumed(place: World, tmp_path: Path, first: job.ReplayResult) -> None:
     heard: list[Any] = []
     there = sorted(place.ids())
 
@@ -116,7 +116,7 @@ def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_se
         place.strand(0, "twin", Aliases("orders", None, HOUR_TICKS), body)
         place.running.advance(0.001)
 
-    proof = (first := run(place, tmp_path, replace(QUICK, dedup=Dedup.MESSAGE_ID))).proof
+    proof = (first := run(place, tmp_path, replace(QUICK, dedup=DedupMode.MESSAGE_ID))).proof
     assert (proof.archived, proof.quarantined, proof.deduplicated, proof.left, proof.exit_code) == (3, 1, 0, 2, 3)
 
     proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
@@ -133,15 +133,15 @@ def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_la
         place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
         place.running.advance(0.001)
     place.running.do(lambda: place.backlog(0).messages.receive(1))
-    options = replace(QUICK, dedup=Dedup.MESSAGE_ID, strangers_seconds=0.2)
+    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, strangers_seconds=0.2)
 
     proof = (first := run(place, tmp_path, options)).proof
-    assert (proof.acknowledged, proof.left_in_queues) == (1, {place.queues[0]: 1})
+    assert (proof.acknowledged, proof.remaining_in_queues) == (1, {place.queues[0]: 1})
 
     place.running.advance(300)
     proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert place.ids() == ["twin"]
-    assert (proof.acknowledged, proof.deduplicated, proof.left_in_queues, proof.balanced) == (1, 1, {}, True)
+    assert (proof.acknowledged, proof.deduplicated, proof.remaining_in_queues, proof.balanced) == (1, 1, {}, True)
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.move.route import Facts
-from sbpair.move.wire_source import WireArrival
+from sbpair.move.message.route import Facts
+from sbpair.move.raw_source import RawReceivedMessage
 from sbpair.replay.archive import SEGMENTS, Archive
-from sbpair.replay.plan import shard_of
+from sbpair.replay.plan_sql import shard_of
 from sbpair.replay.schema import SEGMENT
-from sbpair.replay.segment import PARTS_MOST, Segment
+from sbpair.replay.segment import MAX_PARTS, Segment
 from tests.spark.tasks import drain, job_of, proof_of, send
 from tests.spark.world import World, exported
 
@@ -36,12 +36,12 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield made
 
 
-def arrival(number: int) -> WireArrival:
+def arrival(number: int) -> RawReceivedMessage:
     """Every third one has no destination, and of these every other one is no message at all: it has no byte."""
     payload = payload_of(number)
     destination = "orders" if number % 3 else None
     facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", destination, size=len(payload), flaw="none")
-    made: Any = WireArrival(facts, 60.0, None, None, number)  # type: ignore[arg-type]
+    made: Any = RawReceivedMessage(facts, 60.0, None, None, number)  # type: ignore[arg-type]
     made.payload = payload
     return made
 
@@ -51,7 +51,7 @@ def payload_of(number: int) -> bytes:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6), st.sampled_from([1, 4, 3 * PARTS_MOST]))
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6), st.sampled_from([1, 4, 3 * MAX_PARTS]))
 def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tuple[int, bool]], shards: int) -> None:
     with TemporaryDirectory() as directory:
         archive = Archive(directory, "r1")
@@ -84,7 +84,7 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tupl
     assert len(segment.written) == len(segment) == total
 
 
-def stored(directory: Path, shards: int, arrivals: list[WireArrival]) -> pq.ParquetFile:
+def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> pq.ParquetFile:
     """A segment of these, as it lies in an archive."""
     archive = Archive(str(directory), "r1")
     archive.create()
@@ -95,7 +95,7 @@ def stored(directory: Path, shards: int, arrivals: list[WireArrival]) -> pq.Parq
     return archive.parquet(segment.path)
 
 
-@pytest.mark.parametrize("shards", [1, 8, 2 * PARTS_MOST])
+@pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
 def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,18 +103,18 @@ def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
     monkeypatch.setattr("sbpair.replay.segment.PART_LEAST_BYTES", 1)
     file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)])
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
-    assert len(groups) == min(shards, PARTS_MOST)
+    assert len(groups) == min(shards, MAX_PARTS)
     seen: list[int] = []
     for group in groups:
         columns = (group.column(name).to_pylist() for name in ("destination", "session_id", "message_id"))
         found = {shard_of(*row, shards) for row in zip(*columns, strict=True)}
-        assert max(found) - min(found) < max(1, shards / PARTS_MOST)
+        assert max(found) - min(found) < max(1, shards / MAX_PARTS)
         assert not found & set(seen)
         seen += found
         assert pc.all(pc.less(group["sequence_number"][:-1], group["sequence_number"][1:])).as_py()
 
 
-@pytest.mark.parametrize("shards", [1, 8, 2 * PARTS_MOST])
+@pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
 def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
 
 
 def test_few_small_messages_are_in_one_group_however_many_shards_there_are(tmp_path: Path) -> None:
-    file = stored(tmp_path, PARTS_MOST, [arrival(number) for number in range(100)])
+    file = stored(tmp_path, MAX_PARTS, [arrival(number) for number in range(100)])
     assert file.num_row_groups == 1
 
 
@@ -165,7 +165,7 @@ class Stores:
     """What a drain stores, seen: the first is held up until a message of the next one has been received."""
 
     def __init__(self, place: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.max_at_once = 0
         self.left_when_stored: list[int] = []
         self.overlapped = False
         self._place, self._error = place, error
@@ -184,7 +184,7 @@ class Stores:
 
     def _stored(self, archive: Archive, path: str, file: Any) -> None:
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.max_at_once = max(self.max_at_once, self.at_once)
         self.overlapped = self._next.wait(PATIENCE_SECONDS)
         if self._error is not None:
             raise self._error
@@ -203,7 +203,7 @@ def test_the_next_segment_is_received_while_one_is_stored(
     drain(job)
 
     assert stores.overlapped
-    assert stores.most_at_once == 1, "two segments in memory, and not more"
+    assert stores.max_at_once == 1, "two segments in memory, and not more"
     assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
     assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
 
@@ -212,7 +212,7 @@ def test_a_drain_brings_messages_into_the_file_as_they_come(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1)
-    monkeypatch.setattr("sbpair.replay.drain.TAKE_MOST", 10)
+    monkeypatch.setattr("sbpair.replay.drain_task.TAKE_MOST", 10)
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, segment_messages=MESSAGES)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbpair import errors
-from sbpair.replay import daemon, selection, spark
+from sbpair.replay import pyspark_daemon, selection, spark
 from tests.spark.world import HASTY
 
 
@@ -65,9 +65,9 @@ def test_of_what_is_said_of_a_condition_what_was_not_written_is_left_out(text: s
 
 def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
     own, other = "/site/pyspark/python/lib/pyspark.zip", "/opt/spark/python/lib/pyspark.zip"
-    assert daemon.files_first([own, "/work", "/site"]) == ["/work", "/site", own]
-    assert daemon.files_first([other, "/work", "/site"]) == [other, "/work", "/site"]
-    assert daemon.files_first(["pyspark.zip", "", "/"]) == ["pyspark.zip", "", "/"]
+    assert pyspark_daemon.files_first([own, "/work", "/site"]) == ["/work", "/site", own]
+    assert pyspark_daemon.files_first([other, "/work", "/site"]) == [other, "/work", "/site"]
+    assert pyspark_daemon.files_first(["pyspark.zip", "", "/"]) == ["pyspark.zip", "", "/"]
 
 
 @pytest.mark.java
@@ -94,7 +94,7 @@ def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas(
 def test_nothing_that_workers_share_starts_a_thread() -> None:
     program = (
         "import os, sys\n"
-        "from sbpair.replay.daemon import shared\n"
+        "from sbpair.replay.pyspark_daemon import shared\n"
         "shared()\n"
         "assert not {'pyarrow', 'numpy', 'pandas'} & set(sys.modules), 'they start threads'\n"
         "assert len(os.listdir('/proc/self/task')) == 1\n"

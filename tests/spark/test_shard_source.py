@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, write_aliases
-from sbpair.replay import repeats, shard_source
+from sbpair.replay import dedup, shard_source
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.ledger import Entry, InHand, Key, Ledger, in_hand, keys_of
+from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, held, keys_of
 from sbpair.replay.shard_source import COLUMNS, ShardSource
 from tests.spark.segments import write_segment
 
@@ -53,7 +53,7 @@ def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
 
 def written(archive: Archive, kind: str) -> list[Key]:
     def read(path: str) -> list[Key]:
-        return list(in_hand(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
+        return list(held(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
 
     return [each for path in archive.files(kind) for each in read(path)]
 
@@ -75,10 +75,10 @@ def source(archive: Archive, count: int, **said: Any) -> ShardSource:
     return ShardSource(iter(rows), archive, Ledger(archive, SHARDS))
 
 
-async def all_of(made: ShardSource, most: int = 5) -> list[Any]:
+async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
     found: list[Any] = []
     while not made.ended:
-        found += await made.take(most)
+        found += await made.take(limit)
     return found
 
 
@@ -108,7 +108,7 @@ def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chu
         assert (taken, archive.files(SENDING)) == (12, [])
 
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shard_source, "CHUNK_MOST", chunk)
+        patched.setattr(shard_source, "MAX_CHUNK", chunk)
         patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
         asyncio.run(play(created(Path(directory))))
 
@@ -117,7 +117,7 @@ def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.ledger.SAID_MOST", 3)
-    hands = InHand(Ledger(archive, SHARDS))
+    hands = HeldRecord(Ledger(archive, SHARDS))
     hands.take({name: Entry(key(name), "orders") for name in (0, 1)})
     hands.let_go([0, 1])
     hands.take({2: Entry(key(2), "orders")})
@@ -134,26 +134,26 @@ def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
 @given(
     takes=st.lists(st.integers(1, 4), max_size=8),
     chance=st.randoms(use_true_random=False),
-    said_most=st.integers(0, 6),
+    max_reported=st.integers(0, 6),
     at_the_end=st.integers(0, 3),
 )
 def test_whatever_is_in_hand_is_said_and_little_else(
-    takes: list[int], chance: Random, said_most: int, at_the_end: int
+    takes: list[int], chance: Random, max_reported: int, at_the_end: int
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sbpair.replay.ledger.SAID_MOST", said_most)
+        patched.setattr("sbpair.replay.ledger.SAID_MOST", max_reported)
         archive = created(Path(directory))
         ledger = Ledger(archive, SHARDS)
-        hands, held, number = InHand(ledger), list[int](), 0
-        for most in takes:
-            hands.take({each: Entry(key(each), "orders") for each in range(number, number + most)})
-            held, number = [*held, *range(number, number + most)], number + most
+        hands, held, number = HeldRecord(ledger), list[int](), 0
+        for limit in takes:
+            hands.take({each: Entry(key(each), "orders") for each in range(number, number + limit)})
+            held, number = [*held, *range(number, number + limit)], number + limit
             assert {key(each) for each in held} <= set(written(archive, SENDING))
             gone = chance.sample(held, chance.randint(0, len(held)))
             hands.let_go(gone)
             held = [each for each in held if each not in gone]
         hands.take({number: Entry(key(number), "orders")})
-        assert len(written(archive, SENDING)) <= (len(held) + 2) * max(said_most, 4)
+        assert len(written(archive, SENDING)) <= (len(held) + 2) * max(max_reported, 4)
 
         left = [Entry(key(each), "orders") for each in range(at_the_end)]
         ledger.has_nothing_in_hand(but=left)
@@ -187,9 +187,9 @@ def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -
             path.write_bytes(whole[:size] + rest)
             found = list[Key]()
             with nullcontext() if size in boundaries and not rest else pytest.raises(errors.StateRefused):
-                found.extend(in_hand(archive, path.relative_to(archive.root).as_posix()))
-            least = 2 * sum(boundary <= size for boundary in boundaries)
-            assert found[:least] == [key(number) for number in range(least)]
+                found.extend(held(archive, path.relative_to(archive.root).as_posix()))
+            minimum = 2 * sum(boundary <= size for boundary in boundaries)
+            assert found[:minimum] == [key(number) for number in range(minimum)]
 
 
 def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
@@ -216,10 +216,10 @@ def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(arch
         return *key(number), "orders", 1, *key(first), first_shard
 
     rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
-    batch = pa.RecordBatch.from_pydict(dict(zip(repeats.COLUMNS, zip(*rows, strict=True), strict=True)))
+    batch = pa.RecordBatch.from_pydict(dict(zip(dedup.COLUMNS, zip(*rows, strict=True), strict=True)))
 
-    assert repeats.written_off(archive, SHARDS, iter([batch])) == 3
-    assert repeats.written_off(archive, SHARDS, iter([batch])) == 0
+    assert dedup.written_off(archive, SHARDS, iter([batch])) == 3
+    assert dedup.written_off(archive, SHARDS, iter([batch])) == 0
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 

@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
-from sbpair.move.journal import Journal
-from sbpair.move.lease import Lease
-from sbpair.move.state import State
-from sbpair.move.stride import USUAL
-from sbpair.move.wire_source import WireSource
+from sbpair.move.batch_limits import USUAL
+from sbpair.move.raw_source import RawSource
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
-from sbpair.replay.lease import Permit
-from sbpair.replay.ledger import Ledger, in_hand
-from sbpair.replay.send import setting_of
-from sbpair.replay.shard_source import CHUNK_MOST, ShardSource
+from sbpair.replay.ledger import Ledger, held
+from sbpair.replay.send_task import setting_of
+from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
+from sbpair.replay.task_lease import TaskLease
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import Journal
+from sbpair.runs.lease import Lease
 from tests.spark.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send
 from tests.spark.world import NAMESPACE, OTHER, World, exported
 
 if TYPE_CHECKING:
-    from sbpair.replay.run import Job
+    from sbpair.replay.run import TaskJob
 
 MESSAGES = 100
 MANY = 3 * USUAL.moving
@@ -65,7 +65,7 @@ def test_what_is_drained_and_sent_is_all_there(place: World, tmp_path: Path) -> 
     assert len(place.ids()) == MESSAGES
 
 
-def everything_is_there(place: World, job: Job) -> None:
+def everything_is_there(place: World, job: TaskJob) -> None:
     proof = proof_of(job)
     assert proof.exit_code == 0, proof
     assert proof.acknowledged == len(place.sent)
@@ -74,7 +74,7 @@ def everything_is_there(place: World, job: Job) -> None:
     assert set(arrived) == set(place.sent)
     assert place.altered() == []
     twice = {name for name, count in arrived.items() if count > 1}
-    assert len(twice) <= CHUNK_MOST + USUAL.moving
+    assert len(twice) <= MAX_CHUNK + USUAL.moving
     assert twice <= {str(each["message_id"]) for each in proof.doubtful}
 
 
@@ -200,7 +200,7 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
         send(job)
 
     proof = proof_of(job)
-    held = sum(len([*in_hand(job.open(), path)]) for path in job.open().files(SENDING))
+    held = sum(len([*held(job.open(), path)]) for path in job.open().files(SENDING))
     assert 0 < proof.acknowledged < MANY
     assert len(place.ids()) <= proof.acknowledged + held < MANY
     send(job)
@@ -258,8 +258,8 @@ def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pla
 def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_path: Path) -> None:
     job = job_of(place, tmp_path, rate=50.0)
 
-    async def seconds(job: Job) -> float:
-        pace = setting_of(job, Permit(job.open(), None), Ledger(job.open(), job.run.shards)).pace
+    async def seconds(job: TaskJob) -> float:
+        pace = setting_of(job, TaskLease(job.open(), None), Ledger(job.open(), job.run.shards)).pace
         assert pace is not None
         now = asyncio.get_running_loop().time()
         pace.took(now, 10_000)
@@ -368,13 +368,13 @@ def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_pat
     drain(job)
 
     proof = proof_of(job)
-    assert (proof.archived, proof.left_in_queues) == (7, {place.queues[0]: 3})
+    assert (proof.archived, proof.remaining_in_queues) == (7, {place.queues[0]: 3})
     send(job)
     assert (proof_of(job).balanced, proof_of(job).exit_code) == (True, 3)
     place.running.advance(300)
     drain(job)
     send(job)
-    assert proof_of(job).left_in_queues == {}
+    assert proof_of(job).remaining_in_queues == {}
     everything_is_there(place, job)
 
 
@@ -383,12 +383,12 @@ def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not
 ) -> None:
     place.strand_many(10)
     job = job_of(place, tmp_path).in_haste()
-    take, pauses = WireSource.take, iter([True])
+    take, pauses = RawSource.take, iter([True])
 
-    async def pausing(self: Any, most: int, *, seconds: float) -> Any:
-        return [] if next(pauses, False) else await take(self, most, seconds=seconds)
+    async def pausing(self: Any, limit: int, *, seconds: float) -> Any:
+        return [] if next(pauses, False) else await take(self, limit, seconds=seconds)
 
-    monkeypatch.setattr(WireSource, "take", pausing)
+    monkeypatch.setattr(RawSource, "take", pausing)
     assert asyncio.run(replays.is_left(job))
     drain(job)
     assert (proof_of(job).archived, asyncio.run(replays.is_left(job))) == (10, False)
@@ -416,11 +416,11 @@ def test_a_drain_comes_to_its_end_while_senders_go_on(
     drain(job)
 
     assert next(coming, None) is not None
-    assert proof_of(job).left_in_queues == {}
+    assert proof_of(job).remaining_in_queues == {}
     assert {f"m{number}" for number in range(30)} <= ids_archived(job)
 
 
-def ids_archived(job: Job) -> set[str]:
+def ids_archived(job: TaskJob) -> set[str]:
     archive = job.open()
     return {row["message_id"] for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()}
 
@@ -461,7 +461,7 @@ def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place
     job, request = job_of(place, tmp_path), place.request(tmp_path)
     message = place.running.do(lambda: place.backlog(0).messages.peek(0, 1))[0]
     key = ("contoso-dr", place.queues[0], message.sequence_number, message.enqueued_at_ms, "m0")
-    with State(request.state, request.pair) as state:
+    with RunDatabase(request.state, request.pair) as state:
         journal = Journal(state, run="before")
         journal.note_accepted(journal.note_sending([[key]], "orders"))
         journal.close()

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
-from sbpair.emulator.entities.message import DeadLetter, Message
+from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.emulator.testing import Fault
 from sbpair.emulator.timespan import TICKS_PER_SECOND
-from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.replay.job import Request
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
+from sbpair.replay.job import ReplayRequest
 from tests.integration.conftest import NAMESPACE, OTHER, Running
 
 if TYPE_CHECKING:
     import pytest
 
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
 
 VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
 HOUR_TICKS = 36_000_000_000
@@ -58,9 +59,9 @@ class World:
         """Where a namespace is reached."""
         return endpoint_from_connection_string(self.environment[VARIABLES[namespace == OTHER]]).port
 
-    def request(self, directory: Path, **changes: Any) -> Request:
+    def request(self, directory: Path, **changes: Any) -> ReplayRequest:
         said = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
-        return Request(self.pair, str(directory / "archive"), VARIABLES, **said)
+        return ReplayRequest(self.pair, str(directory / "archive"), VARIABLES, **said)
 
     def shell(self, directory: Path) -> dict[str, str]:
         """The environment of a process that is started to replay this."""
@@ -73,17 +74,17 @@ class World:
 
     def bury(self, index: int, message_id: str, aliases: Aliases | None, reason: str, description: str = "") -> None:
         """Put a message into the dead-letter queue of a backlog queue, as a syphon does."""
-        dead = DeadLetter(reason, description, self.queues[index])
+        dead = DeadLetterReason(reason, description, self.queues[index])
         made = self._made(message_id, aliases, b"")
         made.sequence_number, made.enqueued_at_ms = 1_000 + len(self.sent), int(time.time() * 1000)
         self.running.do(lambda: self.backlog(index).dead_letters.adopt(made.for_dead_letters(dead)))
 
-    def _made(self, message_id: str, aliases: Aliases | None, body: bytes) -> Message:
+    def _made(self, message_id: str, aliases: Aliases | None, body: bytes) -> StoredMessage:
         own = encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b""
         body = data_body(body or message_id.encode())
         message = Sections(properties=Properties(message_id=message_id).encode(), application_properties=own, body=body)
         self.sent[message_id] = body
-        return Message(message, len(message))
+        return StoredMessage(message, len(message))
 
     def strand_many(self, count: int, sessions: int = 5, body: bytes = b"") -> None:
         """Messages `m0` to … for the destinations in turns; those of a session go over all queues in turns too."""
@@ -136,7 +137,7 @@ class World:
     def left(self) -> int:
         return self.running.do(lambda: sum(self.backlog(index).counts().total for index in range(len(self.queues))))
 
-    def backlog(self, index: int) -> Queue:
+    def backlog(self, index: int) -> QueueEntity:
         return self.running.other.queue(self.queues[index])
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbpair.entity import (
+from sbpair.errors import UsageError
+from sbpair.management.entity_plan import EntityPlan, Key, differences, key, needs, ordered, outside, plan
+from sbpair.model.entities import (
     DEFAULT_RULE,
     AnyEntity,
     CorrelationFilter,
@@ -18,9 +20,7 @@ from sbpair.entity import (
     Subscription,
     Topic,
 )
-from sbpair.errors import UsageError
-from sbpair.model import Difference
-from sbpair.topology.application import Key, Plan, differences, key, needs, ordered, outside, plan
+from sbpair.model.queues import Difference
 
 DEFAULT = Rule("", "", DEFAULT_RULE)
 
@@ -41,14 +41,14 @@ class Namespace:
             own = replace(DEFAULT, topic=entity.topic, subscription=entity.name)
             self.entities[key(own)] = own
 
-    def plan(self, wanted: list[AnyEntity]) -> Plan:
+    def plan(self, wanted: list[AnyEntity]) -> EntityPlan:
         rules: dict[Key, list[Rule]] = {}
         for rule in self.entities.values():
             if isinstance(rule, Rule):
                 rules.setdefault(*needs(rule), []).append(rule)  # type: ignore[misc]
         return plan(wanted, self.entities, rules)
 
-    def apply(self, made: Plan) -> None:
+    def apply(self, made: EntityPlan) -> None:
         for entity in made.creates:
             assert isinstance(entity, AnyEntity)
             self.create(entity)

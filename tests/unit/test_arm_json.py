@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import backlog, errors
-from sbpair.bus import arm_json
-from sbpair.bus.translate import Answer, of_answer
-from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model import TIMESPAN_MAX, Counts, QueueSpec
+from sbpair.azure import arm_json
+from sbpair.azure.management_errors import ServiceResponse, of_answer
+from sbpair.model.durations import TIMESPAN_MAX
+from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.queues import Counts, QueueSpec
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 DURATIONS = st.sampled_from(["PT30S", "P14D", TIMESPAN_MAX])
@@ -90,23 +91,38 @@ PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namesp
 @pytest.mark.parametrize(
     ("answer", "raised"),
     [
-        (Answer(404, "", "(SubscriptionNotFound) The subscription '0' could not be found."), errors.UsageError),
-        (Answer(404, "", "(ResourceGroupNotFound) Resource group 'g' could not be found."), errors.UsageError),
-        (Answer(404, "", f"(ParentResourceNotFound) … because '{PLACE}' could not be found."), errors.UsageError),
-        (Answer(404, "", "(ResourceNotFound) The Resource 'Microsoft.ServiceBus/namespaces/x' …"), errors.UsageError),
-        (Answer(404, "", f"(ResourceNotFound) The Resource '{PLACE}/queues/x' …"), errors.EntityMissing),
-        (Answer(404, "", f"(ParentResourceNotFound) … because '{PLACE}/topics/x' …"), errors.EntityMissing),
-        (Answer(404, "", "(MessagingGatewayNotFoundStatusCode) The messaging entity …"), errors.EntityMissing),
-        (Answer(401, "", "(ExpiredAuthenticationToken) The access token is expired."), errors.NotAuthenticated),
-        (Answer(403, "", "(AuthorizationFailed) The client does not have authorization …"), errors.NotAuthorized),
-        (Answer(409, "40901", "(MessagingGatewayConflict) …"), errors.Unavailable),
-        (Answer(429, "40901", "(MessagingGatewayTooManyRequests) …"), errors.Unavailable),
-        (Answer(429, "", "(TooManyRequests) …"), errors.Throttled),
-        (Answer(400, "40000", "(MessagingGatewayBadRequest) …"), errors.ServiceRefused),
+        (
+            ServiceResponse(404, "", "(SubscriptionNotFound) The subscription '0' could not be found."),
+            errors.UsageError,
+        ),
+        (ServiceResponse(404, "", "(ResourceGroupNotFound) Resource group 'g' could not be found."), errors.UsageError),
+        (
+            ServiceResponse(404, "", f"(ParentResourceNotFound) … because '{PLACE}' could not be found."),
+            errors.UsageError,
+        ),
+        (
+            ServiceResponse(404, "", "(ResourceNotFound) The Resource 'Microsoft.ServiceBus/namespaces/x' …"),
+            errors.UsageError,
+        ),
+        (ServiceResponse(404, "", f"(ResourceNotFound) The Resource '{PLACE}/queues/x' …"), errors.EntityMissing),
+        (ServiceResponse(404, "", f"(ParentResourceNotFound) … because '{PLACE}/topics/x' …"), errors.EntityMissing),
+        (ServiceResponse(404, "", "(MessagingGatewayNotFoundStatusCode) The messaging entity …"), errors.EntityMissing),
+        (
+            ServiceResponse(401, "", "(ExpiredAuthenticationToken) The access token is expired."),
+            errors.NotAuthenticated,
+        ),
+        (
+            ServiceResponse(403, "", "(AuthorizationFailed) The client does not have authorization …"),
+            errors.NotAuthorized,
+        ),
+        (ServiceResponse(409, "40901", "(MessagingGatewayConflict) …"), errors.Unavailable),
+        (ServiceResponse(429, "40901", "(MessagingGatewayTooManyRequests) …"), errors.Unavailable),
+        (ServiceResponse(429, "", "(TooManyRequests) …"), errors.Throttled),
+        (ServiceResponse(400, "40000", "(MessagingGatewayBadRequest) …"), errors.ServiceRefused),
     ],
 )
 def test_a_refusal_of_resource_manager_means_what_it_would_over_atom(
-    answer: Answer, raised: type[errors.SbpairError]
+    answer: ServiceResponse, raised: type[errors.SbpairError]
 ) -> None:
     error = of_answer(answer, "read it", "contoso")
     assert type(error) is raised
@@ -116,11 +132,11 @@ def test_a_refusal_of_resource_manager_means_what_it_would_over_atom(
 @pytest.mark.parametrize(
     ("answer", "taken"),
     [
-        (Answer(409, "40900", "(MessagingGatewayConflict) …"), True),
-        (Answer(409, "40901", "(MessagingGatewayConflict) …"), False),
-        (Answer(429, "", "(MessagingGatewayTooManyRequests) The messaging entity 'x' already exists."), True),
-        (Answer(429, "50004", "(MessagingGatewayTooManyRequests) … being throttled"), False),
+        (ServiceResponse(409, "40900", "(MessagingGatewayConflict) …"), True),
+        (ServiceResponse(409, "40901", "(MessagingGatewayConflict) …"), False),
+        (ServiceResponse(429, "", "(MessagingGatewayTooManyRequests) The messaging entity 'x' already exists."), True),
+        (ServiceResponse(429, "50004", "(MessagingGatewayTooManyRequests) … being throttled"), False),
     ],
 )
-def test_a_name_that_is_taken_is_told_from_one_that_somebody_is_at(answer: Answer, taken: bool) -> None:
+def test_a_name_that_is_taken_is_told_from_one_that_somebody_is_at(answer: ServiceResponse, taken: bool) -> None:
     assert answer.name_is_taken is taken

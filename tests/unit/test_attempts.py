@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.bus.attempts import ATTEMPTS, JITTER, MOST_WAIT_SECONDS, attempt, wait_seconds
+from sbpair.azure.retry import ATTEMPTS, JITTER, MAX_WAIT_SECONDS, attempt, wait_seconds
 from sbpair.errors import ServiceRefused, Throttled, Unavailable
-from sbpair.provision.calls import CALLS_A_SECOND, SECOND_OF_CALLS, due
+from sbpair.management.calls import CALLS_A_SECOND, SECOND_OF_CALLS, due
 
 CHANCES = st.floats(0, 1, exclude_max=True)
 
@@ -50,7 +50,7 @@ def test_what_the_service_asks_for_is_waited_for_also_where_it_is_less_than_usua
 
 def test_whoever_would_have_to_wait_for_minutes_is_told_so_at_once() -> None:
     with pytest.raises(Throttled):
-        waits(asking(Throttled("x"), MOST_WAIT_SECONDS + 1))
+        waits(asking(Throttled("x"), MAX_WAIT_SECONDS + 1))
 
 
 def test_three_attempts_are_made_and_what_is_refused_for_good_has_one() -> None:
@@ -65,9 +65,9 @@ def test_nobody_comes_back_before_the_time_and_chance_only_adds(
     number: int, asked: int | None, one: float, other: float
 ) -> None:
     for error in (asking(Throttled("x"), asked), asking(Unavailable("x"), asked)):
-        least = wait_seconds(number, error, 0.0)
-        assert least >= (asked or 0)
-        assert least <= wait_seconds(number, error, one) < least * (1 + JITTER) + 1e-9
+        minimum = wait_seconds(number, error, 0.0)
+        assert minimum >= (asked or 0)
+        assert minimum <= wait_seconds(number, error, one) < minimum * (1 + JITTER) + 1e-9
         assert (one < other) <= (wait_seconds(number, error, one) <= wait_seconds(number, error, other))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbpair import backlog
 from sbpair.errors import NameInvalid
-from sbpair.model import QueueSpec
+from sbpair.model.queues import QueueSpec
 
 
 def test_a_backlog_queue_is_named_as_the_old_clients_name_it() -> None:

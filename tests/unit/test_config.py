@@ -8,7 +8,7 @@ import pytest
 
 from sbpair.config import Flags, Layer, Origin, Profile, Setting, load, load_pair, merged
 from sbpair.errors import MachineLacks, SbpairError, UsageError
-from sbpair.model import Identity, SasKey
+from sbpair.model.pair import Identity, SasKey
 
 KEY = "c2VjcmV0a2V5"
 FILE = """

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cost import (
+from sbpair.model.cost import (
     PRICES,
     STAGES,
     UNIT_BYTES,
+    MoneyRange,
     Operations,
-    Span,
     estimate,
     moved,
     of_units,
@@ -39,10 +39,10 @@ def test_a_size_counts_in_multiples_of_64_kb(size, expected):
 def test_a_message_through_the_backlog_is_six_operations_for_each_64_kb_three_of_them_the_syphons(size):
     unit = max(1, -(-size // UNIT_BYTES))
     whole = moved(size)
-    assert (whole.total, whole.own, whole.secondary, whole.primary) == (6 * unit, 3 * unit, 2 * unit, unit)
+    assert (whole.total, whole.by_sbpair, whole.secondary, whole.primary) == (6 * unit, 3 * unit, 2 * unit, unit)
     # The article counts a receive and its completion as one: four stages.
-    assert whole.stranded + whole.taken // 2 + whole.sent + whole.delivered // 2 == STAGES * unit
-    assert (turned_away(size).own, turned_away(size).total) == (2 * unit, 3 * unit)
+    assert whole.stranded + whole.received // 2 + whole.sent + whole.delivered // 2 == STAGES * unit
+    assert (turned_away(size).by_sbpair, turned_away(size).total) == (2 * unit, 3 * unit)
 
 
 @given(st.lists(sizes), st.lists(sizes))
@@ -56,7 +56,7 @@ def test_operations_add_up(one, other):
     both = one + other
     assert both == other + one
     assert both.total == one.total + other.total
-    assert both.own == one.own + other.own == both.primary + both.secondary
+    assert both.own == one.by_sbpair + other.by_sbpair == both.primary + both.secondary
     assert one + Operations() == one
 
 
@@ -84,28 +84,30 @@ def test_nothing_costs_more_than_the_dearest_or_less_than_nothing(tier, after, n
         ("basic", 2_000_000, "0.1", "0.1"),
     ],
 )
-def test_the_prices_are_those_of_the_table(tier, number, least, most):
+def test_the_prices_are_those_of_the_table(tier, number, minimum, limit):
     tariff = PRICES.tariffs[tier]
-    assert (tariff.price(number), tariff.dearest(number)) == (Decimal(least), Decimal(most))
+    assert (tariff.price(number), tariff.dearest(number)) == (Decimal(minimum), Decimal(limit))
 
 
 @given(operations, tiers, tiers)
 def test_an_estimate_names_its_table_and_spans_from_the_least_to_the_most(spent, secondary, primary):
     found = estimate(spent, secondary=secondary, primary=primary)
     assert (found.operations, found.currency, found.dated) == (spent, "USD", PRICES.dated)
-    for span in (found.own, found.delivered):
+    for span in (found.by_sbpair, found.delivered):
         assert span is not None
-        assert 0 <= span.least <= span.most
+        assert 0 <= span.minimum <= span.maximum
 
 
 def test_two_namespaces_of_one_tier_share_what_is_included_and_two_tiers_do_not():
-    spent = Operations(taken=10_000_000, sent=10_000_000)
-    assert estimate(spent, secondary="Standard", primary="Standard").own == Span(Decimal("5.6"), Decimal(16))
-    assert estimate(spent, secondary="Standard", primary="Premium").own == Span(Decimal(0), Decimal(8))
-    assert estimate(Operations(), secondary="Basic", primary="Basic").own == Span()
+    spent = Operations(received=10_000_000, sent=10_000_000)
+    assert estimate(spent, secondary="Standard", primary="Standard").by_sbpair == MoneyRange(
+        Decimal("5.6"), Decimal(16)
+    )
+    assert estimate(spent, secondary="Standard", primary="Premium").by_sbpair == MoneyRange(Decimal(0), Decimal(8))
+    assert estimate(Operations(), secondary="Basic", primary="Basic").by_sbpair == MoneyRange()
 
 
 def test_a_tier_without_a_price_has_no_estimate():
     found = estimate(moved(1), secondary="Luxury", primary="Standard")
-    assert found.own is None
+    assert found.by_sbpair is None
     assert found.delivered is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from azure.core.credentials import AccessToken
 
-from sbpair.bus.credentials import OneAsker
+from sbpair.azure.credentials import OneAsker
 
 
 class Slow:

@@ -10,7 +10,7 @@ from azure.servicebus import exceptions as azure
 from azure.servicebus._pyamqp import error as amqp
 
 from sbpair import errors
-from sbpair.bus.data_errors import error_of, is_answer, is_unused, translated
+from sbpair.azure.data_errors import error_of, is_answer, is_unused, translated
 
 
 def said(condition: str, kind: type[Any] = amqp.MessageSendFailed, description: str = "text") -> Any:

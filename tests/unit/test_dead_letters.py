@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Long, Value
-from sbpair.move import dead_letters
-from sbpair.move.dead_letters import Why
+from sbpair.move.message import dead_letters
+from sbpair.move.message.dead_letters import DeadLetterCause
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 OURS = {"DeadLetterReason": "DestinationNotFound", "DeadLetterErrorDescription": "there is no orders"}
@@ -33,19 +33,19 @@ def test_only_the_reason_goes_and_every_other_byte_stays(theirs: dict[Value, Val
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (OURS, Why("DestinationNotFound", "there is no orders")),
-        ({"DeadLetterReason": "only"}, Why("only", None)),
-        ({}, Why()),
-        ({"DeadLetterReason": Long(3)}, Why()),
+        (OURS, DeadLetterCause("DestinationNotFound", "there is no orders")),
+        ({"DeadLetterReason": "only"}, DeadLetterCause("only", None)),
+        ({}, DeadLetterCause()),
+        ({"DeadLetterReason": Long(3)}, DeadLetterCause()),
     ],
 )
-def test_the_reason_is_read(said: dict[Value, Value], why: Why) -> None:
+def test_the_reason_is_read(said: dict[Value, Value], why: DeadLetterCause) -> None:
     assert dead_letters.why(payload(said)) == why
 
 
 @pytest.mark.parametrize("broken", [b"", b"\0", b"nonsense", payload(OURS)[:-20], b"\x00\x53\x74\xc1\x05\x02\xa1\xff"])
 def test_what_cannot_be_read_says_nothing_and_stays(broken: bytes) -> None:
-    assert dead_letters.why(broken) == Why()
+    assert dead_letters.why(broken) == DeadLetterCause()
     assert dead_letters.revived(broken) == broken
 
 

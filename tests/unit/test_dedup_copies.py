@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbpair.sender.replication.copies import Copies, Verdict
-from sbpair.sender.replication.roles import SIDES, Side
-from sbpair.sender.replication.window import Memory, Window
+from sbpair.replication.copies import Copies, Verdict
+from sbpair.replication.roles import SIDES, Side
+from sbpair.replication.window import Memory, Window
 
 LOCK_SECONDS = 10.0
 KEYS = ("a", "b", "c")
@@ -69,8 +69,8 @@ class World(RuleBasedStateMachine):
         else:
             named = again or verdict is Verdict.GIVE_AGAIN
             assert named or delivery.key is None or delivery.key not in self.completed
-            in_hand = [each for each in self.hand if each.key == delivery.key and self._is_locked(each)]
-            assert delivery.key is None or not in_hand
+            held = [each for each in self.hand if each.key == delivery.key and self._is_locked(each)]
+            assert delivery.key is None or not held
             self.hand.append(delivery)
 
     def _bring_up(self) -> None:

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
-from sbpair.sender.replication.file import KeyFile
-from sbpair.sender.replication.key import KeyRule
-from sbpair.sender.replication.window import Memory, Standing, Store, Window
+from sbpair.replication.key import KeyRule
+from sbpair.replication.key_store import KeyStore
+from sbpair.replication.window import KeyStatus, Memory, Store, Window
 
 ABOUT = {"entity": "orders"}
 WINDOWS = st.builds(
     Window, seconds=st.sampled_from((1.0, 7.5, 100.0)) | st.none(), count=st.integers(1, 4)
 ) | st.builds(Window, seconds=st.sampled_from((1.0, 7.5, 100.0)), count=st.none())
 STEPS = st.lists(
-    st.tuples(st.sampled_from("abcdef"), st.sampled_from(Standing), st.floats(0, 9, allow_nan=False)), max_size=40
+    st.tuples(st.sampled_from("abcdef"), st.sampled_from(KeyStatus), st.floats(0, 9, allow_nan=False)), max_size=40
 )
 
 
@@ -35,28 +35,28 @@ class Naive:
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        self.marks: list[tuple[str, Standing, float]] = []
+        self.marks: list[tuple[str, KeyStatus, float]] = []
 
-    def mark(self, key: str, standing: Standing, now: float) -> None:
+    def mark(self, key: str, standing: KeyStatus, now: float) -> None:
         self.marks = [each for each in self.marks if each[0] != key] + [(key, standing, now)]
         if self.window.count is not None:
             self.marks = self.marks[-self.window.count :]
 
-    def standing(self, key: str, now: float) -> Standing:
+    def standing(self, key: str, now: float) -> KeyStatus:
         for marked, standing, at in self.marks:
             if marked == key and (self.window.seconds is None or now - at < self.window.seconds):
                 return standing
-        return Standing.NEW
+        return KeyStatus.NEW
 
 
-def agree(window: Window, steps: list[tuple[str, Standing, float]], make: Callable[[], Store]) -> None:
+def agree(window: Window, steps: list[tuple[str, KeyStatus, float]], make: Callable[[], Store]) -> None:
     naive, store, now = Naive(window), make(), 1e9
     try:
         for key, standing, later in steps:
             now += later
             for each in "abcdef":
                 assert store.standing(each, now) == naive.standing(each, now)
-            if standing is Standing.NEW:
+            if standing is KeyStatus.NEW:
                 store.close()
                 store = make()
                 continue
@@ -67,33 +67,33 @@ def agree(window: Window, steps: list[tuple[str, Standing, float]], make: Callab
 
 
 @given(WINDOWS, STEPS)
-def test_memory_remembers_what_a_naive_list_does(window: Window, steps: list[tuple[str, Standing, float]]) -> None:
-    agree(window, [each for each in steps if each[1] is not Standing.NEW], lambda: Memory(window))
+def test_memory_remembers_what_a_naive_list_does(window: Window, steps: list[tuple[str, KeyStatus, float]]) -> None:
+    agree(window, [each for each in steps if each[1] is not KeyStatus.NEW], lambda: Memory(window))
 
 
 @settings(max_examples=25, deadline=None)
 @given(WINDOWS, STEPS)
 def test_a_file_does_too_however_often_it_is_opened_anew(
-    window: Window, steps: list[tuple[str, Standing, float]]
+    window: Window, steps: list[tuple[str, KeyStatus, float]]
 ) -> None:
     with TemporaryDirectory() as directory:
-        agree(window, steps, lambda: KeyFile(Path(directory, "keys.db"), window, ABOUT))
+        agree(window, steps, lambda: KeyStore(Path(directory, "keys.db"), window, ABOUT))
 
 
 @given(WINDOWS, st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6)), min_size=1))
 def test_whatever_the_clock_does_only_what_was_marked_is_known(window: Window, steps: list[tuple[str, float]]) -> None:
     store, marked = Memory(window), set[str]()
     for key, now in steps:
-        assert {each for each in "abc" if store.standing(each, now) is Standing.DONE} <= marked
-        store.mark(key, Standing.DONE, now)
+        assert {each for each in "abc" if store.standing(each, now) is KeyStatus.DONE} <= marked
+        store.mark(key, KeyStatus.DONE, now)
         marked.add(key)
-        assert store.standing(key, now) is Standing.DONE
+        assert store.standing(key, now) is KeyStatus.DONE
 
 
 def test_a_file_stays_as_small_as_its_window(tmp_path: Path) -> None:
-    store = KeyFile(tmp_path / "keys.db", Window(seconds=None, count=10), ABOUT)
+    store = KeyStore(tmp_path / "keys.db", Window(seconds=None, count=10), ABOUT)
     for number in range(200):
-        store.mark(f"m{number}", Standing.DONE, 1.0)
+        store.mark(f"m{number}", KeyStatus.DONE, 1.0)
     store.close()
     with sqlite3.connect(tmp_path / "keys.db") as db:
         assert db.execute("SELECT count(*) FROM seen").fetchone() == (10,)
@@ -102,27 +102,27 @@ def test_a_file_stays_as_small_as_its_window(tmp_path: Path) -> None:
 
 def test_a_file_is_for_this_user_alone_and_for_one_receiver_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "keys.db"
-    store = KeyFile(path, Window(), ABOUT)
+    store = KeyStore(path, Window(), ABOUT)
     assert path.stat().st_mode & 0o077 == 0
     with pytest.raises(LeaseHeld, match="another receiver"):
-        KeyFile(path, Window(), ABOUT)
+        KeyStore(path, Window(), ABOUT)
     store.close()
-    KeyFile(path, Window(), ABOUT).close()
+    KeyStore(path, Window(), ABOUT).close()
 
 
 def test_what_was_marked_outlives_a_kill_and_so_does_nobodys_claim(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from sbpair.sender.replication.file import *\n"
-        f"store = KeyFile(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
-        "store.mark('done', Standing.DONE, 5.0); store.mark('doubt', Standing.DOUBT, 5.0)\n"
+        "import os, signal, sys; from pathlib import Path; from sbpair.replication.key_store import *\n"
+        f"store = KeyStore(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
+        "store.mark('done', KeyStatus.DONE, 5.0); store.mark('doubt', KeyStatus.DOUBT, 5.0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    store = KeyFile(tmp_path / "keys.db", Window(), ABOUT)
+    store = KeyStore(tmp_path / "keys.db", Window(), ABOUT)
     assert [store.standing(key, 6.0) for key in ("done", "doubt", "new")] == [
-        Standing.DONE,
-        Standing.DOUBT,
-        Standing.NEW,
+        KeyStatus.DONE,
+        KeyStatus.DOUBT,
+        KeyStatus.NEW,
     ]
     store.close()
 
@@ -133,11 +133,11 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) 
     with sqlite3.connect(database) as db:
         db.execute("CREATE TABLE precious (thing TEXT)")
     db.close()
-    KeyFile(mine, Window(), ABOUT).close()
+    KeyStore(mine, Window(), ABOUT).close()
     before = {path: path.read_bytes() for path in (text, mine)}
     for path, about in ((text, ABOUT), (database, ABOUT), (mine, {"entity": "billing"})):
         with pytest.raises(StateRefused, match=path.name):
-            KeyFile(path, Window(), about)
+            KeyStore(path, Window(), about)
     assert {path: path.read_bytes() for path in (text, mine)} == before
     with sqlite3.connect(database) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
@@ -148,9 +148,9 @@ def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path, tmp_path / "missing" / "keys.db", tmp_path / "file" / "keys.db"):
         with pytest.raises(UsageError):
-            KeyFile(wrong, Window(), ABOUT)
+            KeyStore(wrong, Window(), ABOUT)
     with pytest.raises(MachineLacks):
-        KeyFile(tmp_path / ("x" * 300), Window(), ABOUT)
+        KeyStore(tmp_path / ("x" * 300), Window(), ABOUT)
 
 
 @pytest.mark.parametrize(

@@ -7,38 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.move import departures
-from sbpair.move.departures import Departures
-from sbpair.move.engine import Order
-from sbpair.move.guard import Guard
-from sbpair.move.roads import Roads
-from sbpair.move.stride import USUAL
+from sbpair.move import dispatch
+from sbpair.move.batch_limits import USUAL
+from sbpair.move.destination_queues import DestinationQueues
+from sbpair.move.dispatch import Dispatcher
+from sbpair.move.interface import RoutedMessage
+from sbpair.move.wrong_primary import WrongPrimaryBreaker
 
 if TYPE_CHECKING:
-    from sbpair.move.road import Road
+    from sbpair.move.destination_queue import DestinationQueue
 
 
 class Rig:
     """A lane's roads; each round takes `most` messages off its road and tells how many those were."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, *, most: int = 1_000, ordered: bool = True) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, *, limit: int = 1_000, ordered: bool = True) -> None:
         self.rounds: list[tuple[str, int]] = []
-        self.roads = Roads(Guard(), ordered=ordered)
+        self.roads = DestinationQueues(WrongPrimaryBreaker(), ordered=ordered)
         self.stopping, self.changed, self.may_land = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.may_land.set()
-        self._most = most
-        self.departures = Departures(
+        self._limit = limit
+        self.departures = Dispatcher(
             self.roads, tasks, self._advance, stopping=self.stopping, changed=self.changed, ordered=ordered
         )
 
-    async def _advance(self, road: Road) -> None:
-        self.rounds.append((road.destination, len(road.take(self._most))))
+    async def _advance(self, road: DestinationQueue) -> None:
+        self.rounds.append((road.destination, len(road.take(self._limit))))
         await self.may_land.wait()
 
-    def come(self, count: int, destination: str = "orders") -> Road:
+    def come(self, count: int, destination: str = "orders") -> DestinationQueue:
         road = self.roads.to(destination)
         nothing: Any = None
-        road.add([Order(nothing, nothing, turn) for turn in range(count)])
+        road.add([RoutedMessage(nothing, nothing, turn) for turn in range(count)])
         self.departures.set_out(road)
         return road
 
@@ -60,10 +60,10 @@ def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
 
 def test_many_leave_at_once() -> None:
     async def scene(rig: Rig) -> None:
-        assert rig.come(USUAL.round_least).workers == 1
+        assert rig.come(USUAL.min_round).workers == 1
         await rig.empty()
 
-    assert play(scene) == [("orders", USUAL.round_least)]
+    assert play(scene) == [("orders", USUAL.min_round)]
 
 
 def test_few_leave_with_those_that_come_meanwhile() -> None:
@@ -77,42 +77,42 @@ def test_few_leave_with_those_that_come_meanwhile() -> None:
 
 def test_the_few_that_are_left_after_a_round_leave_too() -> None:
     async def scene(rig: Rig) -> None:
-        rig.come(USUAL.round_least + 25)
+        rig.come(USUAL.min_round + 25)
         await rig.empty()
 
-    assert play(scene, most=20) == [("orders", 20)] * 3 + [("orders", 15)]
+    assert play(scene, limit=20) == [("orders", 20)] * 3 + [("orders", 15)]
 
 
 def test_a_road_that_rests_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "GATHER_SECONDS", 1_000.0)
+    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 1_000.0)
 
     async def scene(rig: Rig) -> None:
         rig.roads.to("orders").resting = "away"
         rig.come(3)
         await rig.empty()
 
-    assert play(scene, most=1) == [("orders", 1)] * 3
+    assert play(scene, limit=1) == [("orders", 1)] * 3
 
 
-@pytest.mark.parametrize(("ordered", "workers"), [(True, 1), (False, departures.UNORDERED_ROUNDS)])
+@pytest.mark.parametrize(("ordered", "workers"), [(True, 1), (False, dispatch.UNORDERED_ROUNDS)])
 def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(ordered: bool, workers: int) -> None:
     async def scene(rig: Rig) -> None:
         rig.may_land.clear()
         for _ in range(workers + 2):
-            road = rig.come(USUAL.round_least)
+            road = rig.come(USUAL.min_round)
         assert road.workers == workers
         rig.may_land.set()
         await rig.empty()
 
-    play(scene, most=USUAL.round_least, ordered=ordered)
+    play(scene, limit=USUAL.min_round, ordered=ordered)
 
 
 def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.0)
 
     async def scene(rig: Rig) -> None:
         rig.come(2)
         rig.stopping.set()
-        rig.come(USUAL.round_least, "invoices")
+        rig.come(USUAL.min_round, "invoices")
 
     assert play(scene) == []

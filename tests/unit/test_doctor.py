@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.bus.greeting import Greeting
+from sbpair.azure.health import HealthResponse
 from sbpair.doctor import check, machine
 from sbpair.doctor.access import clock_check
 from sbpair.doctor.check import bounded, exit_code_of, failed, note, of_error, unknown, well, within
 from sbpair.errors import NotAuthorized, UsageError
-from sbpair.report import Outcome, Report
+from sbpair.model.report import Outcome, Report
 
 FINE = (well("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
 
@@ -36,14 +36,14 @@ FINE = (well("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
 def test_what_failed_alike_has_its_own_exit_code_and_everything_else_is_three(
     codes: tuple[int, ...], code: int
 ) -> None:
-    assert exit_code_of(Report((*FINE, *(failed("d", "wrong", "mend it", each) for each in codes)))) == code
+    assert exit_code_of(Report((*FINE, *(failed("d", "wrong", "hint it", each) for each in codes)))) == code
 
 
 def test_an_error_becomes_what_and_mend() -> None:
     found = of_error("primary.send", NotAuthorized("may not send", hint="use a key with Send"))
     assert (found.reason, found.exit_code) == ("may not send", 5)
     assert found.detail
-    assert found.detail.mend == "use a key with Send"
+    assert found.detail.hint == "use a key with Send"
 
 
 def test_what_does_not_answer_is_given_up_on() -> None:
@@ -51,10 +51,10 @@ def test_what_does_not_answer_is_given_up_on() -> None:
         await asyncio.Event().wait()
         return "well"
 
-    found = asyncio.run(bounded("x", 0.01, never(), mend="look there"))
+    found = asyncio.run(bounded("x", 0.01, never(), hint="look there"))
     assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
     assert found.detail
-    assert found.detail.mend == "look there"
+    assert found.detail.hint == "look there"
 
 
 def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +121,12 @@ def test_a_bug_is_not_taken_for_a_finding() -> None:
     ],
 )
 def test_clocks_may_differ_by_a_minute(ahead: float | None, outcome: Outcome) -> None:
-    assert clock_check("primary.clock", "contoso", Greeting(401, ahead, 0.5)).outcome is outcome
+    assert clock_check("primary.clock", "contoso", HealthResponse(401, ahead, 0.5)).outcome is outcome
 
 
 def test_a_clock_that_differs_is_told_with_the_direction() -> None:
-    assert "120 s behind that of contoso;" in clock_check("c", "contoso", Greeting(401, 120, 0.5)).reason
-    assert "120 s ahead of that of contoso;" in clock_check("c", "contoso", Greeting(401, -120, 0.5)).reason
+    assert "120 s behind that of contoso;" in clock_check("c", "contoso", HealthResponse(401, 120, 0.5)).reason
+    assert "120 s ahead of that of contoso;" in clock_check("c", "contoso", HealthResponse(401, -120, 0.5)).reason
 
 
 # Send time-out
@@ -202,7 +202,7 @@ def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome: Outco
     found = asyncio.run(machine.java_check({"PATH": "/nowhere"}, 10, wanted=wanted))
     assert (found.outcome, found.exit_code) == (outcome, code)
     assert found.detail
-    assert "install Java 17" in found.detail.mend
+    assert "install Java 17" in found.detail.hint
 
 
 def test_a_java_home_without_java_is_a_lack_whatever_is_on_the_path(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_nobody_else_may_write_to_the_configuration_file(tmp_path: Path, mode: i
     file.chmod(mode)
     found = machine.file_check(file)
     assert found.outcome is outcome
-    assert (outcome is Outcome.OK) or (found.detail and "chmod go-w" in found.detail.mend)
+    assert (outcome is Outcome.OK) or (found.detail and "chmod go-w" in found.detail.hint)
 
 
 def test_a_file_that_is_not_there_is_worth_a_note() -> None:

@@ -21,11 +21,11 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.drill import _result
 from sbpair.drill.compare import differences
-from sbpair.drill.corpus import Original, every_type, originals
-from sbpair.drill.story import Sending
-from sbpair.move.envelope import facts_of, restored
+from sbpair.drill.drill_messages import OriginalMessage, every_type, originals
+from sbpair.drill.scenario import SendTally
+from sbpair.move.message.envelope import facts_of, restored
+from sbpair.move.message.route import Send, route
 from sbpair.move.receipt import Receipt
-from sbpair.move.route import Send, route
 
 NOW = 1_767_225_600_000
 SERVICE = [
@@ -35,7 +35,7 @@ SERVICE = [
 ]
 
 
-def arrived(original: Original) -> Sections:
+def arrived(original: OriginalMessage) -> Sections:
     """The message as it comes out of the primary after a move."""
     sections, facts = facts_of("q", original.in_backlog())
     decision = route(facts)
@@ -46,7 +46,7 @@ def arrived(original: Original) -> Sections:
     return after
 
 
-def full() -> Original:
+def full() -> OriginalMessage:
     """One message that has everything that there is."""
     (original,) = [each for each in originals(60, now_ms=NOW) if each.number == 0]
     return replace(
@@ -179,8 +179,10 @@ def test_what_is_no_message_is_reported(payload):
 
 
 def drilled(back, **sending):
-    told = dict.fromkeys((each.name for each in fields(Sending) if each.type == "int"), 0) | sending
-    return _result(list(originals(4, now_ms=NOW)), back, Receipt(), Sending(entity="orders", receipt=Receipt(), **told))
+    told = dict.fromkeys((each.name for each in fields(SendTally) if each.type == "int"), 0) | sending
+    return _result(
+        list(originals(4, now_ms=NOW)), back, Receipt(), SendTally(entity="orders", receipt=Receipt(), **told)
+    )
 
 
 def whole_back() -> list[tuple[str, bytes]]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.entity import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.errors import UsageError
-from sbpair.model import TIMESPAN_MAX
-from sbpair.topology import entities_file
+from sbpair.management import entities_file
+from sbpair.model.durations import TIMESPAN_MAX
+from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 
 ROOT = Path(__file__).parents[2]
 WHOLE = """\

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cost import Operations, moved, turned_away
-from sbpair.move.places import OTHERS
-from sbpair.move.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
+from sbpair.model.cost import Operations, moved, turned_away
+from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
+from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.syphon import forecast
-from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, Sums, total
-from sbpair.syphon.terms import Limits
+from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, ForecastBuilder, total
+from sbpair.syphon.limits import EffectiveLimits
 
 NOW = 2_000_000_000_000
 
@@ -30,7 +30,7 @@ facts = st.builds(
 )
 
 
-def feed(sums: Sums, message: Facts, state: str | None = None) -> str:
+def feed(sums: ForecastBuilder, message: Facts, state: str | None = None) -> str:
     """As a preview does, of a primary in which everything is there."""
     decision = sums.decide(message)
     destination = None if isinstance(decision, DeadLetter) else (message.path or "").strip("/")
@@ -46,7 +46,7 @@ def feed(sums: Sums, message: Facts, state: str | None = None) -> str:
 
 @given(st.lists(st.tuples(facts, st.sampled_from([None, None, "deferred", "scheduled"]))), st.sampled_from(TimeToLive))
 def test_every_message_has_one_fate_and_what_a_run_would_spend_on_it(messages, ttl):
-    sums = Sums(ttl, NOW)
+    sums = ForecastBuilder(ttl, NOW)
     fates = [feed(sums, message, state) for message, state in messages]
     whole = total(sums.flows())
     assert whole.messages == len(messages) == sum(whole.fates[fate] for fate in FATES)
@@ -66,7 +66,7 @@ def test_every_message_has_one_fate_and_what_a_run_would_spend_on_it(messages, t
 
 @given(st.lists(facts))
 def test_what_is_overdue_is_what_would_expire_if_the_time_in_the_backlog_counted(messages):
-    original, remaining = Sums(TimeToLive.ORIGINAL, NOW), Sums(TimeToLive.REMAINING, NOW)
+    original, remaining = ForecastBuilder(TimeToLive.ORIGINAL, NOW), ForecastBuilder(TimeToLive.REMAINING, NOW)
     for message in messages:
         feed(original, message)
         feed(remaining, message)
@@ -82,15 +82,15 @@ MESSAGE = Facts("q/0", 1, NOW - 1, "m", "orders", size=100)
 @pytest.mark.parametrize(
     ("limits", "seconds"),
     [
-        (Limits(), None),
-        (Limits(rate=2.0), 5.0),
-        (Limits(primary_credits=10.0), 3.0),
-        (Limits(secondary_credits=2.5), 4.8),
-        (Limits(2.0, 10.0, 2.5), 5.0),
+        (EffectiveLimits(), None),
+        (EffectiveLimits(rate=2.0), 5.0),
+        (EffectiveLimits(primary_credits=10.0), 3.0),
+        (EffectiveLimits(secondary_credits=2.5), 4.8),
+        (EffectiveLimits(2.0, 10.0, 2.5), 5.0),
     ],
 )
 def test_the_time_is_that_of_the_tightest_limit(limits, seconds):
-    sums = Sums(TimeToLive.ORIGINAL, NOW)
+    sums = ForecastBuilder(TimeToLive.ORIGINAL, NOW)
     for _ in range(10):
         feed(sums, MESSAGE)  # with two filters: three credits each
     for _ in range(2):
@@ -100,16 +100,16 @@ def test_the_time_is_that_of_the_tightest_limit(limits, seconds):
 
 
 def test_what_is_scheduled_for_later_is_told():
-    sums = Sums(TimeToLive.ORIGINAL, NOW)
+    sums = ForecastBuilder(TimeToLive.ORIGINAL, NOW)
     for at in (NOW - 1, NOW, NOW + 1, None):
         feed(sums, MESSAGE._replace(scheduled_at=at))
-    assert total(sums.flows()).later == 1
+    assert total(sums.flows()).scheduled_in_future == 1
 
 
 def test_it_does_not_grow_with_the_backlog(monkeypatch):
-    monkeypatch.setattr(forecast, "FLOWS_MOST", 50)
-    monkeypatch.setattr(forecast, "REASONS_MOST", 20)
-    sums = Sums(TimeToLive.ORIGINAL, NOW)
+    monkeypatch.setattr(forecast, "MAX_FLOWS", 50)
+    monkeypatch.setattr(forecast, "MAX_REASONS", 20)
+    sums = ForecastBuilder(TimeToLive.ORIGINAL, NOW)
     for number in range(1_000):
         message = MESSAGE._replace(queue=f"q/{number % 3}", path=f"d{number}", sequence_number=number)
         sums.send(message, message.path)

@@ -17,14 +17,17 @@ ROOT = Path(sbpair.__file__).parent
 # Top first. A part may import what lies below its own level, and nothing of that level but itself.
 LEVELS: list[set[str]] = [
     {"cli"},
-    {"drill", "doctor", "export", "status", "paired"},
-    {"provision", "audit", "prune", "partition", "syphon", "sender", "replay", "emulator"},
+    {"drill", "doctor", "status"},
+    {"replay", "message_io"},
+    {"replication"},
+    {"failover"},
+    {"syphon", "management", "emulator"},
     {"move"},
-    {"wire", "bus", "topology", "cost"},
-    {"backlog", "tiers", "partition_key"},
+    {"runs"},
+    {"amqp_client", "azure"},
+    {"backlog"},
     {"amqp"},
-    {"entity"},
-    {"model", "report"},
+    {"model"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
@@ -33,16 +36,16 @@ LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
 SPECIAL = {
     "config": {"model", "errors"},
     "__main__": {"cli", "model", "errors"},
-    "__init__": {"aio", "config", "paired", "sender", "model", "errors"},
-    "aio": {"paired", "sender", "model", "errors"},
+    "__init__": {"aio", "config", "failover", "replication", "model", "errors"},
+    "aio": {"failover", "replication", "model", "errors"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
     "emulator": {"amqp", "errors"},
 }
 USERS_OF_CONFIG = {"cli", "__init__"}
 
 DOORS = {
-    "azure": {"bus", "sender"},
-    "aiohttp": {"bus", "emulator"},
+    "azure": {"azure", "failover", "replication", "message_io"},
+    "aiohttp": {"azure", "emulator"},
     "cryptography": {"emulator"},
     "lark": {"emulator"},
     "pyspark": {"replay"},
@@ -50,7 +53,7 @@ DOORS = {
     "pandas": {"replay"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "opentelemetry": {"sender"},
+    "opentelemetry": {"failover"},
     "click": set(),
 }
 
@@ -78,7 +81,7 @@ MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def part_of(module: str) -> str:
-    """`bus` for `sbpair.bus.atom`; `__init__` for the package itself."""
+    """`bus` for `sbpair.azure.atom`; `__init__` for the package itself."""
     return ([*module.split("."), "__init__"])[1]
 
 
@@ -128,7 +131,9 @@ def test_imports_go_downwards_only() -> None:
 def test_entities_know_no_door_and_no_server() -> None:
     inside = [each for each in OWN if each.importer.startswith("sbpair.emulator.entities")]
     assert [
-        each.where for each in inside if each.imported.startswith(("sbpair.emulator.doors", "sbpair.emulator.server"))
+        each.where
+        for each in inside
+        if each.imported.startswith(("sbpair.emulator.frontends", "sbpair.emulator.server"))
     ] == []
 
 
@@ -165,9 +170,9 @@ def test_modules_are_imported_by_name_in_two_places_only() -> None:
     [
         ("cli", "errors", True),
         ("syphon", "move", True),
-        ("syphon", "provision", False),
-        ("wire", "bus", False),
-        ("model", "report", False),
+        ("syphon", "management", False),
+        ("amqp_client", "azure", False),
+        ("model", "backlog", False),
         ("amqp", "backlog", False),
         ("emulator", "model", False),
         ("emulator", "amqp", True),

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.errors import LeaseLost, MachineLacks
-from sbpair.model import Endpoint, Identity, Pair
-from sbpair.move import state as state_module
-from sbpair.move.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
-from sbpair.move.state import State
+from sbpair.model.pair import Endpoint, Identity, Pair
+from sbpair.runs import database as state_module
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.move.route import Key
+    from sbpair.model.message_key import Key
 
 
 def endpoint(name: str) -> Endpoint:
@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.state = State(self.directory, PAIR) if self.on_disk else None
+        self.state = RunDatabase(self.directory, PAIR) if self.on_disk else None
         self.run = 0
         self.flying: dict[int, list[Key]] = {}
         self.accepted: set[Key] = set()
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
 
     def begin_anew(self) -> None:
         self.state.close()
-        self.state = State(self.directory, PAIR)
+        self.state = RunDatabase(self.directory, PAIR)
         self.earlier = set(self.accepted)
         self.flying, self.returned, self.unwritten = {}, set(), set()
         self.open()
@@ -188,7 +188,7 @@ TestOnDisk.settings = settings(max_examples=40, stateful_step_count=20, deadline
 
 @pytest.mark.parametrize("part", range(5))
 def test_all_five_parts_must_match(tmp_path: Path, part: int) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state), key(1))
         journal = Journal(state)
         other = (*key(1)[:part], {0: "n", 1: "p", 2: 9, 3: 9, 4: None}[part], *key(1)[part + 1 :])
@@ -198,7 +198,7 @@ def test_all_five_parts_must_match(tmp_path: Path, part: int) -> None:
 
 @pytest.mark.parametrize("message_id", [None, "", "a" * 128, "é\U0001f600\x00\n'\";", "\ud800", "[1]"])
 def test_any_id_comes_back_as_it_was(tmp_path: Path, message_id: str | None) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state), key(2**62, message_id), key(2, "other"))
         assert Journal(state).was_accepted(key(2**62, message_id))
 
@@ -222,7 +222,7 @@ def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Pat
     def lost() -> None:
         raise LeaseLost("it is gone")
 
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r", may_send=lost)
         with pytest.raises(LeaseLost):
             sending(journal, [key(1)], "orders")
@@ -234,8 +234,8 @@ def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Pat
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_it_does_not_grow_with_what_others_have_taken(tmp_path: Path, on_disk: bool) -> None:
-    with State(tmp_path, PAIR) as state:
-        journal = Journal(state if on_disk else None, most=3)
+    with RunDatabase(tmp_path, PAIR) as state:
+        journal = Journal(state if on_disk else None, limit=3)
         for number in range(10):
             journal.returned([key(number)])
             moved(journal, key(number, queue="other"))
@@ -246,7 +246,7 @@ def test_it_does_not_grow_with_what_others_have_taken(tmp_path: Path, on_disk: b
 
 
 def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state)
         for first in range(0, 20_000, 100):
             batch = [key(number) for number in range(first, first + 100)]
@@ -257,15 +257,15 @@ def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
 
 
 def test_an_earlier_run_that_left_too_much_is_remembered_in_part(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         first = Journal(state)
         for number in range(10):
             moved(first, key(number))
-        assert [number for number in range(10) if Journal(state, most=4).was_accepted(key(number))] == [6, 7, 8, 9]
+        assert [number for number in range(10) if Journal(state, limit=4).was_accepted(key(number))] == [6, 7, 8, 9]
 
 
 def test_what_was_accepted_is_forgotten_after_its_days(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state, clock_ms=lambda: 0), key(1))
         moved(Journal(state, clock_ms=lambda: DAY_MS), key(2))
         later = Journal(state, clock_ms=lambda: REMEMBERED_DAYS * DAY_MS + 1)
@@ -273,7 +273,7 @@ def test_what_was_accepted_is_forgotten_after_its_days(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
         journal = Journal(state, clock_ms=lambda: 0)
         moved(journal, key(2))
@@ -283,7 +283,7 @@ def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) ->
 
 
 def test_two_journals_at_once_keep_out_of_each_others_way(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as one, State(tmp_path, PAIR) as other:
+    with RunDatabase(tmp_path, PAIR) as one, RunDatabase(tmp_path, PAIR) as other:
         first, second = Journal(one, run="a"), Journal(other, run="b")
         flights = [sending(first, [key(1)], "orders"), sending(second, [key(2)], "orders")]
         accepted(first, flights[0])
@@ -302,14 +302,14 @@ def send_for_ever(journal: Journal) -> None:
         sending(journal, [key(number) for number in range(first, first + 100)], "orders")
 
 
-def fill(state: State) -> None:
+def fill(state: RunDatabase) -> None:
     """Let the file not grow any more."""
     [[pages]] = state.read("PRAGMA page_count")
     state.read(f"PRAGMA max_page_count = {pages}")
 
 
 def test_a_full_file_stops_before_anything_is_sent(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
         moved(journal, key(1))
         fill(state)
@@ -324,7 +324,7 @@ def test_a_full_file_stops_before_anything_is_sent(tmp_path: Path) -> None:
 
 
 def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
         flight = sending(journal, [key(1)], "orders")
         state.read("PRAGMA query_only = 1")
@@ -341,14 +341,14 @@ def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_
 def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folding, really = [], State.fold_log
+    folding, really = [], RunDatabase.fold_log
 
-    def fold(state: State) -> None:
+    def fold(state: RunDatabase) -> None:
         folding.append(threading.current_thread())
         really(state)
 
     async def main() -> None:
-        with State(tmp_path, PAIR) as state:
+        with RunDatabase(tmp_path, PAIR) as state:
             journal = Journal(state, run="r")
             for first in range(0, 100_000, 100):
                 journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
@@ -358,8 +358,8 @@ def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
             journal.close()
 
     sizes: list[int] = []
-    monkeypatch.setattr(State, "fold_log", fold)
-    monkeypatch.setattr(state_module, "LOG_MOST_BYTES", 500_000)
+    monkeypatch.setattr(RunDatabase, "fold_log", fold)
+    monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 500_000)
     asyncio.run(main())
     assert len(folding) > 3
     assert threading.main_thread() not in folding
@@ -368,15 +368,15 @@ def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
 
 
 def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, may_end, really = threading.Event(), threading.Event(), State.fold_log
+    begun, may_end, really = threading.Event(), threading.Event(), RunDatabase.fold_log
 
-    def fold(state: State) -> None:
+    def fold(state: RunDatabase) -> None:
         begun.set()
         may_end.wait()
         really(state)
 
     async def main() -> None:
-        with State(tmp_path, PAIR) as state, State(tmp_path, PAIR) as other:
+        with RunDatabase(tmp_path, PAIR) as state, RunDatabase(tmp_path, PAIR) as other:
             journal = Journal(state, run="r")
             journal.note_sending([[key(1)]], "orders")
             await journal.on_disk()
@@ -391,8 +391,8 @@ def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypat
             assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1, 2]
             journal.close()
 
-    monkeypatch.setattr(State, "fold_log", fold)
-    monkeypatch.setattr(state_module, "LOG_MOST_BYTES", 1)
+    monkeypatch.setattr(RunDatabase, "fold_log", fold)
+    monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 1)
     asyncio.run(main())
 
 
@@ -406,7 +406,7 @@ def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_not
         raise sqlite3.OperationalError("disk I/O error")
 
     async def main() -> None:
-        with State(tmp_path, PAIR) as state:
+        with RunDatabase(tmp_path, PAIR) as state:
             monkeypatch.setattr(sqlite3, "connect", refuse)
             journal = Journal(state, run="r")
             for first in range(0, 10_000, 100):
@@ -414,10 +414,10 @@ def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_not
                 await journal.on_disk()
             journal.close()
         monkeypatch.setattr(sqlite3, "connect", connect)
-        with State(tmp_path, PAIR) as state:
+        with RunDatabase(tmp_path, PAIR) as state:
             assert len(doubts_of(state, "r", gone=True)) == 10_000
 
-    monkeypatch.setattr(state_module, "LOG_MOST_BYTES", 500_000)
+    monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 500_000)
     asyncio.run(main())
     assert 1 <= len(tries) <= 6
 
@@ -430,10 +430,10 @@ import json, os, resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_journal import PAIR, accepted, key, sending
-from sbpair.move.journal import Journal
-from sbpair.move.state import State
+from sbpair.runs.journal import Journal
+from sbpair.runs.database import RunDatabase
 
-state = State(Path({directory!r}), PAIR)
+state = RunDatabase(Path({directory!r}), PAIR)
 journal = Journal(state, run="r")
 """
 
@@ -497,7 +497,7 @@ def test_a_kill_between_any_two_calls_forgets_nothing_that_was_accepted(tmp_path
     done = run_in_process(program + STEPS.format(kill_after=kill_after))
     assert done.returncode == -signal.SIGKILL, done.stderr
     accepted, doubtful, perhaps = LEFT[kill_after]
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="next")
         found = {doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)}
     for first in (0, 10, 20):
@@ -533,7 +533,7 @@ def test_a_file_that_may_not_grow_stops_it_and_what_was_accepted_before_is_there
     sent, code, message = json.loads(done.stdout)
     assert code == 7
     assert str(tmp_path) in message
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state)
         in_doubt = {doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)}
     assert len(sent) > 3

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import NameInvalid, UsageError
-from sbpair.model import Endpoint, Pair, SasKey
-from sbpair.move.lease_terms import GOOD_SECONDS, Holder, Moment, check_queue, good_for, session_of
+from sbpair.model.pair import Endpoint, Pair, SasKey
+from sbpair.runs.lease_terms import GOOD_SECONDS, ClockReading, LeaseHolder, check_queue, good_for, session_of
 
 
 def pair(primary: str, name: str = "p") -> Pair:
@@ -66,15 +66,15 @@ def test_no_backlog_queue_of_whatever_pair_carries_a_lease(queue: str) -> None:
 
 @given(
     st.builds(
-        Holder,
+        LeaseHolder,
         st.text("abc.-", max_size=255),
         st.integers(0, 2**31),
         st.text("abc-0", max_size=64),
         st.integers(0, 2**42),
     )
 )
-def test_a_holder_is_read_as_it_was_written(holder: Holder) -> None:
-    assert Holder.decode(holder.encode()) == holder
+def test_a_holder_is_read_as_it_was_written(holder: LeaseHolder) -> None:
+    assert LeaseHolder.decode(holder.encode()) == holder
 
 
 @given(
@@ -95,7 +95,7 @@ def test_a_holder_is_read_as_it_was_written(holder: Holder) -> None:
     )
 )
 def test_whatever_a_state_holds_it_says_who_or_nothing_and_no_terminal_obeys_it(state: bytes | None) -> None:
-    found = Holder.decode(state)
+    found = LeaseHolder.decode(state)
     assert found is None or str(found).isprintable()
 
 
@@ -108,4 +108,4 @@ def test_a_confirmation_is_good_for_less_than_any_lock_of_the_service_and_never_
 
 @pytest.mark.parametrize(("loop", "awake", "before"), [(1, 1, True), (3, 1, False), (1, 3, False), (3, 3, False)])
 def test_a_moment_is_before_another_only_by_both_clocks(loop: float, awake: float, before: bool) -> None:
-    assert Moment(loop, awake).is_before(Moment(2.0, 2.0)) is before
+    assert ClockReading(loop, awake).is_before(ClockReading(2.0, 2.0)) is before

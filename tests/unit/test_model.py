@@ -9,20 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
-from sbpair.model import (
-    TICKS_PER_SECOND,
-    TIMESPAN_MAX,
-    Endpoint,
-    Identity,
-    Pair,
-    SasKey,
-    SasToken,
-    authority_of,
-    endpoint_from_connection_string,
-    first_label,
-    looks_like_connection_string,
-    ticks,
-)
+from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
+from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX, ticks
+from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken, authority_of, first_label
 
 SECRET = "c2VjcmV0a2V5c2VjcmV0"
 KEYED = f"SharedAccessKeyName=Root;SharedAccessKey={SECRET}"

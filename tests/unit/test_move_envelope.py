@@ -27,11 +27,11 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, same
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.envelope import SERVICE_ANNOTATIONS, facts_of, is_deferred, locked_until, restored
-from sbpair.move.route import DeadLetter, Send, route
+from sbpair.move.message.envelope import SERVICE_ANNOTATIONS, facts_of, is_deferred, locked_until, restored
+from sbpair.move.message.route import DeadLetter, Send, route
 
 NOW = 1_767_225_600_000
-MOST = 0xFFFFFFFF
+MAXIMUM = 0xFFFFFFFF
 MINUTE_TICKS = 600_000_000
 
 TEXT = st.text(max_size=12)
@@ -187,17 +187,17 @@ def test_a_move_keeps_what_it_promises(own, annotations, header, properties, bod
     )
 
     ttl_ms = None if aliases.ttl_ticks is None else -(-aliases.ttl_ticks // 10_000)
-    assert now.ttl == (None if ttl_ms is None else min(ttl_ms, MOST))
+    assert now.ttl == (None if ttl_ms is None else min(ttl_ms, MAXIMUM))
 
     # Properties: to the byte, but for what was asked for.
-    if aliases.session_id is None and (ttl_ms is None or ttl_ms <= MOST):
+    if aliases.session_id is None and (ttl_ms is None or ttl_ms <= MAXIMUM):
         assert after.properties == before.properties
     had, has = before.read_properties(), after.read_properties()
     changed = set()
     if aliases.session_id is not None:
         assert has.group_id == aliases.session_id
         changed.add("group_id")
-    if ttl_ms is not None and ttl_ms > MOST:
+    if ttl_ms is not None and ttl_ms > MAXIMUM:
         assert has.creation_time == NOW
         assert has.absolute_expiry_time == min(NOW + ttl_ms, 2**63 - 1)
         changed |= {"creation_time", "absolute_expiry_time"}
@@ -206,8 +206,8 @@ def test_a_move_keeps_what_it_promises(own, annotations, header, properties, bod
 
 
 def test_the_longest_time_to_live_that_fits_the_header_stays_in_the_header():
-    after = moved(plain(Aliases("q", ttl_ticks=MOST * 10_000)))
-    assert after.read_header().ttl == MOST
+    after = moved(plain(Aliases("q", ttl_ticks=MAXIMUM * 10_000)))
+    assert after.read_header().ttl == MAXIMUM
     assert after.properties == b""
 
 
@@ -215,7 +215,7 @@ def test_a_time_to_live_of_more_than_49_days_is_written_as_two_times():
     hundred_days_ms = 100 * 24 * 3_600_000
     after = moved(plain(Aliases("q", ttl_ticks=hundred_days_ms * 10_000)))
     properties = after.read_properties()
-    assert after.read_header().ttl == MOST
+    assert after.read_header().ttl == MAXIMUM
     assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + hundred_days_ms)
 
 
@@ -230,7 +230,7 @@ def test_an_expiry_that_was_written_out_is_renewed_together_with_the_time_to_liv
 
 
 def test_without_a_time_to_live_nothing_expires():
-    assert moved(plain(Aliases("q"), header=Header(ttl=MOST, delivery_count=3).encode())).header == b""
+    assert moved(plain(Aliases("q"), header=Header(ttl=MAXIMUM, delivery_count=3).encode())).header == b""
 
 
 def test_a_time_to_live_that_is_no_alias_is_somebodys_wish():

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.move.receipt import BUCKETS, LISTED_MOST, Named, Tally
-from sbpair.move.route import (
+from sbpair.move.message.route import (
     EXPIRED,
     INVALID,
     MISSING,
@@ -22,6 +21,7 @@ from sbpair.move.route import (
     refused,
     route,
 )
+from sbpair.move.receipt import BUCKETS, MAX_LISTED, NamedMessage, Tally
 
 # Route
 
@@ -156,7 +156,7 @@ def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missin
         if bucket == "sent":
             tally.sent(queue, "orders", 1, 10)
         elif bucket in ("dead_lettered", "expired"):
-            tally.dead_lettered(Named(queue, 1, None, None, "why"), bucket=bucket)
+            tally.dead_lettered(NamedMessage(queue, 1, None, None, "why"), bucket=bucket)
         else:
             tally.ended(queue, bucket)
     for _ in range(missing):
@@ -208,13 +208,13 @@ def test_a_bucket_that_is_none_is_refused():
 
 def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     tally = Tally()
-    for number in range(LISTED_MOST + 5):
+    for number in range(MAX_LISTED + 5):
         tally.received("q", 1)
-        tally.dead_lettered(Named("q", number, None, None, "why"))
-        tally.doubtful(Named("q", number, None, None, "why"))
+        tally.dead_lettered(NamedMessage("q", number, None, None, "why"))
+        tally.doubtful(NamedMessage("q", number, None, None, "why"))
     receipt = tally.receipt()
-    assert receipt.dead_lettered == LISTED_MOST + 5
-    assert len(receipt.dead_letters) == len(receipt.doubtful) == LISTED_MOST
+    assert receipt.dead_lettered == MAX_LISTED + 5
+    assert len(receipt.dead_letters) == len(receipt.doubtful) == MAX_LISTED
 
 
 # Operations

@@ -24,10 +24,10 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.envelope import facts_of, locked_until, restored
-from sbpair.move.opened import Opener
-from sbpair.move.route import Send, route
-from sbpair.move.usual import Reader
+from sbpair.move.message.decode import Decoder
+from sbpair.move.message.envelope import facts_of, locked_until, restored
+from sbpair.move.message.fast_decode import TemplateReader
+from sbpair.move.message.route import Send, route
 
 BODY = data_body(b"x" * 300)
 NOW = 1_767_225_600_000
@@ -97,8 +97,8 @@ MESSAGES = st.builds(
 )
 
 
-def taught(*known: Sections) -> Reader:
-    reader = Reader("q")
+def taught(*known: Sections) -> TemplateReader:
+    reader = TemplateReader("q")
     for sections in known:
         payload = sections.join()
         general, facts = facts_of("q", payload)
@@ -107,7 +107,7 @@ def taught(*known: Sections) -> Reader:
     return reader
 
 
-def compare(reader: Reader, payload: bytes) -> bool:
+def compare(reader: TemplateReader, payload: bytes) -> bool:
     """Whether the short cut was taken; that it led where the road does."""
     [read] = reader.read([payload])
     if read is None:
@@ -185,7 +185,7 @@ def test_whatever_comes_together_is_opened_in_its_order(
     payloads = [some[number % len(some)].join() for number in order] if some else []
     if data.draw(st.booleans()):
         payloads.insert(data.draw(st.integers(0, len(payloads))), b"no message")
-    opener = Opener("q")
+    opener = Decoder("q")
     for _ in range(2):  # the second time most of them are known
         for payload, opened in zip(payloads, opener.open_all(payloads), strict=True):
             try:
@@ -241,7 +241,7 @@ def test_annotations_that_nobody_writes_are_read_alike_or_said_to_be_unreadable(
         for name, raw in each.items():
             setattr(sections, name, raw)
         payloads.append(sections.join())
-    opener = Opener("q")
+    opener = Decoder("q")
     for _ in range(2):  # the second time some of them are known
         for payload, opened in zip(payloads, opener.open_all(payloads), strict=True):
             sections, facts = facts_of("q", payload)

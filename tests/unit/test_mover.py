@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.cost import UNIT_BYTES, Operations, moved
-from sbpair.move import departures, hands, mover, settling
+from sbpair.model.cost import UNIT_BYTES, Operations, moved
+from sbpair.model.message_key import NO_KEY, Key
+from sbpair.move import dispatch, held, mover, settlement_buffer
+from sbpair.move.context import MoveContext
+from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
-from sbpair.move.pace import Pace
-from sbpair.move.route import NO_KEY, Facts, Key
-from sbpair.move.setting import Setting
+from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
-    from sbpair.move.engine import Order
+    from sbpair.move.interface import RoutedMessage
     from sbpair.move.receipt import Receipt
 
 UNREACHABLE = errors.Unreachable("it is away")
@@ -46,9 +47,9 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "REST_SECONDS", 0.001)
-    monkeypatch.setattr(mover, "REST_MOST_SECONDS", 0.001)
-    monkeypatch.setattr(hands, "RENEW_REST_SECONDS", 0.001)
-    monkeypatch.setattr(departures, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(mover, "MAX_REST_SECONDS", 0.001)
+    monkeypatch.setattr(held, "RENEW_REST_SECONDS", 0.001)
+    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.001)
 
 
 @dataclass(eq=False)
@@ -118,7 +119,7 @@ class Memory:
         await self.answer("ready")
         return self
 
-    def pack(self, orders: Sequence[Order]) -> Parcel:
+    def pack(self, orders: Sequence[RoutedMessage]) -> Parcel:
         return Parcel([order.arrival for order in orders[: self.together]])
 
     def post(self, parcel: Parcel) -> Answer:
@@ -149,10 +150,10 @@ class Memory:
     def interrupt(self) -> None:
         self.interrupted = True
 
-    def grant(self, most: int) -> None:
+    def grant(self, limit: int) -> None:
         raise NotImplementedError
 
-    async def take(self, most: int, *, seconds: float) -> Sequence[Any]:
+    async def take(self, limit: int, *, seconds: float) -> Sequence[Any]:
         raise NotImplementedError
 
 
@@ -164,7 +165,7 @@ def arrival(number: int, path: str | None = "orders", size: int = 10, lock: floa
 async def move(
     memory: Memory,
     arrivals: list[Arrival],
-    setting: Setting,
+    setting: MoveContext,
     *,
     settle: bool = True,
     then: Callable[[Mover], Awaitable[None]] | None = None,
@@ -176,7 +177,7 @@ async def move(
             made = Mover(memory, memory, tasks, setting)
             locks = tasks.create_task(made.keep_locks())
             made.accept(arrivals)
-            while settle and made.in_hand and not made.stuck(3) and made.fatal is None:
+            while settle and made.held and not made.stuck(3) and made.fatal is None:
                 await made.changed(1.0)
             if then is not None:
                 await then(made)
@@ -185,11 +186,11 @@ async def move(
     finally:
         if made is not None:
             made.write_off()
-            assert made.in_hand == 0
+            assert made.held == 0
     return made
 
 
-def receipt_of(setting: Setting) -> Receipt:
+def receipt_of(setting: MoveContext) -> Receipt:
     receipt = setting.tally.receipt()
     assert receipt.balanced, receipt
     return receipt
@@ -197,7 +198,7 @@ def receipt_of(setting: Setting) -> Receipt:
 
 @sync
 async def test_sent_is_completed_and_only_then() -> None:
-    memory, setting = Memory(), Setting("ns")
+    memory, setting = Memory(), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], setting)
     assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
     assert [number for what, number in memory.done if what == "send"] == [1, 2]
@@ -207,7 +208,7 @@ async def test_sent_is_completed_and_only_then() -> None:
 
 @sync
 async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> None:
-    memory, setting = Memory(send=[IN_DOUBT, IN_DOUBT, None]), Setting("ns")
+    memory, setting = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
     await move(memory, [arrival(1)], setting)
     receipt = receipt_of(setting)
     assert (receipt.sent, receipt.in_doubt, receipt.exit_code) == (1, 0, 0)
@@ -216,7 +217,7 @@ async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> N
 
 @sync
 async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
-    memory, setting = Memory(send=[IN_DOUBT, REFUSED]), Setting("ns")
+    memory, setting = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
     await move(memory, [arrival(1)], setting)
     receipt = receipt_of(setting)
     assert (receipt.dead_lettered, receipt.in_doubt) == (1, 0)
@@ -225,7 +226,7 @@ async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
 
 @sync
 async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
-    memory, setting = Memory(send=[IN_DOUBT] * 50), Setting("ns")
+    memory, setting = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], setting)
     receipt = receipt_of(setting)
     assert (receipt.in_doubt, receipt.released, receipt.exit_code) == (1, 1, 3)
@@ -234,7 +235,7 @@ async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
 @sync
 async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exception) -> None:
-    memory, setting = Memory(dead_letter=[error]), Setting("ns")
+    memory, setting = Memory(dead_letter=[error]), MoveContext("ns")
     made = await move(memory, [arrival(1, None)], setting)
     receipt = receipt_of(setting)
     assert (receipt.dead_lettered, receipt.released, receipt.dead_letters) == (0, 1, ())
@@ -243,7 +244,7 @@ async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exc
 
 @sync
 async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> None:
-    memory, setting = Memory(complete=[UNREACHABLE]), Setting("ns")
+    memory, setting = Memory(complete=[UNREACHABLE]), MoveContext("ns")
     made = await move(memory, [arrival(1)], setting)
     assert receipt_of(setting).sent == 1
     assert len(setting.journal.unconfirmed()) == 1
@@ -274,7 +275,7 @@ class BusyOnce(Memory):
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @sync
 async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies: int) -> None:
-    memory, setting = BusyOnce(), Setting("ns")
+    memory, setting = BusyOnce(), MoveContext("ns")
 
     async def come_again(made: Mover) -> None:
         await memory.reached.wait()
@@ -282,7 +283,7 @@ async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies
         for _ in range(copies):
             made.accept([arrival(1)])
         memory.may_answer.set()
-        while made.in_hand:
+        while made.held:
             await made.changed(1.0)
 
     await move(memory, [arrival(1)], setting, settle=False, then=come_again)
@@ -304,8 +305,8 @@ class HalfAway(Memory):
 @sync
 async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """`late`: what is accepted after the stop does not either."""
-    monkeypatch.setattr(settling, "SETTLE_SECONDS", 1_000.0)
-    memory, setting = HalfAway(together=5), Setting("ns")
+    monkeypatch.setattr(settlement_buffer, "SETTLE_SECONDS", 1_000.0)
+    memory, setting = HalfAway(together=5), MoveContext("ns")
     arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
 
     async def accepted(_: Mover) -> None:
@@ -323,7 +324,7 @@ async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("accepted_before", [False, True])
 @sync
 async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
-    memory, setting = Memory(complete=["hang"]), Setting("ns")
+    memory, setting = Memory(complete=["hang"]), MoveContext("ns")
     if accepted_before:
         setting.journal.note_accepted(setting.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
     task = asyncio.create_task(move(memory, [arrival(1)], setting))
@@ -338,7 +339,7 @@ async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_b
 @pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
 @sync
 async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, doubtful: int) -> None:
-    memory, setting = Memory(**{step: ["hang"]}), Setting("ns")
+    memory, setting = Memory(**{step: ["hang"]}), MoveContext("ns")
     task = asyncio.create_task(move(memory, [arrival(1)], setting))
     await memory.reached.wait()
     task.cancel()
@@ -351,7 +352,7 @@ async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, d
 @sync
 async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everything_back() -> None:
     loop = asyncio.get_running_loop()
-    memory, setting = Memory(), Setting("ns", pace=Pace(loop.time(), rate=0.001))
+    memory, setting = Memory(), MoveContext("ns", pace=RateLimiter(loop.time(), rate=0.001))
     setting.pace.reserve(loop.time(), 2, 1.0)
     task = asyncio.create_task(move(memory, [arrival(1), arrival(2)], setting, settle=False, then=forever))
     while not any(each.get_name() == "send to orders" for each in asyncio.all_tasks()):  # noqa: ASYNC110  a turn of the loop is no sleep
@@ -366,7 +367,7 @@ async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everyt
 
 @sync
 async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_is_counted() -> None:
-    memory, setting = Memory(complete=["hang"]), Setting("ns")
+    memory, setting = Memory(complete=["hang"]), MoveContext("ns")
 
     async def comes_again(made: Mover) -> None:
         await memory.reached.wait()
@@ -387,7 +388,7 @@ async def forever(_mover: Mover) -> None:
 
 @sync
 async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -> None:
-    memory, setting = Memory(ready=["hang"]), Setting("ns")
+    memory, setting = Memory(ready=["hang"]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], setting, settle=False, then=lambda _mover: memory.reached.wait())
     assert memory.stopped
     assert receipt_of(setting).released == 2
@@ -402,7 +403,7 @@ async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -
 async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_nothing(
     step: str, error: errors.SbpairError
 ) -> None:
-    memory, setting = Memory(**{step: [error]}), Setting("ns")
+    memory, setting = Memory(**{step: [error]}), MoveContext("ns")
     made = await move(memory, [arrival(1), arrival(2)], setting)
     assert made.fatal is error
     assert memory.interrupted
@@ -412,7 +413,7 @@ async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_
 
 @sync
 async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to_blame() -> None:
-    memory, setting = Memory(send=[errors.ProtocolError("bad frame")]), Setting("ns")
+    memory, setting = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
     await move(memory, [arrival(1)], setting)
     assert receipt_of(setting).sent == 1
 
@@ -420,20 +421,20 @@ async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
 @sync
 async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 10_000.0)
+    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
     monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "REST_MOST_SECONDS", 100.0)
-    memory, setting = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), Setting("ns")
+    monkeypatch.setattr(mover, "MAX_REST_SECONDS", 100.0)
+    memory, setting = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns")
     await move(memory, [arrival(1)], setting, settle=False, then=lambda _made: memory.used_up("renew"))
     assert receipt_of(setting).released == 1
 
 
 @sync
 async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "RENEW_LEFT_SECONDS", 10_000.0)
+    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
     monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "REST_MOST_SECONDS", 100.0)
-    memory, setting = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), Setting("ns")
+    monkeypatch.setattr(mover, "MAX_REST_SECONDS", 100.0)
+    memory, setting = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), MoveContext("ns")
     arrivals = [arrival(1), arrival(2), arrival(3)]
     await move(memory, arrivals, setting, settle=False, then=lambda _made: memory.used_up("renew"))
     # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
@@ -445,7 +446,7 @@ async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.Mo
 
 @sync
 async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> None:
-    memory, setting = Memory(), Setting("ns")
+    memory, setting = Memory(), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], setting)
     assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
     receipt = receipt_of(setting)
@@ -455,7 +456,7 @@ async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> 
 
 @sync
 async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
-    setting = Setting("ns", hold=10, hold_bytes=1_000)
+    setting = MoveContext("ns", hold=10, hold_bytes=1_000)
     memory = Memory(ready=[UNREACHABLE] * 1_000)
     rooms: list[int] = []
 
@@ -476,7 +477,7 @@ async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
 
 @sync
 async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_stays_behind() -> None:
-    memory, setting = Memory(3, send=[REFUSED, None, REFUSED, None]), Setting("ns")
+    memory, setting = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(3)], setting)
     receipt = receipt_of(setting)
     assert (receipt.sent, receipt.dead_lettered, receipt.doubtful) == (2, 1, ())
@@ -486,7 +487,7 @@ async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_s
 
 @sync
 async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_order() -> None:
-    memory, setting = Memory(3, send=[IN_DOUBT]), Setting("ns")
+    memory, setting = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(3)], setting)
     receipt = receipt_of(setting)
     assert (receipt.sent, receipt.in_doubt) == (3, 0)
@@ -496,7 +497,7 @@ async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_or
 
 @sync
 async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, setting = Memory(2), Setting("ns")
+    memory, setting = Memory(2), MoveContext("ns")
     full = errors.MachineLacks("the disk is full")
 
     async def on_disk() -> None:
@@ -512,7 +513,7 @@ async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.Monke
 
 @sync
 async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, setting = Memory(2), Setting("ns")
+    memory, setting = Memory(2), MoveContext("ns")
     lost = errors.LeaseLost("it is another's")
 
     def may_send() -> None:
@@ -563,12 +564,12 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
     ordered: bool,
 ) -> None:
     patch = pytest.MonkeyPatch()
-    for name in ("REST_SECONDS", "REST_MOST_SECONDS"):
+    for name in ("REST_SECONDS", "MAX_REST_SECONDS"):
         patch.setattr(mover, name, 0.0)
 
     async def main() -> None:
         memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        setting = Setting("ns", ordered=ordered)
+        setting = MoveContext("ns", ordered=ordered)
         taken = [arrival(number, path) for number, path in arrivals]
         task = asyncio.create_task(moved(memory, taken, setting))
         if turns is not None:
@@ -583,13 +584,13 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
         assert receipt.sent == len(sent)
         assert {number for what, number in memory.done if what == "complete"} <= set(sent)
 
-    async def moved(memory: Memory, taken: list[Arrival], setting: Setting) -> None:
+    async def moved(memory: Memory, taken: list[Arrival], setting: MoveContext) -> None:
         made: Mover | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 made = Mover(memory, memory, tasks, setting)
                 made.accept(taken)
-                while made.in_hand and not made.stuck(3):
+                while made.held and not made.stuck(3):
                     await made.changed(1.0)
                 await made.finish()
         finally:
@@ -605,49 +606,49 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
 # What it is billed
 
 
-def spent(setting: Setting) -> tuple[int, int, int]:
+def spent(setting: MoveContext) -> tuple[int, int, int]:
     """Operations: to receive and settle, to send, to renew."""
     operations = setting.tally.receipt().operations
-    assert operations.own == operations.taken + operations.sent + operations.renewals
-    return operations.taken, operations.sent, operations.renewals
+    assert operations.by_sbpair == operations.received + operations.sent + operations.renewals
+    return operations.received, operations.sent, operations.renewals
 
 
 @given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
 def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
-    setting = Setting("ns")
+    setting = MoveContext("ns")
 
     async def main() -> None:
         await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], setting)
 
     asyncio.run(main())
     whole = sum(map(moved, sizes), Operations())
-    assert spent(setting) == (whole.taken, whole.sent, 0)
+    assert spent(setting) == (whole.received, whole.sent, 0)
 
 
 @sync
 async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_was_no_operation() -> None:
-    setting = Setting("ns")
+    setting = MoveContext("ns")
     await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], setting)
     assert spent(setting) == (4, 0, 0)
-    setting = Setting("ns")
+    setting = MoveContext("ns")
     await move(Memory(send=[REFUSED]), [arrival(1)], setting)
     assert spent(setting) == (2, 0, 0)
 
 
 @sync
 async def test_a_send_without_an_answer_may_have_been_billed() -> None:
-    setting = Setting("ns")
+    setting = MoveContext("ns")
     await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], setting)
     assert spent(setting) == (2, 3, 0)
 
 
 @sync
 async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> None:
-    setting = Setting("ns")
+    setting = MoveContext("ns")
     await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], setting, settle=False)
     assert spent(setting) == (4, 0, 0)
-    setting = Setting("ns")
+    setting = MoveContext("ns")
 
     async def killed(_made: Mover) -> None:
         raise ZeroDivisionError
@@ -659,7 +660,7 @@ async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> N
 
 @sync
 async def test_every_lock_that_is_renewed_is_an_operation() -> None:
-    memory, setting = Memory(ready=["hang"]), Setting("ns")
+    memory, setting = Memory(ready=["hang"]), MoveContext("ns")
 
     async def then(_made: Mover) -> None:
         while not any(what == "renew" for what, _ in memory.done):  # noqa: ASYNC110  a turn of the loop is no sleep
@@ -676,7 +677,7 @@ async def test_every_lock_that_is_renewed_is_an_operation() -> None:
 
 @sync
 async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
-    memory, setting = Memory(ready=[UNREACHABLE] * 50), Setting("ns")
+    memory, setting = Memory(ready=[UNREACHABLE] * 50), MoveContext("ns")
     seen: list[object] = []
 
     async def then(made: Mover) -> None:

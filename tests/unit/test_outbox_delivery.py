@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
-from sbpair.move.envelope import facts_of
-from sbpair.move.route import Send, route
-from sbpair.sender import outgoing
-from sbpair.sender.failures import as_sdk, is_passing
-from sbpair.sender.outbox import Kept
-from sbpair.sender.outbox_delivery import made
-from sbpair.sender.outgoing import for_backlog
+from sbpair.failover import sdk_messages
+from sbpair.failover.failures import as_sdk, is_passing
+from sbpair.failover.outbox import OutboxMessage
+from sbpair.failover.outbox_delivery import made
+from sbpair.failover.sdk_messages import for_backlog
+from sbpair.move.message.envelope import facts_of
+from sbpair.move.message.route import Send, route
 from tests.unit.test_sender_outgoing import MESSAGES, encoded, timeless
 
 PUT_MS = 1_800_000_000_000
 
 
-def kept(message: Any, path: str = "billing/Invoices") -> Kept:
-    return Kept(1, PUT_MS, False, outgoing.encoded(for_backlog(outgoing.outgoing(message), path)))
+def kept(message: Any, path: str = "billing/Invoices") -> OutboxMessage:
+    return OutboxMessage(1, PUT_MS, False, sdk_messages.encoded(for_backlog(sdk_messages.outgoing(message), path)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
 def test_to_the_primary_goes_what_would_have_gone_there_at_once(message: ServiceBusMessage) -> None:
-    straight = encoded(outgoing.outgoing(message))
+    straight = encoded(sdk_messages.outgoing(message))
     leaving = made(kept(message), PUT_MS, for_primary=True)
     assert timeless(leaving.payload) == timeless(straight)
     assert leaving.message_id == message.message_id
@@ -43,7 +43,7 @@ def test_to_the_primary_goes_what_would_have_gone_there_at_once(message: Service
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
 def test_into_the_backlog_goes_what_would_have_gone_there_at_once(message: ServiceBusMessage) -> None:
-    at_once = encoded(for_backlog(outgoing.outgoing(message), "billing/Invoices"))
+    at_once = encoded(for_backlog(sdk_messages.outgoing(message), "billing/Invoices"))
     assert kept(message).message == at_once
     leaving = made(kept(message), PUT_MS, for_primary=False)
     assert timeless(leaving.payload) == timeless(at_once)

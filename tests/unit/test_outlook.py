@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.move.route import Facts, Send, key_of, route
-from sbpair.replay import outlook
-from sbpair.replay.outlook import Outlook, named
+from sbpair.move.message.route import Facts, Send, key_of, route
+from sbpair.replay import plan_preview
+from sbpair.replay.plan_preview import PlanPreview, named
 
 facts = st.builds(
     Facts,
@@ -25,7 +25,7 @@ facts = st.builds(
 
 @given(st.lists(facts), st.booleans(), st.sampled_from([(), ("Orders",)]))
 def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], once: bool, chosen: tuple[str]) -> None:
-    told = Outlook("dr", once=once, destinations=chosen)
+    told = PlanPreview("dr", once=once, destinations=chosen)
     said = Counter(told(message, route(message)) for message in messages)
 
     places = [
@@ -36,23 +36,23 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
     named_ones = [place for place in places if place[1]]
     assert sum(n for (_, again), n in said.items() if again) == len(named_ones) - len(set(named_ones))
     left = [message for message in messages if chosen and (message.path or "").lower() != "orders"]
-    assert sum(n for (fate, _), n in said.items() if fate == outlook.LEFT) == len(left)
+    assert sum(n for (fate, _), n in said.items() if fate == plan_preview.LEFT) == len(left)
     ours = [place for place in named_ones if not chosen or place[0] == "orders"]
-    assert said[outlook.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
+    assert said[plan_preview.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
 
 
 def test_what_the_journal_knows_is_told_by_all_five_parts_of_its_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
-    told = Outlook("dr", once=True, accepted=[key_of("dr", known)])
-    assert told(known, route(known)) == (outlook.ALREADY_SENT, False)
+    told = PlanPreview("dr", once=True, accepted=[key_of("dr", known)])
+    assert told(known, route(known)) == (plan_preview.ALREADY_SENT, False)
     for change in ({"queue": "q/1"}, {"sequence_number": 9}, {"enqueued_at": 9}, {"message_id": "c"}):
         other = known._replace(**change)
-        assert told(other, route(other))[0] != outlook.ALREADY_SENT
+        assert told(other, route(other))[0] != plan_preview.ALREADY_SENT
 
 
 def test_it_says_when_it_remembers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlook, "REMEMBERED_MOST", 1)
-    told = Outlook("dr", once=False)
+    monkeypatch.setattr(plan_preview, "MAX_REMEMBERED", 1)
+    told = PlanPreview("dr", once=False)
     for name in "abb":
         message = Facts("q/0", 1, 2, name, "orders")
         assert told(message, route(message)) == (None, False)

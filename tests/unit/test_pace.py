@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
-from sbpair.move.pace import (
+from sbpair.move.rate_limit import (
     BURST_SECONDS,
-    BUSY_MOST_SECONDS,
     BUSY_SECONDS,
-    LEAST_RATE,
+    MAX_BUSY_SECONDS,
+    MIN_RATE,
     RECOVERY_SECONDS,
-    Pace,
+    RateLimiter,
     credits_of,
     read_credits,
     read_rate,
@@ -35,7 +35,7 @@ steps = st.lists(
 )
 
 
-def play(pace: Pace, played: list[tuple[str, float]], cost: float) -> list[tuple[float, int]]:
+def play(pace: RateLimiter, played: list[tuple[str, float]], cost: float) -> list[tuple[float, int]]:
     """When how many left. A lane that reserves does not keep the others from going on."""
     now, left = 0.0, []
     for what, amount in played:
@@ -44,7 +44,7 @@ def play(pace: Pace, played: list[tuple[str, float]], cost: float) -> list[tuple
         elif what == "busy":
             pace.busy(now)
         else:
-            messages = max(1, int(pace.most(now, cost) * amount))
+            messages = max(1, int(pace.max_batch(now, cost) * amount))
             left.append((now + pace.reserve(now, messages, cost), messages))
     return left
 
@@ -62,25 +62,25 @@ def never_more(left: list[tuple[float, int]], rate: float, each: float = 1.0) ->
 
 @given(rates, limits, steps, st.integers(1, 50))
 def test_no_stretch_of_time_sees_more_messages_than_the_rate_allows_and_a_burst(rate, share, played, cost):
-    never_more(play(Pace(0.0, rate=rate, primary=share), played, cost), rate)
+    never_more(play(RateLimiter(0.0, rate=rate, primary=share), played, cost), rate)
 
 
 @given(limits, rates, steps, st.integers(1, 50))
 def test_no_stretch_of_time_sees_more_credits_than_the_share_and_a_burst(rate, share, played, cost):
-    never_more(play(Pace(0.0, rate=rate, primary=share), played, cost), share, cost)
+    never_more(play(RateLimiter(0.0, rate=rate, primary=share), played, cost), share, cost)
 
 
 @given(limits, limits, steps, st.integers(1, 50), st.integers(1, 10_000))
 def test_it_never_comes_to_a_standstill(rate, share, played, cost, messages):
-    pace = Pace(0.0, rate=rate, primary=share)
+    pace = RateLimiter(0.0, rate=rate, primary=share)
     left = play(pace, played, cost)
     now = sum(amount for what, amount in played if what == "wait")
     # What is owed is what has been let go; nothing makes anybody wait for more than that, a burst, and the pauses.
-    slowest = min(rate or LEAST_RATE, (share or cost) / cost, LEAST_RATE)
+    slowest = min(rate or MIN_RATE, (share or cost) / cost, MIN_RATE)
     owed = sum(each for _, each in left) + messages + cost
-    pauses = sum(BUSY_MOST_SECONDS for what, _ in played if what == "busy")
+    pauses = sum(MAX_BUSY_SECONDS for what, _ in played if what == "busy")
     assert pace.delay(now, messages, cost) <= pauses + (owed + 1) / slowest
-    batch = min(messages, pace.most(now, cost))
+    batch = min(messages, pace.max_batch(now, cost))
     seconds = pace.delay(now, batch, cost)
     assert pace.delay(now + seconds, batch, cost) <= SLACK * (1 + 1 / slowest)
 
@@ -88,37 +88,37 @@ def test_it_never_comes_to_a_standstill(rate, share, played, cost, messages):
 @given(steps)
 def test_without_a_limit_and_with_a_calm_service_nothing_waits(played):
     calm = [step for step in played if step[0] != "busy"]
-    pace = Pace(0.0)
+    pace = RateLimiter(0.0)
     now = sum(amount for what, amount in calm if what == "wait")
     play(pace, calm, 1)
     assert pace.delay(now, 100_000) == 0.0
-    assert pace.limit(now) is None
-    assert pace.most(now) >= 100_000
+    assert pace.max_batch(now) is None
+    assert pace.max_batch(now) >= 100_000
 
 
 @given(rates, st.integers(1, 20))
 def test_the_largest_batch_leaves_at_once_after_a_rest_and_another_one_with_it(rate, cost):
-    pace = Pace(0.0, primary=rate)
-    most = pace.most(100.0, cost)
-    assert most >= 1
-    if most > 1:
-        assert pace.reserve(100.0, most, cost) == 0.0
-        assert pace.reserve(100.0, most, cost) == 0.0
+    pace = RateLimiter(0.0, primary=rate)
+    limit = pace.max_batch(100.0, cost)
+    assert limit >= 1
+    if limit > 1:
+        assert pace.reserve(100.0, limit, cost) == 0.0
+        assert pace.reserve(100.0, limit, cost) == 0.0
     # And one that is larger, or dearer than the whole burst, is not kept for ever.
-    assert pace.delay(1_000.0 / rate + 200.0, 10 * most, cost) == 0.0
+    assert pace.delay(1_000.0 / rate + 200.0, 10 * limit, cost) == 0.0
 
 
 @given(st.floats(1, 10_000), st.integers(1, 20))
 def test_lanes_that_ask_at_the_same_time_are_served_one_after_the_other(rate, lanes):
-    pace = Pace(0.0, rate=rate)
-    waits = [pace.reserve(0.0, pace.most(0.0)) for _ in range(lanes)]
+    pace = RateLimiter(0.0, rate=rate)
+    waits = [pace.reserve(0.0, pace.max_batch(0.0)) for _ in range(lanes)]
     assert waits == sorted(waits)
     for earlier, later in pairwise(each for each in waits if each > 0):
-        assert later - earlier == pytest.approx(pace.most(0.0) / rate)
+        assert later - earlier == pytest.approx(pace.max_batch(0.0) / rate)
 
 
 def test_a_steady_sender_gets_all_of_its_rate():
-    pace, now = Pace(0.0, rate=500.0), 0.0
+    pace, now = RateLimiter(0.0, rate=500.0), 0.0
     sent = 0
     while now < 60.0:
         now += pace.reserve(now, 50) + 0.003  # a loop is always a little late
@@ -130,29 +130,29 @@ def test_a_steady_sender_gets_all_of_its_rate():
 
 
 def test_filters_count():
-    pace = Pace(0.0, primary=500.0)
-    assert (pace.most(0.0, 1), pace.most(0.0, 5), pace.most(0.0, 1_000)) == (50, 10, 1)
+    pace = RateLimiter(0.0, primary=500.0)
+    assert (pace.max_batch(0.0, 1), pace.max_batch(0.0, 5), pace.max_batch(0.0, 1_000)) == (50, 10, 1)
     pace.took(0.0, 20, 5)
     assert pace.delay(0.0, 10, 5) == pytest.approx(0.1)
     assert pace.delay(0.0, 10, 1) == pytest.approx(0.02)
 
 
 def test_the_two_namespaces_have_budgets_of_their_own():
-    pace = Pace(0.0, primary=500.0, secondary=100.0)
-    assert (pace.receivable(0.0), pace.limit(0.0)) == (20, 100.0)
+    pace = RateLimiter(0.0, primary=500.0, secondary=100.0)
+    assert (pace.receivable(0.0), pace.max_batch(0.0)) == (20, 100.0)
     pace.received(0.0, 30)
     assert (pace.receivable(0.0), pace.delay(0.0, 50)) == (0, 0.0)
     assert pace.receive_delay(0.0) == pytest.approx(0.11)
     assert pace.receivable(0.2) == 10
-    assert (Pace(0.0).receivable(0.0), Pace(0.0).receive_delay(0.0)) == (1_000_000, 0.0)
+    assert (RateLimiter(0.0).receivable(0.0), RateLimiter(0.0).receive_delay(0.0)) == (1_000_000, 0.0)
 
 
 # A busy service
 
 
-def going(rate: float) -> Pace:
+def going(rate: float) -> RateLimiter:
     """A pace that has been kept up for ten seconds, without a limit."""
-    pace = Pace(0.0)
+    pace = RateLimiter(0.0)
     for second in range(10):
         pace.took(float(second), int(rate))
     return pace
@@ -162,10 +162,10 @@ def test_a_busy_service_halves_the_pace_after_a_pause_and_gets_it_back_by_and_by
     pace = going(800)
     pace.busy(9.5)
     assert pace.paused(9.5) == pace.delay(9.5, 1) == BUSY_SECONDS
-    assert pace.limit(11.5) == 400
-    seen = [pace.limit(11.5 + second) for second in range(60)]
+    assert pace.max_batch(11.5) == 400
+    seen = [pace.max_batch(11.5 + second) for second in range(60)]
     assert all(later - earlier == pytest.approx(400 / RECOVERY_SECONDS) for earlier, later in pairwise(seen))
-    assert pace.limit(11.5 + RECOVERY_SECONDS) == pytest.approx(800)
+    assert pace.max_batch(11.5 + RECOVERY_SECONDS) == pytest.approx(800)
 
 
 def test_what_many_lanes_hear_at_once_counts_once():
@@ -173,7 +173,7 @@ def test_what_many_lanes_hear_at_once_counts_once():
     for _ in range(50):
         pace.busy(9.5)
         pace.busy(10.0)
-    assert pace.limit(12.0) == pytest.approx(400, rel=0.05)
+    assert pace.max_batch(12.0) == pytest.approx(400, rel=0.05)
     assert pace.paused(9.5) == BUSY_SECONDS
 
 
@@ -182,11 +182,11 @@ def test_a_service_that_stays_busy_is_left_alone_for_longer_and_longer_but_not_f
     for _ in range(12):
         pace.busy(now)
         pauses.append(pace.paused(now))
-        limits.append(pace.limit(now))
+        limits.append(pace.max_batch(now))
         now += pace.paused(now)
     assert pauses[:5] == [2.0, 4.0, 8.0, 10.0, 10.0]
     assert limits[0] == 400
-    assert limits[-1] == LEAST_RATE
+    assert limits[-1] == MIN_RATE
     now += 60.0
     pace.busy(now)
     assert pace.paused(now) == BUSY_SECONDS
@@ -194,21 +194,21 @@ def test_a_service_that_stays_busy_is_left_alone_for_longer_and_longer_but_not_f
 
 @given(st.floats(0.01, 1), st.lists(st.floats(0, 20), max_size=20))
 def test_a_rate_below_the_least_still_holds_when_the_service_is_busy(rate, busy_after):
-    pace, now = Pace(0.0, rate=rate), 0.0
+    pace, now = RateLimiter(0.0, rate=rate), 0.0
     for seconds in busy_after:
         now += seconds
         pace.busy(now)
-        assert pace.limit(now) == rate
+        assert pace.max_batch(now) == rate
 
 
 @given(st.floats(1, 50_000), st.lists(st.floats(0, 20), max_size=20))
 def test_a_pace_that_was_slowed_down_comes_back_to_its_rate(rate, busy_after):
-    pace, now = Pace(0.0, rate=rate), 0.0
+    pace, now = RateLimiter(0.0, rate=rate), 0.0
     for seconds in busy_after:
         now += seconds
         pace.busy(now)
-        assert LEAST_RATE <= pace.limit(now) <= rate
-    assert pace.limit(now + BUSY_MOST_SECONDS + rate / 10) == rate
+        assert MIN_RATE <= pace.max_batch(now) <= rate
+    assert pace.max_batch(now + MAX_BUSY_SECONDS + rate / 10) == rate
 
 
 # What is asked for

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
-from sbpair.partition_key import (
+from sbpair.model.partition_key import (
     DecidingProperty,
     KeyConflict,
     KeyProblem,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.entity import Queue, Topic
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
-from sbpair.tiers import BASIC, PREMIUM, STANDARD, Capacity
-from sbpair.topology import partitioned
+from sbpair.management import partitioned
+from sbpair.model.entities import Queue, Topic
+from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, Capacity
 
 ORDERS = partitioned.queue("orders", 5)
 PARTITIONED = [Queue(f"q{number}", enable_partitioning=True) for number in range(100)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbpair.topology.positions import Path, positions
+from sbpair.management.toml_positions import Path, positions
 
 VALUES = st.sampled_from(
     [
@@ -28,10 +28,10 @@ GAPS = st.sampled_from(["", " ", "\t", "  "])
 
 
 @st.composite
-def keys(draw: st.DrawFn, most: int = 3) -> str:
+def keys(draw: st.DrawFn, limit: int = 3) -> str:
     """A dotted key, written in some way."""
     parts = []
-    for word in draw(st.lists(WORDS, min_size=1, max_size=most)):
+    for word in draw(st.lists(WORDS, min_size=1, max_size=limit)):
         written = [json.dumps(word), json.dumps(word, ensure_ascii=False)]
         if word and all(each in "abc-_0" for each in word):
             written.append(word)

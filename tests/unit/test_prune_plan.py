@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair import audit, backlog, prune, topology
-from sbpair.audit import Audit, Destination, Finding, Unseen
-from sbpair.audit.findings import FULL_SHARE, fill_of, grown, is_full, own_items
+from sbpair import backlog
 from sbpair.errors import Unsafe
-from sbpair.model import Counts, Endpoint, Fill, Identity, Pair, QueueState, Usage
-from sbpair.report import Outcome
+from sbpair.management import audit, backlog_plan, prune
+from sbpair.management.audit import Audit, AuditFinding, DestinationSummary, Unseen
+from sbpair.management.audit_findings import FULL_SHARE, fill_of, grown, is_full, own_items
+from sbpair.model.pair import Endpoint, Identity, Pair
+from sbpair.model.queues import Counts, QueueState, Usage, Utilisation
+from sbpair.model.report import Outcome
 
 GIGABYTE = 1024**3
 
@@ -52,7 +54,7 @@ def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_remove
         assert counts is not None
         figures = [getattr(counts, each.name) for each in fields(Counts)]
         assert bool(candidate.keep) is any(figures)
-        topology.check_removable("contoso", count, candidate.path)
+        backlog_plan.check_removable("contoso", count, candidate.path)
 
 
 def test_a_queue_that_nobody_has_counted_is_kept() -> None:
@@ -75,29 +77,29 @@ def test_a_queue_that_nobody_has_counted_is_kept() -> None:
 )
 def test_what_is_not_extra_is_refused_once_more_before_it_is_touched(path: str) -> None:
     with pytest.raises(Unsafe):
-        topology.check_removable("contoso", 5, path)
+        backlog_plan.check_removable("contoso", 5, path)
 
 
 # What an audit fails on
 
 
-@given(wanted=st.sets(st.sampled_from(Finding)))
-def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: set[Finding]) -> None:
-    plan = topology.diff(
-        topology.desired(pair(2)), [state("contoso/x-servicebus-transfer/1", Counts(active=1, total=1))]
+@given(wanted=st.sets(st.sampled_from(AuditFinding)))
+def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: set[AuditFinding]) -> None:
+    plan = backlog_plan.diff(
+        backlog_plan.desired(pair(2)), [state("contoso/x-servicebus-transfer/1", Counts(active=1, total=1))]
     )
     made = Audit(
         tuple(own_items(plan, 2, {})),
-        destinations=(Destination("orders", 1, found=True, detects_duplicates=False),),
+        destinations=(DestinationSummary("orders", 1, found=True, detects_duplicates=False),),
         unseen=(Unseen("contoso", "away"),),
     )
-    assert made.findings == {Finding.MISSING, Finding.MESSAGES, Finding.DUPLICATES, Finding.UNSEEN}
+    assert made.findings == {AuditFinding.MISSING, AuditFinding.MESSAGES, AuditFinding.DUPLICATES, AuditFinding.UNSEEN}
     assert audit.exit_code_of(made, wanted) == (3 if made.findings & wanted else 0)
     assert audit.exit_code_of(made) == 3
 
 
 def test_a_sound_pair_has_no_findings() -> None:
-    plan = topology.diff(topology.desired(pair(1)), [state("contoso/x-servicebus-transfer/0")])
+    plan = backlog_plan.diff(backlog_plan.desired(pair(1)), [state("contoso/x-servicebus-transfer/0")])
     made = Audit(tuple(own_items(plan, 1, {})))
     assert (made.findings, [item.outcome for item in made]) == (frozenset(), [Outcome.OK])
 
@@ -108,7 +110,7 @@ def test_a_sound_pair_has_no_findings() -> None:
     seconds=st.one_of(st.just(0.0), st.floats(0.1, 3600)),
 )
 def test_when_a_queue_is_full_follows_from_how_fast_it_grows(size: int, later: int | None, seconds: float) -> None:
-    fill = grown(Fill(max_bytes=5 * GIGABYTE, size_bytes=size), later, seconds)
+    fill = grown(Utilisation(max_bytes=5 * GIGABYTE, size_bytes=size), later, seconds)
     if later is None or not seconds:
         assert (fill.size_bytes, fill.bytes_per_second, fill.full_in_seconds) == (size, None, None)
         return

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.sender.replication.roles import SIDES, TRANSITIONS, Event, Roles, State, after, other
+from sbpair.replication.roles import SIDES, TRANSITIONS, RoleEvent, Roles, RoleState, after, other
 
-ERRORS = (Event.GONE, Event.REFUSED)
-SENDS = st.lists(st.tuples(st.sampled_from((Event.TOOK, *ERRORS)), st.sampled_from((Event.TOOK, *ERRORS))))
+ERRORS = (RoleEvent.GONE, RoleEvent.REFUSED)
+SENDS = st.lists(st.tuples(st.sampled_from((RoleEvent.TOOK, *ERRORS)), st.sampled_from((RoleEvent.TOOK, *ERRORS))))
 
 
 @pytest.mark.parametrize(
     ("first", "second", "active", "tried"),
     [
-        (Event.TOOK, None, "primary", ["primary"]),
-        (Event.REFUSED, None, "primary", ["primary"]),
-        (Event.GONE, Event.TOOK, "secondary", ["primary", "secondary"]),
-        (Event.GONE, Event.GONE, "primary", ["primary", "secondary"]),
-        (Event.GONE, Event.REFUSED, "primary", ["primary", "secondary"]),
+        (RoleEvent.TOOK, None, "primary", ["primary"]),
+        (RoleEvent.REFUSED, None, "primary", ["primary"]),
+        (RoleEvent.GONE, RoleEvent.TOOK, "secondary", ["primary", "secondary"]),
+        (RoleEvent.GONE, RoleEvent.GONE, "primary", ["primary", "secondary"]),
+        (RoleEvent.GONE, RoleEvent.REFUSED, "primary", ["primary", "secondary"]),
     ],
 )
-def test_one_send(first: Event, second: Event | None, active: str, tried: list[str]) -> None:
+def test_one_send(first: RoleEvent, second: RoleEvent | None, active: str, tried: list[str]) -> None:
     roles, places = Roles(), []
     for event in filter(None, (first, second)):
         places.append(roles.target)
@@ -32,23 +32,23 @@ def test_one_send(first: Event, second: Event | None, active: str, tried: list[s
 
 @given(SENDS, st.sets(st.integers(0, 20)))
 def test_roles_are_swapped_by_a_backup_that_took_it_and_by_command_and_by_nothing_else(
-    sends: list[tuple[Event, Event]], commands: set[int]
+    sends: list[tuple[RoleEvent, RoleEvent]], commands: set[int]
 ) -> None:
     roles, active = Roles(), "primary"
     for number, (first, second) in enumerate(sends):
         if number in commands:
-            roles, active = after(roles, Event.SWAP), other(active)
+            roles, active = after(roles, RoleEvent.SWAP), other(active)
         roles = after(roles, first)
-        assert (roles.state is State.TURNED) is (first is Event.GONE)
-        if roles.state is State.TURNED:
+        assert (roles.state is RoleState.TURNED) is (first is RoleEvent.GONE)
+        if roles.state is RoleState.TURNED:
             assert roles.target == other(active)
             roles = after(roles, second)
-            active = other(active) if second is Event.TOOK else active
+            active = other(active) if second is RoleEvent.TOOK else active
         assert roles == Roles(active)
 
 
-@given(st.sampled_from(SIDES), st.sampled_from(State), st.sampled_from(Event))
-def test_what_is_not_in_the_table_changes_nothing(side: str, state: State, event: Event) -> None:
+@given(st.sampled_from(SIDES), st.sampled_from(RoleState), st.sampled_from(RoleEvent))
+def test_what_is_not_in_the_table_changes_nothing(side: str, state: RoleState, event: RoleEvent) -> None:
     roles = Roles(side, state)
     assert {roles.active, roles.backup} == set(SIDES)
     if (state, event) not in TRANSITIONS:

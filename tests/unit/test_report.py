@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.report import Item, Outcome, Report, exit_code
+from sbpair.model.report import Outcome, Report, ReportItem, exit_code
 
 
 def report(*outcomes: tuple[Outcome, int]) -> Report[None]:
-    return Report(tuple(Item(str(at), outcome, exit_code=code) for at, (outcome, code) in enumerate(outcomes)))
+    return Report(tuple(ReportItem(str(at), outcome, exit_code=code) for at, (outcome, code) in enumerate(outcomes)))
 
 
 OK, CREATED, DRIFTED = (Outcome.OK, 0), (Outcome.CREATED, 0), (Outcome.DRIFTED, 0)

@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.move.engine import Order
-from sbpair.move.road import ROUND_MOST, Road
-from sbpair.move.route import NO_KEY, Facts, Key, Send
+from sbpair.model.message_key import NO_KEY, Key
+from sbpair.move.destination_queue import MAX_ROUND, DestinationQueue
+from sbpair.move.interface import RoutedMessage
+from sbpair.move.message.route import Facts, Send
 
 
 @dataclass(eq=False)
@@ -21,34 +22,34 @@ class Arrival:
     key: Key = NO_KEY
 
 
-def order(turn: int, session_id: str | None = None, partition_key: str | None = None) -> Order:
+def order(turn: int, session_id: str | None = None, partition_key: str | None = None) -> RoutedMessage:
     facts = Facts("q", turn, 0, f"m{turn}", "orders", session_id)
-    return Order(Arrival(facts, partition_key=partition_key), Send("orders", session_id, None, None), turn)
+    return RoutedMessage(Arrival(facts, partition_key=partition_key), Send("orders", session_id, None, None), turn)
 
 
-def road_with(*orders: Order, ordered: bool = True) -> Road:
-    road = Road("orders", ordered=ordered)
+def road_with(*orders: RoutedMessage, ordered: bool = True) -> DestinationQueue:
+    road = DestinationQueue("orders", ordered=ordered)
     for each in orders:
         road.add([each])
     return road
 
 
-def turns(groups: list[list[Order]]) -> list[list[int]]:
+def turns(groups: list[list[RoutedMessage]]) -> list[list[int]]:
     return [[each.turn for each in group] for group in groups]
 
 
-def refuse_in_turn(road: Road, group: list[Order], guilty: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+def refuse_in_turn(road: DestinationQueue, group: list[RoutedMessage], guilty: set[int] = frozenset()) -> None:  # type: ignore[assignment]
     """What a mover does when a batch is refused for good: each goes alone."""
     road.refused_together(group)
     road.put_back(group)
     for _ in group:
-        [[alone]] = road.next_round(ROUND_MOST, 10)
+        [[alone]] = road.next_round(MAX_ROUND, 10)
         road.answered_alone(alone, accepted=alone.turn not in guilty)
 
 
 def test_all_that_waits_leaves_together_whatever_its_keys() -> None:
     road = road_with(order(1, "a"), order(2, "b"), order(3, partition_key="k"), order(4))
-    assert turns(road.next_round(ROUND_MOST, 10)) == [[1, 2, 3, 4]]
+    assert turns(road.next_round(MAX_ROUND, 10)) == [[1, 2, 3, 4]]
     assert len(road) == 0
 
 
@@ -70,48 +71,48 @@ def test_a_message_that_comes_again_has_its_old_place() -> None:
 
 def test_a_batch_of_mixed_keys_that_none_is_to_blame_for_is_not_made_again() -> None:
     road = road_with(order(1, "a"), order(2, "b"), order(3, "a"))
-    [group] = road.next_round(ROUND_MOST, 10)
+    [group] = road.next_round(MAX_ROUND, 10)
     refuse_in_turn(road, group)
     for each in (order(4, "a"), order(5, "b"), order(6, "a"), order(7), order(8, partition_key="b")):
         road.add([each])
-    assert turns(road.next_round(ROUND_MOST, 10)) == [[4, 6], [5, 8], [7]]
+    assert turns(road.next_round(MAX_ROUND, 10)) == [[4, 6], [5, 8], [7]]
 
 
 def test_a_batch_of_one_key_that_none_is_to_blame_for_means_no_batches() -> None:
     road = road_with(*map(order, (1, 2)))
-    [group] = road.next_round(ROUND_MOST, 10)
+    [group] = road.next_round(MAX_ROUND, 10)
     refuse_in_turn(road, group)
     road.add([order(3)])
     road.add([order(4)])
-    assert turns(road.next_round(ROUND_MOST, 10)) == [[3]]
-    assert turns(road.next_round(ROUND_MOST, 10)) == [[4]]
+    assert turns(road.next_round(MAX_ROUND, 10)) == [[3]]
+    assert turns(road.next_round(MAX_ROUND, 10)) == [[4]]
 
 
 def test_a_batch_with_one_to_blame_teaches_nothing() -> None:
     road = road_with(order(1, "a"), order(2), order(3, "b"))
-    [group] = road.next_round(ROUND_MOST, 10)
+    [group] = road.next_round(MAX_ROUND, 10)
     refuse_in_turn(road, group, guilty={2})
     for each in (order(4, "a"), order(5, "b")):
         road.add([each])
-    assert turns(road.next_round(ROUND_MOST, 10)) == [[4, 5]]
+    assert turns(road.next_round(MAX_ROUND, 10)) == [[4, 5]]
 
 
 def test_there_are_no_more_groups_than_there_is_room_for() -> None:
     road = road_with(order(1, "a"), order(2, "b"))
-    [group] = road.next_round(ROUND_MOST, 10)
+    [group] = road.next_round(MAX_ROUND, 10)
     refuse_in_turn(road, group)
     for each in (order(3, "a"), order(4, "b"), order(5, "c"), order(6, "a")):
         road.add([each])
-    assert turns(road.next_round(ROUND_MOST, 2)) == [[3, 6], [4]]
+    assert turns(road.next_round(MAX_ROUND, 2)) == [[3, 6], [4]]
     assert [each.turn for each in road] == [5]
 
 
 def test_without_an_order_those_that_go_alone_go_at_the_same_time() -> None:
     road = road_with(*map(order, (1, 2, 3)), ordered=False)
-    [group] = road.next_round(ROUND_MOST, 10)
+    [group] = road.next_round(MAX_ROUND, 10)
     road.refused_together(group)
     road.put_back(group)
-    assert turns(road.next_round(ROUND_MOST, 10)) == [[1], [2], [3]]
+    assert turns(road.next_round(MAX_ROUND, 10)) == [[1], [2], [3]]
 
 
 KEYS = st.sampled_from([None, "a", "b"])
@@ -130,7 +131,7 @@ def test_what_is_accepted_keeps_its_order(
 ) -> None:
     """The destination refuses mixed batches where it is partitioned, and the guilty ones always."""
     road = road_with(*(order(turn, key) for turn, key in enumerate(keys)))
-    accepted: list[Order] = []
+    accepted: list[RoutedMessage] = []
     moves: Any = iter(answers)
     for _ in range(10 * len(keys) + len(answers)):
         flown = road.next_round(batch, 3)

@@ -14,13 +14,13 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from sbpair.sender import aio, pinger, sync
-from sbpair.sender.availability import JITTER, Availability
-from sbpair.sender.exchange import Exchange, Terms
-from sbpair.sender.failures import is_passing
-from sbpair.sender.lane import Lane, Side
-from sbpair.sender.pinger import ERRANDS_AT_ONCE, Pinger
-from sbpair.sender.steps import Call
+from sbpair.failover import client_aio, client_sync, pinger
+from sbpair.failover.failover_send import FailoverSend, SendPolicy
+from sbpair.failover.failover_state import JITTER, FailoverState
+from sbpair.failover.failures import is_passing
+from sbpair.failover.pinger import ERRANDS_AT_ONCE, Pinger
+from sbpair.failover.side_connections import Side, SideConnections
+from sbpair.failover.steps import Call
 from tests.unit.test_sender_states import a_pair
 from tests.unit.test_sender_watch import VirtualTime
 
@@ -40,11 +40,11 @@ class PlainAio(Plain):
         pass
 
 
-def an_exchange(**terms: Any) -> Exchange:
-    known = Availability(a_pair(failover_interval=0, **terms), chance=random.Random(7))
+def an_exchange(**terms: Any) -> FailoverSend:
+    known = FailoverState(a_pair(failover_interval=0, **terms), chance=random.Random(7))
     known.register("orders")
-    lane: Lane[Side] = Lane(Plain)
-    return Exchange(known, lane, "orders", Terms(is_passing, "raise", 0), lambda: 0.0)
+    lane: SideConnections[Side] = SideConnections(Plain)
+    return FailoverSend(known, lane, "orders", SendPolicy(is_passing, "raise", 0), lambda: 0.0)
 
 
 def test_from_the_failure_to_the_backlog_it_is_one_send_more() -> None:
@@ -86,10 +86,10 @@ SDKS_BYTECODES = {"sync": 8_000, "aio": 10_400}
 """What the SDK's own senders take for a message of 1 KB: see tests/benchmarks/sender.py for the time."""
 
 
-@pytest.mark.filterwarnings("ignore::sbpair.sender.client.ShortTimeout")
+@pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout")
 def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
     message = ServiceBusMessage(b"x" * 1024)
-    client = sync.PairedClient(a_pair())
+    client = client_sync.FailoverClient(a_pair())
     sender = client.get_queue_sender("orders")
     sender._lane._make = lambda *_: Plain()
     sender.send_messages(message)
@@ -101,7 +101,7 @@ def test_so_does_one_that_is_awaited() -> None:
     message = ServiceBusMessage(b"x" * 1024)
 
     async def story() -> None:
-        sender = aio.PairedClient(a_pair()).get_queue_sender("orders")
+        sender = client_aio.AsyncFailoverClient(a_pair()).get_queue_sender("orders")
         sender._lane._make = lambda *_: PlainAio()
         for _ in range(2):
             await sender.send_messages(message)
@@ -128,7 +128,7 @@ def test_ten_thousand_entities_that_are_failed_over_cost_one_task_and_one_timer(
     async def story() -> None:
         loop = asyncio.get_running_loop()
         pair = a_pair(failover_interval=60, ping_interval=60)
-        known = Availability(pair, chance=random.Random(7))
+        known = FailoverState(pair, chance=random.Random(7))
         pings = Pinger(pair, known, loop.time)
         known.on_sooner = pings.wake
         running = asyncio.create_task(pings.run())

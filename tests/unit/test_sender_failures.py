@@ -9,7 +9,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from sbpair.errors import UsageError
-from sbpair.sender.failures import counting, is_passing
+from sbpair.failover.failures import counting, is_passing
 
 
 def answered(condition: str) -> sdk.ServiceBusError:

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import MachineLacks, UsageError
-from sbpair.sender import feed, reader
-from sbpair.sender.lines import of_bytes, of_json
-from sbpair.sender.outgoing import Batch
-from sbpair.sender.reader import Line, Reader
+from sbpair.failover.sdk_messages import SizedBatch
+from sbpair.message_io import line_reader, send_lines
+from sbpair.message_io.line_reader import LineReader, SourceLine
+from sbpair.message_io.message_json import of_bytes, of_json
 
 
 def body_of(message: Any) -> bytes:
@@ -138,17 +138,17 @@ def test_lines_are_read_as_they_were_written_however_they_come(written: list[byt
 
 def _split_by(whole: bytes, size: int) -> list[bytes]:
     chunks = [whole[start : start + size] for start in range(0, len(whole), size)]
-    return [line for lines in reader._split(chunks, "f") for line in lines]
+    return [line for lines in line_reader._split(chunks, "f") for line in lines]
 
 
-def taken(text: bytes, skip: int = 0, parse: Any = of_json) -> tuple[list[Line], Exception | None, Reader]:
+def taken(text: bytes, skip: int = 0, parse: Any = of_json) -> tuple[list[SourceLine], Exception | None, LineReader]:
     """All that a reader of a pipe hands out, and what ended it."""
     reading, writing = os.pipe()
     os.write(writing, text)
     os.close(writing)
 
-    async def main() -> tuple[list[Line], Exception | None, Reader]:
-        of_pipe, lines = Reader(reading, "stdin", parse, skip), []
+    async def main() -> tuple[list[SourceLine], Exception | None, LineReader]:
+        of_pipe, lines = LineReader(reading, "stdin", parse, skip), []
         try:
             while lot := await of_pipe.take():
                 lines += lot
@@ -182,7 +182,7 @@ def test_more_lines_than_are_read_ahead_all_come_in_their_order() -> None:
 
 def test_what_cannot_be_read_says_so() -> None:
     async def main() -> None:
-        await Reader(os.open("/", os.O_RDONLY), "/", of_bytes).take()
+        await LineReader(os.open("/", os.O_RDONLY), "/", of_bytes).take()
 
     with pytest.raises(MachineLacks, match="/ cannot be read"):
         asyncio.run(main())
@@ -196,16 +196,16 @@ def test_what_cannot_be_read_says_so() -> None:
 )
 def test_parcels_hold_every_line_in_its_order_and_one_key_each(described: list[tuple[str | None, int]]) -> None:
     lines = [
-        Line(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
+        SourceLine(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
         for number, (session, size) in enumerate(described, 1)
     ]
-    parcels = list(feed.parcels(lines))
+    parcels = list(send_lines.parcels(lines))
     assert [line for parcel in parcels for line in parcel.lines] == lines
     for parcel in parcels:
         assert len({line.message.properties.group_id for line in parcel.lines}) == 1
-        inside = parcel.content.outgoing if isinstance(parcel.content, Batch) else [parcel.content]
+        inside = parcel.content.outgoing if isinstance(parcel.content, SizedBatch) else [parcel.content]
         assert inside == [line.message for line in parcel.lines]
-        assert not isinstance(parcel.content, Batch) or parcel.content.size_in_bytes <= 262_144
+        assert not isinstance(parcel.content, SizedBatch) or parcel.content.size_in_bytes <= 262_144
 
 
 def test_a_file_is_checked_to_its_end_and_left_at_its_beginning(tmp_path: Any) -> None:
@@ -213,10 +213,10 @@ def test_a_file_is_checked_to_its_end_and_left_at_its_beginning(tmp_path: Any) -
     path.write_text('{"body": "a"}\n{"body": "b"}\n{')
     descriptor = os.open(path, os.O_RDONLY)
     with pytest.raises(UsageError, match="line 3: it is not JSON"):
-        reader.check(descriptor, "m.jsonl", of_json, 0)
+        line_reader.check(descriptor, "m.jsonl", of_json, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     path.write_text('{"body": "a"}\n')
-    reader.check(descriptor, "m.jsonl", of_json, 0)
+    line_reader.check(descriptor, "m.jsonl", of_json, 0)
     assert os.read(descriptor, 100) == b'{"body": "a"}\n'
     os.close(descriptor)
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from sbpair.sender import metrics
-from sbpair.sender.events import (
+from sbpair.failover import metrics
+from sbpair.failover.events import (
     EntityChanged,
-    InDoubt,
     OutboxBegun,
     OutboxEmptied,
     QueueLeft,
     QueueReturned,
+    SendInDoubt,
     SizeUnknown,
     SyphonFaulted,
 )
-from sbpair.sender.states import State
+from sbpair.failover.states import State
 
 PAIR = {"sbpair.pair": "p"}
 
@@ -69,7 +69,7 @@ def test_transitions_are_counted_and_the_user_is_told(instruments: Any) -> None:
     [
         (QueueLeft("q", ""), "queues_out", [(1, PAIR)]),
         (QueueReturned("q"), "queues_out", [(-1, PAIR)]),
-        (InDoubt("orders", ("a", "b"), ""), "in_doubt", [(2, {**PAIR, "sbpair.entity": "orders"})]),
+        (SendInDoubt("orders", ("a", "b"), ""), "in_doubt", [(2, {**PAIR, "sbpair.entity": "orders"})]),
         (OutboxBegun("orders", ""), "in_outbox", [(1, PAIR)]),
         (OutboxEmptied("orders"), "in_outbox", [(-1, PAIR)]),
         (SyphonFaulted("", 1.0), "syphon_faults", [(1, PAIR)]),
@@ -113,7 +113,7 @@ def test_the_package_takes_what_it_is_told(read: Any) -> None:
     listener = metrics.counted("p", None)
     assert listener
     listener(EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""))
-    listener(InDoubt("orders", ("a", "b"), ""))
+    listener(SendInDoubt("orders", ("a", "b"), ""))
     found = read.values()
     assert found["sbpair.entity.transitions"] == found["sbpair.entity.failed_over"] == 1
     assert found["sbpair.messages.in_doubt"] == 2

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, StateRefused, UsageError
-from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.sender.outbox import Outbox, Waiting, summary
+from sbpair.failover.outbox import Outbox, OutboxDepth, summary
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
 
 KEY = "SharedAccessKeyName=k;SharedAccessKey=a2V5"
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def test_a_full_outbox_takes_none_of_what_has_no_room_and_says_so(path: Path, bo
     box.put("orders", [b"ee"])
     box.close()
     # What was there before counts too.
-    box = Outbox(path, a_pair(), messages_most=2)
+    box = Outbox(path, a_pair(), max_messages=2)
     with pytest.raises(QuotaExceeded):
         box.put("news", [b"x"])
     box.close()
@@ -196,7 +197,7 @@ def test_whoever_looks_on_sees_what_is_there_beside_its_owner_and_after(path: Pa
     box.put("orders", [b"a", b"b"])
     box.put("orders", [b"c"])
     box.put("news", [b"d"])
-    expected = {"news": Waiting(1, 7), "orders": Waiting(3, 5)}
+    expected = {"news": OutboxDepth(1, 7), "orders": OutboxDepth(3, 5)}
     assert summary(path) == expected
     box.close()
     assert summary(str(path)) == expected
@@ -213,7 +214,7 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(os.environ.get("TMPDIR", "/tmp")) / f"outbox-{os.getpid()}-{id(self)}"  # noqa: S108
         self.directory.mkdir()
-        self.box = Outbox(self.directory / "x.db", a_pair(), messages_most=8)
+        self.box = Outbox(self.directory / "x.db", a_pair(), max_messages=8)
         self.model: dict[str, list[bytes]] = {"orders": [], "news": []}
         self.refused: list[tuple[str, bytes]] = []
         self.number = 0
@@ -251,7 +252,7 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
     @rule()
     def open_again(self) -> None:
         self.box.close()
-        self.box = Outbox(self.directory / "x.db", a_pair(), messages_most=8)
+        self.box = Outbox(self.directory / "x.db", a_pair(), max_messages=8)
         self.refused.clear()
 
     @invariant()
@@ -277,7 +278,7 @@ TestOutboxAgainstTheModel.settings = settings(max_examples=15, stateful_step_cou
 CHILD = """
 import os, signal, sys
 from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.sender.outbox import Outbox
+from sbpair.failover.outbox import Outbox
 
 what, path, kill_at, *ends = sys.argv[1:]
 kill_at = int(kill_at)
@@ -345,8 +346,8 @@ def holds_what_was_promised(path: Path, said: list[str]) -> None:
         assert found in (everything, everything[2:])
     else:
         # What `put` returned for; and it takes all of its messages or none, whether it lived to say so or not.
-        least = 2 * len(put)
-        assert found in (everything[:least], everything[: least + 2])
+        minimum = 2 * len(put)
+        assert found in (everything[:minimum], everything[: minimum + 2])
 
 
 @pytest.mark.parametrize("kill_at", [1, 40, 90, 130, 170])

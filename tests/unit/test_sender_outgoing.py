@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from sbpair.amqp.message import Sections
 from sbpair.backlog import ALIASES, PING_TYPE
 from sbpair.errors import UsageError
-from sbpair.move.envelope import facts_of, restored
-from sbpair.move.route import Send, route
-from sbpair.sender import outgoing
-from sbpair.sender.outgoing import Batch, for_backlog, is_small, packed, scheduled, size_of
+from sbpair.failover import sdk_messages
+from sbpair.failover.sdk_messages import SizedBatch, for_backlog, is_small, packed, scheduled, size_of
+from sbpair.move.message.envelope import facts_of, restored
+from sbpair.move.message.route import Send, route
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 WORDS = st.text(max_size=20)
@@ -79,7 +79,7 @@ def timeless(payload: bytes) -> dict[str, Any]:
 @given(MESSAGES)
 def test_the_syphon_makes_of_the_backlogs_copy_what_would_have_gone_to_the_primary(message: ServiceBusMessage) -> None:
     before = repr(message.raw_amqp_message.__dict__), repr(message.raw_amqp_message.properties)
-    sent = outgoing.outgoing(message)
+    sent = sdk_messages.outgoing(message)
     straight = encoded(sent)
     sections, facts = facts_of("q", encoded(for_backlog(sent, "billing/Invoices")))
     assert facts.flaw == ""
@@ -98,7 +98,7 @@ def test_the_aliases_are_the_old_clients_bytes() -> None:
     message = ServiceBusMessage(
         b"x", session_id="s", time_to_live=timedelta(minutes=1), scheduled_enqueue_time_utc=NEW_YEAR
     )
-    payload = encoded(for_backlog(outgoing.outgoing(message), "orders"))
+    payload = encoded(for_backlog(sdk_messages.outgoing(message), "orders"))
     assert b"\xa1\x09x-ms-path\xa1\x06orders" in payload
     assert b"\xa1\x0ex-ms-sessionid\xa1\x01s" in payload
     assert b"\x00\xa3\x16com.microsoft:timespan\x81" + bytes.fromhex("0000000023c34600") in payload
@@ -118,7 +118,7 @@ def test_the_aliases_are_the_old_clients_bytes() -> None:
 @pytest.mark.parametrize("key", ["x-opt-scheduled-enqueue-time", b"x-opt-scheduled-enqueue-time"])
 def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", annotations={key: at, "x-opt-mine": 1})
-    sections, facts = facts_of("q", encoded(for_backlog(outgoing.outgoing(raw), "orders")))
+    sections, facts = facts_of("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
     assert facts.scheduled_at == 1_767_225_600_000
     assert dict(sections.read_message_annotations().pairs) == {"x-opt-mine": 1}
 
@@ -126,14 +126,14 @@ def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) 
 def test_a_life_beyond_the_headers_49_days_is_an_alias_too() -> None:
     properties = {"creation_time": 1_000, "absolute_expiry_time": 1_000 + 5_000_000_000}
     raw = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
-    _, facts = facts_of("q", encoded(for_backlog(outgoing.outgoing(raw), "orders")))
+    _, facts = facts_of("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
     assert facts.ttl_ticks == 5_000_000_000 * 10_000
 
 
 @pytest.mark.parametrize("properties", [None, {"subject": "s"}])
 def test_a_message_without_an_id_gets_a_new_one_each_time_and_keeps_none(properties: Any) -> None:
     message = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
-    ids = [outgoing.outgoing(message).properties.message_id for _ in range(3)]
+    ids = [sdk_messages.outgoing(message).properties.message_id for _ in range(3)]
     assert len(set(ids)) == 3
     assert message.properties is None or message.properties.message_id is None
 
@@ -141,7 +141,7 @@ def test_a_message_without_an_id_gets_a_new_one_each_time_and_keeps_none(propert
 @pytest.mark.parametrize("own", ["mine", 7, b"bytes"])
 def test_an_id_that_is_there_stays(own: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": own})
-    assert outgoing.outgoing(raw) is raw
+    assert sdk_messages.outgoing(raw) is raw
 
 
 @pytest.mark.parametrize("key", [*sorted(ALIASES), b"x-ms-path"])
@@ -152,19 +152,19 @@ def test_a_message_that_has_an_alias_already_is_refused(key: Any) -> None:
         {"body": "x", "application_properties": {key: "elsewhere"}},
     ):
         with pytest.raises(UsageError, match="already"):
-            outgoing.outgoing(message)
+            sdk_messages.outgoing(message)
         with pytest.raises(UsageError, match="already"):
-            Batch(1000).add_message(message)
+            SizedBatch(1000).add_message(message)
 
 
 @pytest.mark.parametrize("thing", ["text", b"bytes", 7, None, object()])
 def test_what_is_no_message_is_refused_as_by_the_sdk(thing: Any) -> None:
     with pytest.raises(TypeError):
-        outgoing.outgoing(thing)
+        sdk_messages.outgoing(thing)
 
 
 def test_a_scheduled_copy_leaves_the_original_as_it_was() -> None:
-    message = outgoing.outgoing(ServiceBusMessage("x", partition_key="k"))
+    message = sdk_messages.outgoing(ServiceBusMessage("x", partition_key="k"))
     later = scheduled(message, NEW_YEAR)
     assert later.annotations == {b"x-opt-partition-key": "k", b"x-opt-scheduled-enqueue-time": NEW_YEAR}
     assert message.annotations == {b"x-opt-partition-key": "k"}
@@ -173,7 +173,7 @@ def test_a_scheduled_copy_leaves_the_original_as_it_was() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from([None, "a", "b"]))), st.integers(400, 2_000))
 def test_packing_keeps_every_message_in_order_within_the_limit(sizes: list[Any], limit: int) -> None:
-    messages = [outgoing.outgoing(ServiceBusMessage(b"x" * size, partition_key=key)) for size, key in sizes]
+    messages = [sdk_messages.outgoing(ServiceBusMessage(b"x" * size, partition_key=key)) for size, key in sizes]
     packs = list(packed(messages, limit))
     assert [each for _, inside in packs for each in inside] == messages
     for content, inside in packs:
@@ -186,7 +186,7 @@ def test_packing_keeps_every_message_in_order_within_the_limit(sizes: list[Any],
 
 
 def test_one_that_is_too_large_for_a_batch_goes_alone_and_takes_nobody_along() -> None:
-    messages = [outgoing.outgoing(ServiceBusMessage(b"x" * size)) for size in (10, 5000, 10, 10)]
+    messages = [sdk_messages.outgoing(ServiceBusMessage(b"x" * size)) for size in (10, 5000, 10, 10)]
     packs = list(packed(messages, 1000))
     assert [len(inside) for _, inside in packs] == [1, 1, 2]
     assert packs[1][0] is messages[1]
@@ -194,20 +194,20 @@ def test_one_that_is_too_large_for_a_batch_goes_alone_and_takes_nobody_along() -
 
 @given(MESSAGES)
 def test_the_size_is_what_the_sdk_encodes(message: ServiceBusMessage) -> None:
-    sent = outgoing.outgoing(message)
+    sent = sdk_messages.outgoing(message)
     assert 0 <= size_of(sent) - len(encoded(sent)) <= 8
 
 
 def test_small_is_less_than_any_tier_takes_even_with_all_that_a_header_may_have() -> None:
-    message = outgoing.outgoing(ServiceBusMessage(b"x" * outgoing.SMALL_BODY_BYTES, session_id="s" * 128))
+    message = sdk_messages.outgoing(ServiceBusMessage(b"x" * sdk_messages.SMALL_BODY_BYTES, session_id="s" * 128))
     assert is_small(message)
-    assert size_of(for_backlog(message, "o" * 260)) + 65_536 < outgoing.LEAST_LIMIT_BYTES
-    assert not is_small(outgoing.outgoing(ServiceBusMessage(b"x" * (outgoing.SMALL_BODY_BYTES + 1))))
-    assert not is_small(outgoing.outgoing(AmqpAnnotatedMessage(value_body="x")))
+    assert size_of(for_backlog(message, "o" * 260)) + 65_536 < sdk_messages.MIN_LIMIT_BYTES
+    assert not is_small(sdk_messages.outgoing(ServiceBusMessage(b"x" * (sdk_messages.SMALL_BODY_BYTES + 1))))
+    assert not is_small(sdk_messages.outgoing(AmqpAnnotatedMessage(value_body="x")))
 
 
 def test_a_batch_remembers_what_is_in_it_and_nothing_that_did_not_fit() -> None:
-    batch = Batch(300)
+    batch = SizedBatch(300)
     batch.add_message(ServiceBusMessage(b"x"))
     with pytest.raises(MessageSizeExceededError):
         batch.add_message(ServiceBusMessage(b"x" * 300))
@@ -215,6 +215,6 @@ def test_a_batch_remembers_what_is_in_it_and_nothing_that_did_not_fit() -> None:
 
 
 def test_the_ping_is_the_old_clients() -> None:
-    sections = Sections.split(encoded(outgoing.ping("fresh")))
+    sections = Sections.split(encoded(sdk_messages.ping("fresh")))
     own = sections.read_properties()
     assert (own.content_type, own.group_id, sections.read_header().ttl) == (PING_TYPE, "fresh", 1000)

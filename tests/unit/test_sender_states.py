@@ -11,10 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sbpair.model import Pair, endpoint_from_connection_string
-from sbpair.sender.availability import JITTER, Availability, Deliver, Ping, Probe
-from sbpair.sender.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
-from sbpair.sender.states import TRANSITIONS, Delays, Event, Standing, State, after
+from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
+from sbpair.failover.failover_state import JITTER, Deliver, FailoverState, Ping, Probe
+from sbpair.failover.states import TRANSITIONS, Delays, EntityEvent, EntityStatus, State, after
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
 
 ENTITIES = ("orders", "Billing/Invoices", "news")
 KEY = "SharedAccessKeyName=k;SharedAccessKey=a2V5"
@@ -35,8 +36,8 @@ class Middle(random.Random):
         return seq[0]
 
 
-def an_availability(told: list[Any] | None = None, **terms: Any) -> Availability:
-    known = Availability(a_pair(**terms), None if told is None else told.append, Middle())
+def an_availability(told: list[Any] | None = None, **terms: Any) -> FailoverState:
+    known = FailoverState(a_pair(**terms), None if told is None else told.append, Middle())
     for entity in ENTITIES:
         known.register(entity)
     return known
@@ -279,13 +280,13 @@ TestSendersAgainstTheModel.settings = settings(max_examples=60, stateful_step_co
 def test_every_row_of_the_table_changes_the_state_and_every_state_can_be_left() -> None:
     assert all(before is not then for (before, _), then in TRANSITIONS.items())
     assert {before for before, _ in TRANSITIONS} == set(State) == set(TRANSITIONS.values())
-    assert all((state, Event.FAILBACK) in TRANSITIONS for state in State if state is not State.HEALTHY)
+    assert all((state, EntityEvent.FAILBACK) in TRANSITIONS for state in State if state is not State.HEALTHY)
 
 
-@pytest.mark.parametrize("event", list(Event))
+@pytest.mark.parametrize("event", list(EntityEvent))
 @pytest.mark.parametrize("state", list(State))
-def test_what_is_not_in_the_table_changes_no_state(state: State, event: Event) -> None:
-    then = after(Standing(state), event, 0, Delays(1, lambda: 1))
+def test_what_is_not_in_the_table_changes_no_state(state: State, event: EntityEvent) -> None:
+    then = after(EntityStatus(state), event, 0, Delays(1, lambda: 1))
     assert then.state is TRANSITIONS.get((state, event), state)
 
 
@@ -314,7 +315,7 @@ def test_whoever_comes_after_everything_was_forced_is_forced_too() -> None:
 
 
 def test_pings_of_ten_thousand_entities_are_one_agenda_and_spread_by_chance() -> None:
-    known = Availability(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
+    known = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
     sooner: list[None] = []
     known.on_sooner = lambda: sooner.append(None)
     for number in range(10_000):
@@ -353,7 +354,7 @@ def test_a_listener_that_fails_is_told_of_the_next_event_too(caplog: pytest.LogC
         told.append(event)
         raise RuntimeError
 
-    known = Availability(a_pair(), listen, Middle())
+    known = FailoverState(a_pair(), listen, Middle())
     known.register("orders")
     known.force("orders", 0)
     known.failback("orders", 0)
@@ -369,7 +370,7 @@ def test_a_listener_may_command() -> None:
         if event.after is State.FORCED:
             known.failback(event.entity, 0)
 
-    known = Availability(a_pair(), listen, Middle())
+    known = FailoverState(a_pair(), listen, Middle())
     known.register("orders")
     known.force("orders", 0)
     assert told == [State.FORCED, State.HEALTHY]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.sender.steps import Call, Pause, Steps, Together, run, run_async
+from sbpair.failover.steps import Call, Gather, Pause, Steps, run, run_async
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:
@@ -19,7 +19,7 @@ def meeting(barrier: Any, name: str) -> Steps[str]:
 
 
 def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
-    found: list[Any] = yield Together(procedures)
+    found: list[Any] = yield Gather(procedures)
     return found
 
 

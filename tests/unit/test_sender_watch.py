@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.sender.watch import Watch
+from sbpair.failover.reusable_timeout import ReusableTimeout
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
@@ -34,7 +34,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
     async def story() -> None:
-        loop, watch = asyncio.get_running_loop(), Watch()
+        loop, watch = asyncio.get_running_loop(), ReusableTimeout()
         for seconds in (5, 2, 60):
             before = loop.time()
             with pytest.raises(TimeoutError), watch.over(seconds):
@@ -48,7 +48,7 @@ def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
 
 def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
     async def story() -> None:
-        loop, watch = asyncio.get_running_loop(), Watch()
+        loop, watch = asyncio.get_running_loop(), ReusableTimeout()
         for _ in range(100):
             with watch.over(10):
                 pass
@@ -64,12 +64,12 @@ def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
 
 
 def test_a_cancellation_by_somebody_else_stays_one() -> None:
-    async def watched(watch: Watch) -> None:
+    async def watched(watch: ReusableTimeout) -> None:
         with watch.over(5):
             await asyncio.Event().wait()
 
     async def story() -> None:
-        watch = Watch()
+        watch = ReusableTimeout()
         task = asyncio.create_task(watched(watch))
         await asyncio.sleep(1)
         task.cancel()
@@ -90,7 +90,7 @@ def test_it_watches_over_tasks_alone() -> None:
     loop = asyncio.new_event_loop()
     caught: list[Any] = []
     loop.set_exception_handler(lambda _, context: caught.append(context["exception"]))
-    loop.call_soon(Watch().over, 5)
+    loop.call_soon(ReusableTimeout().over, 5)
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, SbpairError, StateRefused, UsageError
-from sbpair.model import Endpoint, Identity, Pair
-from sbpair.move.books import Books
-from sbpair.move.journal import Journal
-from sbpair.move.lease import Lease
+from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.move.receipt import Receipt, Tally
-from sbpair.move.runs import KEPT_MOST, Outcome, Recorded, every, find, new_id
-from sbpair.move.state import VERSION, State, state_if_any
+from sbpair.move.run_store import RunStore
+from sbpair.runs.database import VERSION, RunDatabase, state_if_any
+from sbpair.runs.journal import Journal
+from sbpair.runs.lease import Lease
+from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, every, find, new_id
 
 
 def endpoint(name: str, **changed: object) -> Endpoint:
@@ -56,9 +56,9 @@ def mode(path: Path) -> int:
 
 def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     home = tmp_path / "sbpair" / "orders"
-    with Lease(home, "r"), State(home, PAIR) as state:
+    with Lease(home, "r"), RunDatabase(home, PAIR) as state:
         Journal(state)
-        Recorded(state, "syphon")
+        RunEntry(state, "syphon")
         assert {mode(path) for path in home.iterdir()} == {0o600}
         assert len(list(home.iterdir())) > 3
     assert mode(home) == 0o700
@@ -66,13 +66,13 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    State(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR).close()
     assert mode(tmp_path) == 0o755
 
 
 def test_the_pair_is_told_by_its_namespaces_and_not_by_its_name(tmp_path: Path) -> None:
-    State(tmp_path, PAIR).close()
-    State(tmp_path, replace(PAIR, name="renamed")).close()
+    RunDatabase(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, replace(PAIR, name="renamed")).close()
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_the_pair_is_told_by_its_namespaces_and_not_by_its_name(tmp_path: Path) 
     ],
 )
 def test_the_state_of_another_pair_is_refused(tmp_path: Path, other: Pair) -> None:
-    State(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR).close()
     before = (tmp_path / "state.db").read_bytes()
     with pytest.raises(StateRefused, match=r"state\.db is the state of contoso\.example and contoso-dr\.example") as no:
-        State(tmp_path, other)
+        RunDatabase(tmp_path, other)
     assert (no.value.exit_code, no.value.hint) == (4, "say --state DIR for a directory of its own")
     assert (tmp_path / "state.db").read_bytes() == before
 
@@ -96,7 +96,7 @@ def test_an_emulator_on_another_port_is_the_same_pair(tmp_path: Path) -> None:
     for port in (5672, 40000):
         both = [endpoint(name, authority=f"127.0.0.1:{port}", emulator=True) for name in ("contoso", "contoso-dr")]
         both[1] = replace(both[1], authority=f"127.0.0.1:{port + 1}")
-        State(tmp_path, Pair("p", *both)).close()
+        RunDatabase(tmp_path, Pair("p", *both)).close()
 
 
 # What cannot be relied upon
@@ -161,13 +161,13 @@ def a_flight_that_is_no_text(path: Path) -> None:
     ],
 )
 def test_what_cannot_be_relied_upon_is_refused_and_left_alone(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
         accepted(journal, sending(journal, [KEY], "orders"))
     path = tmp_path / "state.db"
     spoil(path)
     before = path.read_bytes()
-    with pytest.raises(StateRefused) as refused, State(tmp_path, PAIR) as state:
+    with pytest.raises(StateRefused) as refused, RunDatabase(tmp_path, PAIR) as state:
         Journal(state)
     assert refused.value.exit_code == 4
     assert refused.value.hint
@@ -178,7 +178,7 @@ def test_what_cannot_be_relied_upon_is_refused_and_left_alone(tmp_path: Path, sp
 
 def test_an_empty_file_is_a_beginning(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
-    State(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR).close()
 
 
 # What the machine does not let it
@@ -208,7 +208,7 @@ def test_what_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, spoil: Ca
     home.parent.mkdir()
     spoil(home)
     with pytest.raises(MachineLacks) as lacks:
-        State(home, PAIR)
+        RunDatabase(home, PAIR)
     assert lacks.value.exit_code == 7
     assert str(tmp_path) in lacks.value.message
     assert lacks.value.hint
@@ -224,7 +224,7 @@ def test_a_lease_that_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, s
 
 
 def test_a_state_that_somebody_keeps_locked_is_told_of(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         state.read("PRAGMA busy_timeout = 1")
@@ -245,7 +245,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from sbpair.errors import SbpairError
-from sbpair.move.lease import Lease
+from sbpair.runs.lease import Lease
 try:
     lease = Lease(Path(sys.argv[1]), sys.argv[2], clock_ms=lambda: 1_790_000_000_000)
 except SbpairError as error:
@@ -347,7 +347,7 @@ def test_a_lost_lease_is_noticed_before_anything_more_is_sent(tmp_path: Path, lo
 
 
 def test_a_lost_lease_lets_no_flight_begin(tmp_path: Path) -> None:
-    with Books(PAIR, tmp_path, "syphon", Receipt) as books:
+    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
         (tmp_path / "lease").unlink()
         with pytest.raises(LeaseLost):
@@ -383,8 +383,8 @@ def test_ids_sort_as_their_runs_do_and_say_when() -> None:
     ],
 )
 def test_a_run_is_written_down_as_it_ended(tmp_path: Path, ending: dict, outcome: str) -> None:
-    with State(tmp_path, PAIR) as state:
-        run = Recorded(state, "syphon --once", clock_ms=lambda: 5_000)
+    with RunDatabase(tmp_path, PAIR) as state:
+        run = RunEntry(state, "syphon --once", clock_ms=lambda: 5_000)
         assert [each.outcome for each in every(state)] == ["running"]
         run.record({"received": 1})
         assert find(state, run.id).receipt == {"received": 1}
@@ -406,10 +406,10 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_state import KEY, PAIR, sending
-from sbpair.move.books import Books
+from sbpair.move.run_store import RunStore
 from sbpair.move.receipt import Tally
 tally = Tally()
-books = Books(PAIR, Path({directory!r}), "syphon --watch", tally.receipt)
+books = RunStore(PAIR, Path({directory!r}), "syphon --watch", tally.receipt)
 tally.received("q", 1)
 books.record()
 sending(books.journal, [KEY], "orders")
@@ -425,10 +425,10 @@ def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_i
     ) as process:
         assert process.stdout
         name = process.stdout.readline().strip()
-        with State(tmp_path, PAIR) as state:
+        with RunDatabase(tmp_path, PAIR) as state:
             going_on = find(state, name)
         process.kill()
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         crashed = find(state, name)
     assert (going_on.outcome, going_on.doubts) == ("running", ())
     assert (crashed.outcome, crashed.ended_ms, crashed.exit_code) == ("crashed", None, None)
@@ -438,34 +438,34 @@ def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_i
     assert (doubt.run, doubt.queue, doubt.message_id, doubt.destination) == (name, "q", "m", "orders")
 
     for expected in ([doubt], []):
-        with Books(PAIR, tmp_path, "syphon", Receipt) as books:
+        with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
             assert books.journal.in_doubt() == expected
             assert not books.journal.was_accepted(KEY)
             books.finish(0)
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         assert find(state, name).doubts == (doubt,)
         assert [run.outcome for run in every(state)] == ["done", "done", "crashed"]
 
 
 def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
-        for number in range(KEPT_MOST + 5):
-            run = Recorded(state, "syphon", clock_ms=lambda number=number: number * 1_000)
+    with RunDatabase(tmp_path, PAIR) as state:
+        for number in range(MAX_KEPT + 5):
+            run = RunEntry(state, "syphon", clock_ms=lambda number=number: number * 1_000)
             journal = Journal(state, run=run.id)
             journal.doubtful(sending(journal, [KEY], "orders"))
             journal.close()
             run.finish({}, 0)
             run.close()
         kept = every(state)
-        assert [run.started_ms for run in kept] == [1_000 * number for number in range(KEPT_MOST + 4, 4, -1)]
+        assert [run.started_ms for run in kept] == [1_000 * number for number in range(MAX_KEPT + 4, 4, -1)]
         assert all(len(run.doubts) == 1 for run in kept)
-        assert len(state.read("SELECT id FROM flights")) == KEPT_MOST
+        assert len(state.read("SELECT id FROM flights")) == MAX_KEPT
 
 
 def test_the_beginning_of_an_id_is_enough_where_it_tells_which(tmp_path: Path) -> None:
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         for name in ("260921-141320-aaaa", "260921-141320-aabb", "260922-000000-aaaa"):
-            run = Recorded(state, "syphon", run_id=name)
+            run = RunEntry(state, "syphon", run_id=name)
             run.finish({}, 0)
             run.close()
         assert find(state, "260922").id == "260922-000000-aaaa"
@@ -496,13 +496,13 @@ def test_what_ends_a_run_by_force_is_written_down(
     tally = Tally()
 
     def run_for_a_while() -> None:
-        with Books(PAIR, tmp_path, "syphon", tally.receipt):
+        with RunStore(PAIR, tmp_path, "syphon", tally.receipt):
             tally.received("q", 1)
             raise raised
 
     with pytest.raises(type(raised)):
         run_for_a_while()
-    with State(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR) as state:
         [run] = every(state)
     assert (run.outcome, run.exit_code, run.error) == (outcome, code, why)
     assert run.receipt is not None
@@ -511,7 +511,7 @@ def test_what_ends_a_run_by_force_is_written_down(
 
 def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> None:
     tally = Tally()
-    with Books(PAIR, tmp_path, "syphon", tally.receipt) as books, State(tmp_path, PAIR) as state:
+    with RunStore(PAIR, tmp_path, "syphon", tally.receipt) as books, RunDatabase(tmp_path, PAIR) as state:
         books.record()
         state.write(("UPDATE runs SET receipt = NULL", [()]))
         books.record()
@@ -524,7 +524,7 @@ def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> Non
 
 def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with Books(PAIR, None, "syphon", Receipt) as books:
+    with RunStore(PAIR, None, "syphon", Receipt) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
         books.journal.doubtful(sending(books.journal, [KEY], "orders"))
         assert [doubt.run for doubt in books.journal.in_doubt()] == [books.run]
@@ -534,19 +534,19 @@ def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_second_mover_is_refused_before_it_writes_anything(tmp_path: Path) -> None:
-    with Books(PAIR, tmp_path, "syphon", Receipt) as books, State(tmp_path, PAIR) as state:
+    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books, RunDatabase(tmp_path, PAIR) as state:
         with pytest.raises(SbpairError) as held:
-            Books(PAIR, tmp_path, "syphon", Receipt)
+            RunStore(PAIR, tmp_path, "syphon", Receipt)
         assert held.value.exit_code == 4
         assert [run.id for run in every(state)] == [books.run]
-        with Books(PAIR, tmp_path, "syphon", Receipt, lease=False) as second:
-            assert {run.outcome for run in every(state)} == {Outcome.RUNNING}
+        with RunStore(PAIR, tmp_path, "syphon", Receipt, lease=False) as second:
+            assert {run.outcome for run in every(state)} == {RunOutcome.RUNNING}
             second.finish(0)
         books.finish(0)
 
 
 def test_a_run_whose_end_cannot_be_written_down_has_a_result_all_the_same(tmp_path: Path) -> None:
-    with Books(PAIR, tmp_path, "syphon", Receipt) as books, State(tmp_path, PAIR) as state:
+    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books, RunDatabase(tmp_path, PAIR) as state:
         other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("DROP TABLE runs")
         other.close()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair import tiers
 from sbpair.errors import ServiceRefused, UsageError
-from sbpair.tiers import BASIC, PREMIUM, STANDARD, TIERS, Capacity
+from sbpair.model import tiers
+from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, TIERS, Capacity
 
 every_tier = st.sampled_from(TIERS)
 

@@ -11,11 +11,11 @@ from azure.servicebus._base_handler import _generate_sas_token
 
 from sbpair import errors
 from sbpair.amqp.performatives import Error
+from sbpair.amqp_client.conditions import error_of, gone, status_error
+from sbpair.amqp_client.raw_links import ranges
+from sbpair.amqp_client.tokens import JWT_TYPE, SAS_TYPE, sign, source_for
 from sbpair.errors import UsageError
-from sbpair.model import Identity, SasKey, SasToken
-from sbpair.wire.conditions import error_of, gone, status_error
-from sbpair.wire.links import ranges
-from sbpair.wire.tokens import JWT_TYPE, SAS_TYPE, sign, source_for
+from sbpair.model.pair import Identity, SasKey, SasToken
 
 KEY = SasKey("Root Manage+Key", "c2VjcmV0/w==+&;")
 

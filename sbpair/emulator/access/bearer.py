@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sbpair.emulator.access.sas import ALL_CLAIMS, Grant, malformed
-from sbpair.emulator.errors import NotAuthenticated
+from sbpair.emulator.service_errors import Unauthenticated
 
 AUDIENCE: Final = "https://servicebus.azure.net"
 ARM_AUDIENCES: Final = ("https://management.azure.com", "https://management.core.windows.net")
@@ -100,12 +100,12 @@ class Bearers:
         token = read_jwt(text)
         ours = self._issuer is not None and self._issuer.signed(token)
         if not ours and not self._accept_any:
-            raise NotAuthenticated(
+            raise Unauthenticated(
                 "InvalidIssuer: The token was issued by nobody that is trusted here. "
                 "Use a shared access key, or let the emulator sign in or accept any token."
             )
         if now_ms >= token.expires_at_ms:
-            raise NotAuthenticated("ExpiredToken: The token has expired.")
+            raise Unauthenticated("ExpiredToken: The token has expired.")
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
-            raise NotAuthenticated("InvalidAudience: The authorization token is for another resource.")
+            raise Unauthenticated("InvalidAudience: The authorization token is for another resource.")
         return Grant("", ALL_CLAIMS, "", token.expires_at_ms)

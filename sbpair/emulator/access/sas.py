@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, unquote_plus
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.errors import NotAuthenticated, NotAuthorized
+from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,13 +28,13 @@ BEARER: Final = "Bearer"
 _TOKEN_LIMIT: Final = 8192
 
 
-class Claim(StrEnum):
+class AccessRight(StrEnum):
     MANAGE = "Manage"
     SEND = "Send"
     LISTEN = "Listen"
 
 
-ALL_CLAIMS: Final = frozenset(Claim)
+ALL_CLAIMS: Final = frozenset(AccessRight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class AuthorizationRule:
     key_name: str
     primary_key: str = field(repr=False)
     secondary_key: str = field(repr=False)
-    rights: frozenset[Claim] = ALL_CLAIMS
+    rights: frozenset[AccessRight] = ALL_CLAIMS
     claim_type: str = "SharedAccessKey"
     claim_value: str = "None"
     created_at_ms: int = 0
@@ -56,20 +56,20 @@ class Grant:
     """What a verified token allows: `claims` on `scope` ("" is the whole namespace) and below, for a time."""
 
     key_name: str
-    claims: frozenset[Claim]
+    claims: frozenset[AccessRight]
     scope: str
     expires_at_ms: int = NEVER
 
-    def require(self, claim: Claim, path: str, now_ms: int) -> None:
+    def require(self, claim: AccessRight, path: str, now_ms: int) -> None:
         """NotAuthenticated where the token ran out, NotAuthorized where it does not allow this."""
         if now_ms >= self.expires_at_ms:
-            raise NotAuthenticated("ExpiredToken: The token has expired.")
+            raise Unauthenticated("ExpiredToken: The token has expired.")
         if claim not in self.claims or not covers(self.scope, path):
-            raise NotAuthorized(f"Unauthorized access. '{claim}' claim(s) are required to perform this operation.")
+            raise Unauthorized(f"Unauthorized access. '{claim}' claim(s) are required to perform this operation.")
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SignedToken:
     """The parts of a token. `signed` is `sr` exactly as it came, since that is what was signed."""
 
     signed: str
@@ -104,7 +104,7 @@ def scope_of(address: str) -> str:
     return path.strip("/").lower()
 
 
-def parse(text: str) -> Token:
+def parse(text: str) -> SignedToken:
     """Takes a `SharedAccessSignature sr=…&sig=…&se=…&skn=…` apart. NotAuthenticated where it is none."""
     scheme, _, fields = text.partition(" ")
     if scheme != SCHEME or len(text) > _TOKEN_LIMIT:
@@ -112,7 +112,7 @@ def parse(text: str) -> Token:
     parts = dict(part.partition("=")[::2] for part in fields.strip().split("&"))
     try:
         signature = base64.b64decode(_plain(parts["sig"]), validate=True)
-        token = Token(parts["sr"], signature, parts["se"], unquote_plus(parts["skn"]))
+        token = SignedToken(parts["sr"], signature, parts["se"], unquote_plus(parts["skn"]))
     except (KeyError, ValueError, binascii.Error) as error:
         raise malformed() from error
     if not (token.expiry.isascii() and token.expiry.isdigit() and len(token.expiry) <= 15):
@@ -125,28 +125,28 @@ def _plain(signature: str) -> str:
     return unquote(signature)
 
 
-def malformed() -> NotAuthenticated:
-    return NotAuthenticated("MalformedToken: The credentials contained in the authorization header are not valid.")
+def malformed() -> Unauthenticated:
+    return Unauthenticated("MalformedToken: The credentials contained in the authorization header are not valid.")
 
 
 def signature(key: str, signed: str, expiry: str) -> bytes:
     return hmac.digest(key.encode(), f"{signed}\n{expiry}".encode(), hashlib.sha256)
 
 
-def verify(token: Token, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
+def verify(token: SignedToken, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
     """What `token` allows on `path`, if one of `rules` signed it, it has not run out and its scope holds the path."""
     named = [rule for rule in rules if rule.key_name in token.key_names]
     signer = next((rule for rule in named if _signed_by(rule, token)), None)
     if signer is None:
-        raise NotAuthenticated("InvalidSignature: The token has an invalid signature.")
+        raise Unauthenticated("InvalidSignature: The token has an invalid signature.")
     if now_ms >= token.expires_at_ms:
-        raise NotAuthenticated("ExpiredToken: The token has expired.")
+        raise Unauthenticated("ExpiredToken: The token has expired.")
     if not covers(token.scope, path):
-        raise NotAuthenticated("InvalidAudience: The authorization token is for another resource.")
+        raise Unauthenticated("InvalidAudience: The authorization token is for another resource.")
     return Grant(signer.key_name, signer.rights, token.scope, token.expires_at_ms)
 
 
-def _signed_by(rule: AuthorizationRule, token: Token) -> bool:
+def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
     primary = hmac.compare_digest(signature(rule.primary_key, token.signed, token.expiry), token.signature)
     secondary = hmac.compare_digest(signature(rule.secondary_key, token.signed, token.expiry), token.signature)
     return primary or secondary

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 from sbpair.emulator import timespan
-from sbpair.emulator.access.sas import AuthorizationRule, Claim
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.tiers import STANDARD, Tier
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
+from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
 
 MEGABYTE: Final = 1024 * 1024
@@ -168,7 +168,7 @@ def from_elements(
     values: Mapping[str, str],
     rules: tuple[AuthorizationRule, ...],
     existing: QueueDescription | None,
-    tier: Tier = STANDARD,
+    tier: EmulatedTier = STANDARD,
 ) -> QueueDescription:
     """The description that a request asks for; what it leaves out is default, or as it was where it cannot change.
 
@@ -232,16 +232,16 @@ def show_value(description: QueueDescription, name: str, settable: Settable = SE
     return str(value).lower() if kind == "bool" else str(value)
 
 
-def default_of(description: D, tier: Tier) -> D:
+def default_of(description: D, tier: EmulatedTier) -> D:
     """What a tier has by itself where a request says nothing."""
     return replace(
         description,
-        default_message_time_to_live=tier.ttl_most,
+        default_message_time_to_live=tier.max_ttl,
         max_message_size_in_kilobytes=tier.message_kilobytes,
     )
 
 
-def validate(description: QueueDescription, tier: Tier = STANDARD) -> None:
+def validate(description: QueueDescription, tier: EmulatedTier = STANDARD) -> None:
     """ArgumentInvalid, naming the property, where a value is outside the limits of the namespace's tier."""
     d = description
     week = 7 * TICKS_PER_DAY
@@ -256,16 +256,16 @@ def validate(description: QueueDescription, tier: Tier = STANDARD) -> None:
     _limit(d.status in STATUSES, "Status", "one of " + ", ".join(STATUSES))
     _limit(len(d.user_metadata or "") <= 1024, "UserMetadata", "at most 1024 characters")
     _limit(d.auto_delete_on_idle >= 5 * TICKS_PER_MINUTE, "AutoDeleteOnIdle", "at least 5 minutes")
-    least, most = tier.message_kilobytes, tier.message_kilobytes_most
-    allowed = f"{least if least == most else f'from {least} to {most}'} in a {tier.name} namespace"
-    _limit(least <= d.max_message_size_in_kilobytes <= most, "MaxMessageSizeInKilobytes", allowed)
+    minimum, limit = tier.message_kilobytes, tier.max_message_kilobytes
+    allowed = f"{minimum if minimum == limit else f'from {minimum} to {limit}'} in a {tier.name} namespace"
+    _limit(minimum <= d.max_message_size_in_kilobytes <= limit, "MaxMessageSizeInKilobytes", allowed)
     _validate_tier(d, tier)
     _limit(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
     check_rules(d.authorization_rules)
 
 
-def _validate_tier(d: QueueDescription, tier: Tier) -> None:
-    _limit(d.default_message_time_to_live <= tier.ttl_most, "DefaultMessageTimeToLive", "at most 14 days")
+def _validate_tier(d: QueueDescription, tier: EmulatedTier) -> None:
+    _limit(d.default_message_time_to_live <= tier.max_ttl, "DefaultMessageTimeToLive", "at most 14 days")
     if tier.has_everything:
         return
     for name in ("RequiresSession", "RequiresDuplicateDetection", "ForwardTo", "ForwardDeadLetteredMessagesTo"):
@@ -280,7 +280,7 @@ def check_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     for rule in rules:
         _limit(0 < len(rule.key_name) <= 256, "KeyName", "1 to 256 characters")
         _limit(bool(rule.primary_key and rule.secondary_key), "PrimaryKey", "not empty")
-        whole = Claim.MANAGE not in rule.rights or len(rule.rights) == len(Claim)
+        whole = AccessRight.MANAGE not in rule.rights or len(rule.rights) == len(AccessRight)
         _limit(bool(rule.rights) and whole, "Rights", "one or more of Manage, Send and Listen, all with Manage")
 
 

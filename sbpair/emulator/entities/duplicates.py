@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.stored_message import StoredMessage
 
 
 class Duplicates:
@@ -24,12 +24,14 @@ class Duplicates:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def take_in(self, messages: Sequence[Message], now_ms: int, enqueue: Callable[[list[Message]], None]) -> None:
+    def take_in(
+        self, messages: Sequence[StoredMessage], now_ms: int, enqueue: Callable[[list[StoredMessage]], None]
+    ) -> None:
         """Gives `enqueue` those that are new. A repeated one gets the sequence number of the first of its id."""
         self._forget(now_ms)
-        fresh: list[Message] = []
-        repeated: list[tuple[str, Message]] = []
-        named: dict[str, Message] = {}
+        fresh: list[StoredMessage] = []
+        repeated: list[tuple[str, StoredMessage]] = []
+        named: dict[str, StoredMessage] = {}
         for message in messages:
             message_id = message.message_id
             if message_id is None:

@@ -9,16 +9,22 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.entities import envelope
-from sbpair.emulator.entities.message import Forwarded
-from sbpair.emulator.errors import EntityNotFound, EntityUnavailable, NotAllowed, Refusal, TimedOut
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.stored_message import Forwarded
+from sbpair.emulator.service_errors import (
+    EntityNotFound,
+    EntityUnavailable,
+    NotAllowed,
+    OperationTimedOut,
+    ServiceError,
+)
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.message import Message
-    from sbpair.emulator.entities.queue import Home, Queue
+    from sbpair.emulator.entities.queue import EntityRegistry, QueueEntity
+    from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import Expel, SubQueue
 
-HOPS_MOST: Final = 4
+MAX_HOPS: Final = 4
 HOPS_EXCEEDED: Final = "MaxTransferHopCountExceeded"
 _SLICE: Final = 100
 
@@ -26,7 +32,7 @@ _SLICE: Final = 100
 class Forwarder:
     """Sends on what comes into `messages` of the entity `path`. `put_aside` gets what the target refuses."""
 
-    def __init__(self, path: str, messages: SubQueue, to: str, home: Home, put_aside: Expel) -> None:
+    def __init__(self, path: str, messages: SubQueue, to: str, home: EntityRegistry, put_aside: Expel) -> None:
         self.to = to
         self._path = path
         self._messages = messages
@@ -41,18 +47,18 @@ class Forwarder:
         self._messages.withdraw(self)
 
     def wake(self) -> None:
-        taken: list[Message] = []
+        taken: list[StoredMessage] = []
         try:
             while taken := self._messages.receive(_SLICE, self):
                 while taken:
                     self._check_up(taken[0])
                     self._forward(taken.pop(0))
-        except (EntityUnavailable, TimedOut):
+        except (EntityUnavailable, OperationTimedOut):
             self.stop()
             for message in taken:
                 self._messages.release(message.lock_token)
 
-    def _check_up(self, message: Message) -> None:
+    def _check_up(self, message: StoredMessage) -> None:
         """EntityUnavailable or TimedOut where it cannot go on yet. Whatever else is wrong shows when it is sent."""
         self._home.check_up(self._path)
         with suppress(EntityNotFound, NotAllowed):
@@ -61,23 +67,23 @@ class Forwarder:
             if target.partitions is not None:
                 target.partitions.check_batch([twin_for(target, message)])
 
-    def _forward(self, message: Message) -> None:
+    def _forward(self, message: StoredMessage) -> None:
         # Complete first: a target that leads back here must not find it under lock.
         self._messages.complete(message.lock_token)
-        if message.hops >= HOPS_MOST:
-            text = f"The maximum number of allowed hops when forwarding between entities is {HOPS_MOST}."
+        if message.hops >= MAX_HOPS:
+            text = f"The maximum number of allowed hops when forwarding between entities is {MAX_HOPS}."
             self._put_aside(message, HOPS_EXCEEDED, text)
             return
         try:
             target = self._home.find_target(self.to)
             target.send([twin_for(target, message)])
-        except Refusal as refusal:
+        except ServiceError as refusal:
             self._put_aside(message, type(refusal).__name__, refusal.message)
 
 
-def twin_for(target: Queue, message: Message) -> Forwarded:
+def twin_for(target: QueueEntity, message: StoredMessage) -> Forwarded:
     """The message for the next entity, with its keys, its first number and one hop more."""
-    twin = Forwarded.copy(message, envelope.as_it_goes_on(message), hops=message.hops + 1)
+    twin = Forwarded.copy(message, service_envelope.as_it_goes_on(message), hops=message.hops + 1)
     if target.description.requires_duplicate_detection and twin.message_id is None:
-        twin.message_id = envelope.message_id_of(message)
+        twin.message_id = service_envelope.message_id_of(message)
     return twin

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.errors import LinkIdle, Refusal
+from sbpair.emulator.service_errors import LinkIdle, ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.emulator.agenda import Agenda
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.timers import Timers
 
 LINK_IDLE_MS: Final = 600_000
 
@@ -24,7 +24,7 @@ class IdleLink:
 
     __slots__ = ("_agenda", "_clock", "_end", "_used_ms", "due_ms")
 
-    def __init__(self, clock: Clock, agenda: Agenda, end: Callable[[Refusal], None]) -> None:
+    def __init__(self, clock: Clock, agenda: Timers, end: Callable[[ServiceError], None]) -> None:
         self._clock = clock
         self._agenda = agenda
         self._end = end
@@ -52,11 +52,11 @@ class IdleLink:
         self._agenda.enter(at_ms, self)
 
 
-def _nobody(refusal: Refusal) -> None:
+def _nobody(refusal: ServiceError) -> None:
     del refusal
 
 
-class Perishable(Protocol):
+class AutoDeletable(Protocol):
     """An entity that may go when it is not used."""
 
     @property
@@ -77,7 +77,7 @@ class AutoDelete:
 
     __slots__ = ("_agenda", "_clock", "_delete", "_entity", "due_ms")
 
-    def __init__(self, entity: Perishable, clock: Clock, agenda: Agenda, delete: Callable[[], None]) -> None:
+    def __init__(self, entity: AutoDeletable, clock: Clock, agenda: Timers, delete: Callable[[], None]) -> None:
         self.due_ms = NEVER
         self._entity = entity
         self._clock = clock
@@ -102,7 +102,7 @@ class AutoDelete:
         self.stop()
         try:
             self._delete()
-        except Refusal:
+        except ServiceError:
             # A partition of it is down: later, then.
             self._wait_until(now_ms + limit)
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.message import LOCKED, Message
+from sbpair.emulator.entities.stored_message import LOCKED, StoredMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,8 @@ class Locks:
 
     def __init__(self, lock_ms: int) -> None:
         self._lock_ms = lock_ms
-        self._held: OrderedDict[bytes, Message] = OrderedDict()
-        self._former: OrderedDict[bytes, Message] = OrderedDict()
+        self._held: OrderedDict[bytes, StoredMessage] = OrderedDict()
+        self._former: OrderedDict[bytes, StoredMessage] = OrderedDict()
         # A random half and a counting half: unique like a GUID (with the version and variant bits of a random one, in
         # .NET's byte order), at a tenth of the cost of making one.
         random = secrets.token_bytes(8)
@@ -48,7 +48,7 @@ class Locks:
         self._former = OrderedDict((message.lock_token, message) for message in both)
         self._held = OrderedDict()
 
-    def take(self, messages: Iterable[Message], now_ms: int) -> int:
+    def take(self, messages: Iterable[StoredMessage], now_ms: int) -> int:
         """Locks each message under a new token; returns when these locks run out."""
         until = now_ms + self._lock_ms
         held, prefix, last = self._held, self._prefix, self._last
@@ -62,17 +62,17 @@ class Locks:
         self._last = last
         return until
 
-    def get(self, token: bytes) -> Message | None:
+    def get(self, token: bytes) -> StoredMessage | None:
         return self._held.get(token) or self._former.get(token)
 
-    def pop(self, token: bytes) -> Message | None:
+    def pop(self, token: bytes) -> StoredMessage | None:
         """The message that this token holds, its lock ended."""
         message = self._held.pop(token, None)
         if message is None and self._former:
             message = self._former.pop(token, None)
         return message
 
-    def renew(self, token: bytes, now_ms: int) -> Message | None:
+    def renew(self, token: bytes, now_ms: int) -> StoredMessage | None:
         message = self.pop(token)
         if message is not None:
             message.locked_until_ms = now_ms + self._lock_ms
@@ -87,9 +87,9 @@ class Locks:
                 first = min(first, table[next(iter(table))].locked_until_ms)
         return first
 
-    def expired(self, now_ms: int) -> list[Message]:
+    def expired(self, now_ms: int) -> list[StoredMessage]:
         """Takes out the messages whose locks have run out, in that order."""
-        out: list[Message] = []
+        out: list[StoredMessage] = []
         for table in (self._former, self._held):
             while table and table[next(iter(table))].locked_until_ms <= now_ms:
                 out.append(table.popitem(last=False)[1])

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse, scope_of, verify
-from sbpair.emulator.agenda import Agenda
 from sbpair.emulator.entities.description import QueueDescription, check_path, default_of
-from sbpair.emulator.entities.queue import Queue
+from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
-from sbpair.emulator.entities.tiers import STANDARD, Tier
-from sbpair.emulator.entities.topic import SEGMENT, Subscription, Topic
+from sbpair.emulator.entities.topic import SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.entities.topic_description import TopicDescription
-from sbpair.emulator.errors import ArgumentInvalid, EntityExists, EntityNotFound, QuotaExceeded
-from sbpair.emulator.faults.points import FaultPoints
+from sbpair.emulator.faults.fault_points import FaultPoints
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, EntityNotFound
+from sbpair.emulator.timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,10 +37,10 @@ Described = TypeVar("Described", bound=QueueDescription)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AddressTarget:
     """What an address means: a queue (or topic, or subscription), which sub-queue, and whether its management node."""
 
-    queue: Queue
+    queue: QueueEntity
     messages: SubQueue
     management: bool = False
 
@@ -65,11 +65,11 @@ class Namespace:
         self,
         name: str,
         clock: Clock,
-        agenda: Agenda | None = None,
+        agenda: Timers | None = None,
         *,
         keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
         call_soon: CallSoon = at_once,
-        tier: Tier = STANDARD,
+        tier: EmulatedTier = STANDARD,
         partitions: int = 1,
     ) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class Namespace:
         self.partitions = partitions
         self.messaging_units = partitions
         self.clock = clock
-        self.agenda = agenda or Agenda()
+        self.agenda = agenda or Timers()
         self.keys = tuple(keys)
         self.created_at_ms = clock.now_ms()
         self.authority = name
@@ -85,8 +85,8 @@ class Namespace:
         self.points = FaultPoints()
         self.bearers = Bearers()
         self._call_soon = call_soon
-        self._queues: dict[str, Queue] = {}
-        self._topics: dict[str, Topic] = {}
+        self._queues: dict[str, QueueEntity] = {}
+        self._topics: dict[str, TopicEntity] = {}
         self._outages = 0
 
     @property
@@ -103,16 +103,16 @@ class Namespace:
 
     # Entities
 
-    def create_queue(self, path: str, description: QueueDescription | None = None) -> Queue:
+    def create_queue(self, path: str, description: QueueDescription | None = None) -> QueueEntity:
         """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
         path = self._new_path(path)
         description = self._admitted(description or self._default(QueueDescription()))
-        queue = Queue(path, description, self.clock, self.agenda, self._call_soon)
+        queue = QueueEntity(path, description, self.clock, self.agenda, self._call_soon)
         self._queues[path.lower()] = queue
         queue.join(self)
         return queue
 
-    def create_topic(self, path: str, description: TopicDescription | None = None) -> Topic:
+    def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicEntity:
         """Raises as `create_queue` does: queues and topics share their names."""
         path = self._new_path(path)
         if not self.tier.has_everything:
@@ -120,7 +120,7 @@ class Namespace:
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
         described = self._admitted(description or self._default(TopicDescription()))
-        topic = Topic(path, described, self.clock, self.agenda, self._call_soon)
+        topic = TopicEntity(path, described, self.clock, self.agenda, self._call_soon)
         self._topics[path.lower()] = topic
         topic.join(self)
         return topic
@@ -131,9 +131,9 @@ class Namespace:
         if path.lower() in self._queues or path.lower() in self._topics:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         # Premium has its limit for each messaging unit.
-        most = self.tier.entities * self.partitions
-        if len(self._queues) + len(self._topics) >= most:
-            raise QuotaExceeded(f"Namespace '{self.name}' already has {most} entities.")
+        limit = self.tier.entities * self.partitions
+        if len(self._queues) + len(self._topics) >= limit:
+            raise EntityFull(f"Namespace '{self.name}' already has {limit} entities.")
         return path
 
     def _admitted(self, description: Described) -> Described:
@@ -141,13 +141,13 @@ class Namespace:
         description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
             self.points.check_partitions()
-        most = self.tier.partitioned_entities
-        if not most:
+        limit = self.tier.partitioned_entities
+        if not limit:
             return self._partitioned_as_a_whole(description)
         if description.enable_partitioning:
             partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
-            if partitioned >= most:
-                raise QuotaExceeded(f"Namespace '{self.name}' already has {most} partitioned entities.")
+            if partitioned >= limit:
+                raise EntityFull(f"Namespace '{self.name}' already has {limit} partitioned entities.")
         return description
 
     def _partitioned_as_a_whole(self, description: Described) -> Described:
@@ -169,27 +169,27 @@ class Namespace:
         """What an entity is that nobody has described."""
         return replace(default_of(description, self.tier), enable_partitioning=self.partitions > 1)
 
-    def find_queue(self, path: str) -> Queue | None:
+    def find_queue(self, path: str) -> QueueEntity | None:
         return self._queues.get(path.strip("/").lower())
 
-    def queue(self, path: str) -> Queue:
+    def queue(self, path: str) -> QueueEntity:
         """EntityNotFound where there is none."""
         queue = self.find_queue(path)
         if queue is None:
             raise missing(path)
         return queue
 
-    def find_topic(self, path: str) -> Topic | None:
+    def find_topic(self, path: str) -> TopicEntity | None:
         return self._topics.get(path.strip("/").lower())
 
-    def topic(self, path: str) -> Topic:
+    def topic(self, path: str) -> TopicEntity:
         """EntityNotFound where there is none."""
         topic = self.find_topic(path)
         if topic is None:
             raise missing(path)
         return topic
 
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[TopicEntity]:
         """All of them, in order of their paths."""
         return [topic for _, topic in sorted(self._topics.items())]
 
@@ -200,20 +200,20 @@ class Namespace:
         del self._topics[topic.path.lower()]
         topic.close()
 
-    def entity(self, path: str) -> Queue:
+    def entity(self, path: str) -> QueueEntity:
         """The queue, topic or subscription of this path; EntityNotFound where there is none."""
         found = self.find_queue(path) or self.find_topic(path) or self._find_subscription(path)
         if found is None:
             raise missing(path)
         return found
 
-    def _find_subscription(self, path: str) -> Subscription | None:
+    def _find_subscription(self, path: str) -> SubscriptionEntity | None:
         head, _, name = path.strip("/").rpartition("/")
         head, _, segment = head.rpartition("/")
         topic = self.find_topic(head) if segment.lower() == SEGMENT.lower() else None
         return None if topic is None else topic.find_subscription(name)
 
-    def queues(self) -> list[Queue]:
+    def queues(self) -> list[QueueEntity]:
         """All of them, in order of their paths."""
         return [queue for _, queue in sorted(self._queues.items())]
 
@@ -223,23 +223,23 @@ class Namespace:
         del self._queues[queue.path.lower()]
         queue.close()
 
-    def delete(self, entity: Queue) -> None:
+    def delete(self, entity: QueueEntity) -> None:
         """Whatever kind of entity it is."""
-        if isinstance(entity, Subscription):
+        if isinstance(entity, SubscriptionEntity):
             entity.topic.delete_subscription(entity.name)
-        elif isinstance(entity, Topic):
+        elif isinstance(entity, TopicEntity):
             self.delete_topic(entity.path)
         else:
             self.delete_queue(entity.path)
 
-    def find_target(self, address: str) -> Queue:
+    def find_target(self, address: str) -> QueueEntity:
         path = scope_of(address)
         found = self.find_queue(path) or self.find_topic(path)
         if found is None:
             raise missing(path)
         return found
 
-    def resolve(self, address: str) -> Target:
+    def resolve(self, address: str) -> AddressTarget:
         """`queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, and each with `/$management`.
 
         Bare or as `amqps://host:port/…`.
@@ -251,11 +251,11 @@ class Namespace:
         path, dead = _without(path, DEAD_LETTERS)
         path, transfer = _without(path, TRANSFER) if dead else (path, False)
         queue = self.entity(path)
-        if dead and isinstance(queue, Topic):
+        if dead and isinstance(queue, TopicEntity):
             raise missing(f"{path}/{DEAD_LETTERS}")
         if transfer:
-            return Target(queue, queue.transfer_dead_letters, management)
-        return Target(queue, queue.dead_letters if dead else queue.messages, management)
+            return AddressTarget(queue, queue.transfer_dead_letters, management)
+        return AddressTarget(queue, queue.dead_letters if dead else queue.messages, management)
 
     # Access
 

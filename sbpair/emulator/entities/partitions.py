@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 from zlib import crc32
 
-from sbpair.emulator.entities.order import Line
+from sbpair.emulator.entities.message_order import ReadyQueue
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.errors import NotAllowed, TimedOut
+from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.stored_message import StoredMessage
 
 NUMBER_BITS: Final = 48
 
@@ -28,7 +28,7 @@ def partition_of(sequence: int) -> int:
     return sequence >> NUMBER_BITS
 
 
-def key_of(message: Message) -> str | None:
+def key_of(message: StoredMessage) -> str | None:
     """SessionId, then PartitionKey, then MessageId, which is only known where duplicates are detected."""
     session, key = message.session_id, message.partition_key
     if session is not None:
@@ -46,7 +46,7 @@ class Partitions:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.engines: WeakSet[Partitioned] = WeakSet()
+        self.engines: WeakSet[PartitionedMessages] = WeakSet()
         self._down: Counter[int] = Counter()
         self._turn = 0
 
@@ -65,7 +65,7 @@ class Partitions:
 
     def check(self, partition: int) -> None:
         if partition in self._down:
-            raise TimedOut(
+            raise OperationTimedOut(
                 f"The operation did not complete within the allotted time: partition {partition} is not available."
             )
 
@@ -74,7 +74,7 @@ class Partitions:
         for partition in self._down:
             self.check(partition)
 
-    def check_batch(self, messages: Sequence[Message]) -> None:
+    def check_batch(self, messages: Sequence[StoredMessage]) -> None:
         """All that is sent at once goes to one partition, so it has one key, or none."""
         keys = {key_of(message) for message in messages}
         if len(keys) > 1:
@@ -96,10 +96,10 @@ class Partitions:
             self._turn = (self._turn + 1) % self.count
             if self.is_up(self._turn):
                 return self._turn
-        raise TimedOut("The operation did not complete within the allotted time: no partition is available.")
+        raise OperationTimedOut("The operation did not complete within the allotted time: no partition is available.")
 
 
-class PartitionedLine(Line):
+class PartitionedReadyQueue(ReadyQueue):
     """A Line for each partition. Who takes gets from one after the other, and each time another one is first."""
 
     __slots__ = ("_first", "_lines", "_partitions")
@@ -107,18 +107,18 @@ class PartitionedLine(Line):
     def __init__(self, partitions: Partitions) -> None:
         super().__init__()
         self._partitions = partitions
-        self._lines = [Line() for _ in range(partitions.count)]
+        self._lines = [ReadyQueue() for _ in range(partitions.count)]
         self._first = 0
 
     def __len__(self) -> int:
         """What waits in a partition that is down waits for nobody."""
         return sum(len(line) for number, line in enumerate(self._lines) if self._partitions.is_up(number))
 
-    def put(self, message: Message) -> None:
+    def put(self, message: StoredMessage) -> None:
         self._lines[partition_of(message.sequence_number)].put(message)
 
-    def take(self, limit: int) -> list[Message]:
-        taken: list[Message] = []
+    def take(self, limit: int) -> list[StoredMessage]:
+        taken: list[StoredMessage] = []
         self._first = (self._first + 1) % len(self._lines)
         for step in range(len(self._lines)):
             number = (self._first + step) % len(self._lines)
@@ -130,10 +130,10 @@ class PartitionedLine(Line):
         self._lines[partition].leave()
 
 
-class Partitioned(SubQueue):
+class PartitionedMessages(SubQueue):
     """A SubQueue in partitions, once `divide` has said which; others can be made of it and another SubQueue."""
 
-    _line: PartitionedLine
+    _line: PartitionedReadyQueue
     _partitions = Partitions(1)
     _partition = 0
 
@@ -147,10 +147,10 @@ class Partitioned(SubQueue):
         """A partition is up again: there may be something for those who wait."""
         self._pump_soon()
 
-    def _make_line(self) -> PartitionedLine:
-        return PartitionedLine(self._partitions)
+    def _make_line(self) -> PartitionedReadyQueue:
+        return PartitionedReadyQueue(self._partitions)
 
-    def _leave_line(self, message: Message) -> None:
+    def _leave_line(self, message: StoredMessage) -> None:
         self._line.leave_from(partition_of(message.sequence_number))
 
     # The engine counts on from `_sequence`: each partition has its own.
@@ -165,8 +165,8 @@ class Partitioned(SubQueue):
         if self._partitions.count > 1:
             self._counters[self._partition] = value
 
-    def enqueue(self, messages: Iterable[Message]) -> None:
-        placed: dict[int, list[Message]] = {}
+    def enqueue(self, messages: Iterable[StoredMessage]) -> None:
+        placed: dict[int, list[StoredMessage]] = {}
         for partition, message in self._placed(messages):
             placed.setdefault(partition, []).append(message)
         before = self._partition
@@ -177,7 +177,7 @@ class Partitioned(SubQueue):
             # Taking in may do what is due first, and that may take in more.
             self._partition = before
 
-    def _placed(self, messages: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+    def _placed(self, messages: Iterable[StoredMessage]) -> Iterator[tuple[int, StoredMessage]]:
         """Each message with its partition. What has no key, and comes together, stays together."""
         chosen: int | None = None
         for message in messages:
@@ -191,7 +191,7 @@ class Partitioned(SubQueue):
                 chosen = self._partitions.next_up() if chosen is None else chosen
                 yield chosen, message
 
-    def peek(self, from_sequence: int, limit: int) -> list[Message]:
+    def peek(self, from_sequence: int, limit: int) -> list[StoredMessage]:
         """Of one partition at a time, so that fewer may come than there are: ask on until none do."""
         for partition in range(max(0, partition_of(from_sequence)), self._partitions.count):
             if self._partitions.is_up(partition):
@@ -209,22 +209,22 @@ class Partitioned(SubQueue):
         if message is not None:
             self._partitions.check(partition_of(message.sequence_number))
 
-    def _end_lock(self, token: bytes) -> Message:
+    def _end_lock(self, token: bytes) -> StoredMessage:
         self._check_token(token)
         return super()._end_lock(token)
 
-    def locked(self, token: bytes) -> Message:
+    def locked(self, token: bytes) -> StoredMessage:
         self._check_token(token)
         return super().locked(token)
 
-    def renew(self, token: bytes) -> Message:
+    def renew(self, token: bytes) -> StoredMessage:
         self._check_token(token)
         return super().renew(token)
 
-    def _deferred(self, sequence: int) -> Message:
+    def _deferred(self, sequence: int) -> StoredMessage:
         self._partitions.check(partition_of(sequence))
         return super()._deferred(sequence)
 
-    def _scheduled(self, sequence: int) -> Message:
+    def _scheduled(self, sequence: int) -> StoredMessage:
         self._partitions.check(partition_of(sequence))
         return super()._scheduled(sequence)

@@ -14,46 +14,46 @@ from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.duplicates import Duplicates
 from sbpair.emulator.entities.forwarding import Forwarder
 from sbpair.emulator.entities.idle import AutoDelete
-from sbpair.emulator.entities.message import DeadLetter, Message
-from sbpair.emulator.entities.partitions import Partitioned, Partitions
+from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages, check_sessions
+from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
-from sbpair.emulator.errors import (
+from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,
+    EntityFull,
     EntityNotFound,
     MessageTooLarge,
     NotAllowed,
-    QuotaExceeded,
-    Refusal,
+    ServiceError,
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.agenda import Agenda
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.timers import Timers
 
 BATCH_LIMIT: Final = 4500
 BATCH_BYTES: Final = 1_048_576
 """A batch may have so many, also where a single message may have more."""
 
-Watcher = Callable[[Refusal], None]
+Watcher = Callable[[ServiceError], None]
 """Told why the entity cannot be used any more, or not in every way; whoever has links to it closes them."""
 
 
-class Home(Protocol):
+class EntityRegistry(Protocol):
     """Where an entity lives among others."""
 
-    def find_target(self, address: str) -> Queue:
+    def find_target(self, address: str) -> QueueEntity:
         """The queue or topic that something is forwarded to. Raises EntityNotFound."""
 
     def check_up(self, path: str) -> None:
         """EntityUnavailable while that entity is down."""
 
-    def delete(self, entity: Queue) -> None: ...
+    def delete(self, entity: QueueEntity) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EntityCounts:
     """The service's CountDetails. `transfer` is what waits to be forwarded, and then is not active."""
 
     active: int
@@ -67,11 +67,11 @@ class Counts:
         return self.active + self.dead_letter + self.scheduled + self.transfer_dead_letter + self.transfer
 
 
-class Queue:
+class QueueEntity:
     """`path` is written as it was created; paths are compared in lower case by whoever looks a queue up."""
 
     def __init__(
-        self, path: str, description: QueueDescription, clock: Clock, agenda: Agenda, call_soon: CallSoon = at_once
+        self, path: str, description: QueueDescription, clock: Clock, agenda: Timers, call_soon: CallSoon = at_once
     ) -> None:
         self.path = path
         self._clock = clock
@@ -84,16 +84,16 @@ class Queue:
         self._transfers: SubQueue | None = None
         self._make_transfers = partial(SubQueue, clock, agenda, call_soon=call_soon)
         self._duplicates: Duplicates | None = None
-        self._home: Home | None = None
+        self._home: EntityRegistry | None = None
         self._forwarders: list[Forwarder] = []
         self._auto_delete = AutoDelete(self, clock, agenda, self._delete)
         for part in (self.messages, self.dead_letters):
-            if self.partitions is not None and isinstance(part, Partitioned):
+            if self.partitions is not None and isinstance(part, PartitionedMessages):
                 part.divide(self.partitions)
         self.created_at_ms = clock.now_ms()
         self.update(description)
 
-    def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+    def _make_messages(self, clock: Clock, agenda: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         make = self._engine
         if self.description.requires_session:
             make = SessionMessages if self.partitions is None else PartitionedSessions
@@ -104,7 +104,7 @@ class Queue:
 
     @property
     def _engine(self) -> type[SubQueue]:
-        return SubQueue if self.partitions is None else Partitioned
+        return SubQueue if self.partitions is None else PartitionedMessages
 
     def update(self, description: QueueDescription) -> None:
         """Takes on a description that has been validated. Messages already in keep their deadlines."""
@@ -135,7 +135,7 @@ class Queue:
 
     # Among others
 
-    def join(self, home: Home) -> None:
+    def join(self, home: EntityRegistry) -> None:
         """There are other entities now to forward to, and somebody to delete this one."""
         self._home = home
         self._settle_forwarding()
@@ -158,9 +158,9 @@ class Queue:
         for forwarder in self._forwarders:
             forwarder.start()
 
-    def _put_aside(self, message: Message, reason: str | None, description: str | None) -> None:
+    def _put_aside(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         """What cannot be forwarded is kept, with the reason."""
-        dead_letter = DeadLetter(reason, description, self.path)
+        dead_letter = DeadLetterReason(reason, description, self.path)
         self.transfer_dead_letters.adopt(message.for_dead_letters(dead_letter))
 
     @property
@@ -205,7 +205,7 @@ class Queue:
     def accessed_at_ms(self) -> int:
         return max(self.messages.touched_ms, self.dead_letters.touched_ms)
 
-    def counts(self) -> Counts:
+    def counts(self) -> EntityCounts:
         now = self._clock.now_ms()
         for part in (self.messages, self.dead_letters):
             if part.due_ms <= now:
@@ -214,9 +214,9 @@ class Queue:
         if self.description.forward_to is not None:
             active, transfer = 0, active
         aside = 0 if self._transfers is None else len(self._transfers)
-        return Counts(active, len(self.dead_letters), self.messages.scheduled_count, aside, transfer)
+        return EntityCounts(active, len(self.dead_letters), self.messages.scheduled_count, aside, transfer)
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[StoredMessage]) -> None:
         """Takes all of them in, or none. A message with a time in the future waits on the schedule.
 
         Afterwards each has its sequence_number. Raises MessageTooLarge, QuotaExceeded, EntityDisabled, ArgumentInvalid.
@@ -240,7 +240,7 @@ class Queue:
         else:
             self._duplicates.take_in(messages, self._clock.now_ms(), self.messages.enqueue)
 
-    def send_each(self, messages: Sequence[Message]) -> bool:
+    def send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Takes in messages that were sent one by one, as `send` would each of them; answers whether it did.
 
         It does nothing where one might be refused, or needs to be looked at: then each has to be sent by itself.
@@ -258,11 +258,9 @@ class Queue:
     def check_room(self, more_bytes: int) -> None:
         """QuotaExceeded where so much more is more than the entity holds."""
         if more_bytes > 0 and self.size_bytes + more_bytes > self._limit_bytes:
-            raise QuotaExceeded(
-                f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes."
-            )
+            raise EntityFull(f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes.")
 
-    def schedule(self, messages: Sequence[Message]) -> list[int]:
+    def schedule(self, messages: Sequence[StoredMessage]) -> list[int]:
         """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""
         self.send(messages)
         return [message.sequence_number for message in messages]
@@ -288,8 +286,8 @@ class Queue:
         if self.description.forward_to is not None:
             raise NotAllowed(f"Nothing can be received from '{self.path}': it forwards its messages.")
 
-    def _bury(self, message: Message, reason: str | None, description: str | None) -> None:
-        self.dead_letters.adopt(message.for_dead_letters(DeadLetter(reason, description, self.path)))
+    def _bury(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
+        self.dead_letters.adopt(message.for_dead_letters(DeadLetterReason(reason, description, self.path)))
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers[watcher] = None

@@ -9,44 +9,44 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sbpair.emulator.entities.order import Deadlines, Line
-from sbpair.emulator.entities.partitions import Partitioned
+from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
+from sbpair.emulator.entities.partitions import PartitionedMessages
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.errors import (
+from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     MessageNotFound,
     NotAllowed,
-    Refusal,
+    ServiceError,
     SessionCannotBeLocked,
-    SessionLockLost,
+    SessionLockExpired,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import Consumer
 
 
-SESSION_ID_MOST: Final = 128
+MAX_SESSION_ID: Final = 128
 
 
-class Applicant(Protocol):
+class SessionWaiter(Protocol):
     """Who waits for any session that is free. Compared and hashed by identity."""
 
     def lend(self, held: HeldSession) -> None:
         """Here is one. Call nothing but `receive` on it now."""
 
 
-class Session:
+class SessionState:
     """What an entity knows of one session id. `line` are its messages that wait, `given_out` those under lock."""
 
     __slots__ = ("changed_ms", "given_out", "holder", "id", "line", "state")
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
-        self.line = Line()
-        self.given_out: dict[bytes, Message] = {}
+        self.line = ReadyQueue()
+        self.given_out: dict[bytes, StoredMessage] = {}
         self.holder: HeldSession | None = None
         self.state: bytes | None = None
         self.changed_ms = 0
@@ -56,27 +56,27 @@ class Session:
         return bool(len(self.line) or self.given_out or self.state is not None)
 
 
-class SessionLines(Line):
+class SessionLines(ReadyQueue):
     """One line for each session. `free` are sessions with messages and no holder, in the order of becoming so."""
 
     __slots__ = ("free", "sessions", "stirred")
 
     def __init__(self) -> None:
         super().__init__()
-        self.sessions: dict[str, Session] = {}
-        self.free: OrderedDict[Session, None] = OrderedDict()
-        self.stirred: OrderedDict[Session, None] = OrderedDict()
+        self.sessions: dict[str, SessionState] = {}
+        self.free: OrderedDict[SessionState, None] = OrderedDict()
+        self.stirred: OrderedDict[SessionState, None] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(len(session.line) for session in self.sessions.values())
 
-    def of(self, session_id: str) -> Session:
+    def of(self, session_id: str) -> SessionState:
         session = self.sessions.get(session_id)
         if session is None:
-            session = self.sessions[session_id] = Session(session_id)
+            session = self.sessions[session_id] = SessionState(session_id)
         return session
 
-    def put(self, message: Message) -> None:
+    def put(self, message: StoredMessage) -> None:
         session = self.of(message.session_id or "")
         session.line.put(message)
         if session.holder is None:
@@ -84,7 +84,7 @@ class SessionLines(Line):
         else:
             self.stirred.setdefault(session)
 
-    def forget_if_idle(self, session: Session) -> None:
+    def forget_if_idle(self, session: SessionState) -> None:
         if session.holder is None and not session.is_listed:
             self.free.pop(session, None)
             self.sessions.pop(session.id, None)
@@ -98,7 +98,7 @@ class SessionMessages(SubQueue):
     def _make_empty(self) -> None:
         super()._make_empty()
         self._line = self._lines = SessionLines()
-        self._applicants: OrderedDict[Applicant, None] = OrderedDict()
+        self._applicants: OrderedDict[SessionWaiter, None] = OrderedDict()
         self._loans: dict[int, HeldSession] = {}
         self._loan_ends = Deadlines(self._still_ends)
 
@@ -112,7 +112,7 @@ class SessionMessages(SubQueue):
             raise SessionCannotBeLocked(f"The requested session '{session_id}' cannot be accepted: it is locked.")
         return self._lend(session, now)
 
-    def accept_next(self, applicant: Applicant) -> HeldSession | None:
+    def accept_next(self, applicant: SessionWaiter) -> HeldSession | None:
         """The session that has been free with messages for longest; without one the applicant stands in line."""
         now = self._now()
         session = None if self._applicants else self._next_free()
@@ -121,10 +121,10 @@ class SessionMessages(SubQueue):
         self._applicants[applicant] = None
         return None
 
-    def give_up(self, applicant: Applicant) -> None:
+    def give_up(self, applicant: SessionWaiter) -> None:
         self._applicants.pop(applicant, None)
 
-    def _next_free(self) -> Session | None:
+    def _next_free(self) -> SessionState | None:
         free = self._lines.free
         while free:
             session = free.popitem(last=False)[0]
@@ -133,7 +133,7 @@ class SessionMessages(SubQueue):
             self._lines.forget_if_idle(session)
         return None
 
-    def _lend(self, session: Session, now: int) -> HeldSession:
+    def _lend(self, session: SessionState, now: int) -> HeldSession:
         self._lines.free.pop(session, None)
         self.touched_ms = now
         self._last_loan += 1
@@ -186,16 +186,16 @@ class SessionMessages(SubQueue):
 
     # Out
 
-    def receive(self, limit: int, consumer: Consumer | None = None) -> list[Message]:
+    def receive(self, limit: int, consumer: Consumer | None = None) -> list[StoredMessage]:
         del limit, consumer
         raise NotAllowed("The entity requires sessions: it is received from through a session.")
 
-    def receive_of(self, held: HeldSession, limit: int) -> list[Message]:
+    def receive_of(self, held: HeldSession, limit: int) -> list[StoredMessage]:
         now = self.touched_ms = self._now()
         held.check()
         return self._give_out(held, held.session.line.take(limit), now)
 
-    def receive_deferred_of(self, held: HeldSession, sequences: Sequence[int]) -> list[Message]:
+    def receive_deferred_of(self, held: HeldSession, sequences: Sequence[int]) -> list[StoredMessage]:
         now = self.touched_ms = self._now()
         held.check()
         messages = [self._deferred(sequence) for sequence in dict.fromkeys(sequences)]
@@ -204,21 +204,21 @@ class SessionMessages(SubQueue):
                 raise MessageNotFound(f"Message {message.sequence_number} is none of session '{held.session.id}'.")
         return self._give_out(held, messages, now)
 
-    def receive_deferred(self, sequences: Sequence[int]) -> list[Message]:
+    def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
         del sequences
         raise NotAllowed("The entity requires sessions: name the session of the deferred messages.")
 
-    def _give_out(self, held: HeldSession, messages: list[Message], now: int) -> list[Message]:
+    def _give_out(self, held: HeldSession, messages: list[StoredMessage], now: int) -> list[StoredMessage]:
         self._locks.take(messages, now)
         for message in messages:
             message.locked_until_ms = held.locked_until_ms
             held.session.given_out[message.lock_token] = message
         return messages
 
-    def peek_of(self, session_id: str, from_sequence: int, limit: int) -> list[Message]:
+    def peek_of(self, session_id: str, from_sequence: int, limit: int) -> list[StoredMessage]:
         """As `peek`, of one session, whoever holds it."""
         self._now()
-        found: list[Message] = []
+        found: list[StoredMessage] = []
         for message in self._shelf.read_from(from_sequence):
             if len(found) >= limit:
                 break
@@ -226,11 +226,11 @@ class SessionMessages(SubQueue):
                 found.append(message)
         return found
 
-    def renew(self, token: bytes) -> Message:
+    def renew(self, token: bytes) -> StoredMessage:
         del token
         raise NotAllowed("The lock of a message of a session is renewed with its session.")
 
-    def _end_lock(self, token: bytes) -> Message:
+    def _end_lock(self, token: bytes) -> StoredMessage:
         message = super()._end_lock(token)
         self._lines.of(message.session_id or "").given_out.pop(token, None)
         return message
@@ -258,7 +258,7 @@ class SessionMessages(SubQueue):
 
     # Waking
 
-    def enqueue(self, messages: Iterable[Message]) -> None:
+    def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         super().enqueue(messages)
         self._pump_soon()
 
@@ -302,7 +302,7 @@ class SessionMessages(SubQueue):
         held = self._loans.get(number)
         return held is not None and held.locked_until_ms == at_ms
 
-    def _leave_line(self, message: Message) -> None:
+    def _leave_line(self, message: StoredMessage) -> None:
         session = self._lines.of(message.session_id or "")
         session.line.leave()
         self._lines.forget_if_idle(session)
@@ -314,20 +314,20 @@ class SessionMessages(SubQueue):
         super().drop_all()
 
 
-class PartitionedSessions(SessionMessages, Partitioned):
+class PartitionedSessions(SessionMessages, PartitionedMessages):
     """In a partitioned entity all of a session is in one partition, since its id is the key.
 
     While that is down the session is not lent, and whoever has it already gets nothing more out of it.
     """
 
-    def _is_up(self, session: Session) -> bool:
+    def _is_up(self, session: SessionState) -> bool:
         return self._partitions.is_up(self._partitions.of_key(session.id))
 
     def accept(self, session_id: str) -> HeldSession:
         self._partitions.check(self._partitions.of_key(session_id))
         return super().accept(session_id)
 
-    def _next_free(self) -> Session | None:
+    def _next_free(self) -> SessionState | None:
         if self._partitions.up_count == self._partitions.count:
             return super()._next_free()
         # Those that are passed over keep their places.
@@ -337,7 +337,7 @@ class PartitionedSessions(SessionMessages, Partitioned):
             del free[found]
         return found
 
-    def receive_of(self, held: HeldSession, limit: int) -> list[Message]:
+    def receive_of(self, held: HeldSession, limit: int) -> list[StoredMessage]:
         if not self._is_up(held.session):
             held.check()
             return []
@@ -358,11 +358,11 @@ class HeldSession:
     Everything raises SessionLockLost once the loan is over.
     """
 
-    def __init__(self, messages: SessionMessages, session: Session, number: int) -> None:
+    def __init__(self, messages: SessionMessages, session: SessionState, number: int) -> None:
         self.session = session
         self.number = number
         self.locked_until_ms = 0
-        self.on_lost: Callable[[SessionLockLost], None] | None = None
+        self.on_lost: Callable[[SessionLockExpired], None] | None = None
         self._messages = messages
         self._consumer: Consumer | None = None
 
@@ -378,14 +378,14 @@ class HeldSession:
         if self.session.holder is not self:
             raise session_lost(self.session.id)
 
-    def receive(self, limit: int, consumer: Consumer | None = None) -> list[Message]:
+    def receive(self, limit: int, consumer: Consumer | None = None) -> list[StoredMessage]:
         """As of a sub-queue; there is one consumer at most."""
         taken = self._messages.receive_of(self, limit)
         if consumer is not None:
             self._consumer = consumer if len(taken) < limit else None
         return taken
 
-    def receive_deferred(self, sequences: Sequence[int]) -> list[Message]:
+    def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
         return self._messages.receive_deferred_of(self, sequences)
 
     def withdraw(self, consumer: Consumer) -> None:
@@ -415,19 +415,19 @@ class HeldSession:
 
     # Settlement
 
-    def locked(self, token: bytes) -> Message:
+    def locked(self, token: bytes) -> StoredMessage:
         return self._held().locked(token)
 
-    def change(self, token: bytes, change: Callable[[Message], None]) -> None:
+    def change(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
         self._held().change(token, change)
 
     def complete(self, token: bytes) -> None:
         self._held().complete(token)
 
-    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, Refusal]:
+    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
         try:
             return self._held().complete_all(tokens)
-        except SessionLockLost as refusal:
+        except SessionLockExpired as refusal:
             return dict.fromkeys(tokens, refusal)
 
     def abandon(self, token: bytes) -> None:
@@ -448,14 +448,14 @@ class HeldSession:
         return self._messages
 
 
-def session_lost(session_id: str) -> SessionLockLost:
-    return SessionLockLost(f"The lock on the session '{session_id}' has expired, or is not held. Accept it again.")
+def session_lost(session_id: str) -> SessionLockExpired:
+    return SessionLockExpired(f"The lock on the session '{session_id}' has expired, or is not held. Accept it again.")
 
 
-def check_sessions(messages: Sequence[Message]) -> None:
+def check_sessions(messages: Sequence[StoredMessage]) -> None:
     """Where sessions are required, each message names one."""
     for message in messages:
         if message.session_id is None:
             raise NotAllowed("The SessionId was not set on a message, and the entity requires sessions.")
-        if len(message.session_id) > SESSION_ID_MOST:
-            raise ArgumentInvalid(f"A SessionId has at most {SESSION_ID_MOST} characters.")
+        if len(message.session_id) > MAX_SESSION_ID:
+            raise ArgumentInvalid(f"A SessionId has at most {MAX_SESSION_ID} characters.")

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from sbpair.emulator.clock import NEVER, Clock
 from sbpair.emulator.entities.locks import Locks
-from sbpair.emulator.entities.message import ACTIVE, DEFERRED, GONE, LOCKED, SCHEDULED, Message
-from sbpair.emulator.entities.order import Deadlines, Line, Shelf
-from sbpair.emulator.errors import MessageLockLost, MessageNotFound, NotAllowed, Refusal
+from sbpair.emulator.entities.message_order import Deadlines, MessageStore, ReadyQueue
+from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, GONE, LOCKED, SCHEDULED, StoredMessage
+from sbpair.emulator.service_errors import MessageLockExpired, MessageNotFound, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.agenda import Agenda
+    from sbpair.emulator.timers import Timers
 
 CallSoon = Callable[[Callable[[], None]], object]
 """Runs something soon: a loop's `call_soon`, so that a burst of sends wakes a receiver once; `at_once` in tests."""
 
-Expel = Callable[[Message, str | None, str | None], None]
+Expel = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
 
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
@@ -49,7 +49,7 @@ class SubQueue:
     """
 
     def __init__(
-        self, clock: Clock, agenda: Agenda, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
+        self, clock: Clock, agenda: Timers, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
     ) -> None:
         self.due_ms = NEVER
         self.touched_ms = self.drawn_ms = 0
@@ -70,13 +70,13 @@ class SubQueue:
         self._make_empty()
 
     def _make_empty(self) -> None:
-        self._shelf = Shelf()
-        self._line: Line = self._make_line()
+        self._shelf = MessageStore()
+        self._line: ReadyQueue = self._make_line()
         self._expiries = Deadlines(self._still_expires)
         self._schedule = Deadlines(self._still_scheduled)
 
-    def _make_line(self) -> Line:
-        return Line()
+    def _make_line(self) -> ReadyQueue:
+        return ReadyQueue()
 
     def configure(self, *, lock_ms: int, ttl_ms: int, max_delivery_count: int, dead_letter_expired: bool) -> None:
         """What the entity's description says. Messages already in keep the deadlines that they were given."""
@@ -103,7 +103,7 @@ class SubQueue:
 
     # In
 
-    def enqueue(self, messages: Iterable[Message]) -> None:
+    def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         """Gives each message its sequence number and takes it in; one that is scheduled waits for its time."""
         now = self._now()
         self.touched_ms = now
@@ -128,19 +128,19 @@ class SubQueue:
         if self._waiting:
             self._pump_soon()
 
-    def adopt(self, message: Message) -> None:
+    def adopt(self, message: StoredMessage) -> None:
         """Takes in a message that has its sequence number already: a dead letter."""
         self._shelf.add(message)
         self.size_bytes += message.size
         self._line.put(message)
         self._pump_soon()
 
-    def _will_expire(self, message: Message, at_ms: int) -> None:
+    def _will_expire(self, message: StoredMessage, at_ms: int) -> None:
         message.expires_at_ms = at_ms
         self._expiries.add(at_ms, message.sequence_number)
         self._due_by(at_ms)
 
-    def _put_on_schedule(self, message: Message, at_ms: int) -> None:
+    def _put_on_schedule(self, message: StoredMessage, at_ms: int) -> None:
         message.state = SCHEDULED
         self.scheduled_count += 1
         self._schedule.add(at_ms, message.sequence_number)
@@ -155,7 +155,7 @@ class SubQueue:
             self.scheduled_count -= 1
             self._schedule.leave()
 
-    def _scheduled(self, sequence: int) -> Message:
+    def _scheduled(self, sequence: int) -> StoredMessage:
         message = self._shelf.get(sequence)
         if message is None or message.state != SCHEDULED:
             raise MessageNotFound(f"No scheduled message has the sequence number {sequence}.")
@@ -163,7 +163,7 @@ class SubQueue:
 
     # Out
 
-    def receive(self, limit: int, consumer: Consumer | None = None) -> list[Message]:
+    def receive(self, limit: int, consumer: Consumer | None = None) -> list[StoredMessage]:
         """Locks and returns up to `limit` messages, lowest sequence number first.
 
         A consumer that got fewer than it asked for stands in line and is woken when there may be more, in
@@ -206,7 +206,7 @@ class SubQueue:
         finally:
             self._pumping = False
 
-    def receive_deferred(self, sequences: Sequence[int]) -> list[Message]:
+    def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
         """Locks deferred messages by their numbers, all of them or none."""
         now = self._now()
         self.touched_ms = self.drawn_ms = now
@@ -215,16 +215,16 @@ class SubQueue:
             self._due_by(self._locks.take(messages, now))
         return messages
 
-    def _deferred(self, sequence: int) -> Message:
+    def _deferred(self, sequence: int) -> StoredMessage:
         message = self._shelf.get(sequence)
         if message is None or message.state != DEFERRED:
             raise MessageNotFound(f"No deferred message has the sequence number {sequence}.")
         return message
 
-    def peek(self, from_sequence: int, limit: int) -> list[Message]:
+    def peek(self, from_sequence: int, limit: int) -> list[StoredMessage]:
         """Up to `limit` messages in order of sequence number, whatever their state; nothing changes for them."""
         self.touched_ms = self.drawn_ms = self._now()
-        found: list[Message] = []
+        found: list[StoredMessage] = []
         if limit > 0:
             for message in self._shelf.read_from(from_sequence):
                 found.append(message)
@@ -239,7 +239,7 @@ class SubQueue:
     def delete(self, limit: int, before_ms: int, session_id: str | None = None) -> int:
         """Deletes up to `limit` messages that wait to be received and came before a time; returns how many."""
         self.touched_ms = self.drawn_ms = self._now()
-        doomed: list[Message] = []
+        doomed: list[StoredMessage] = []
         for message in self._shelf.read_from(0):
             if len(doomed) >= limit:
                 break
@@ -256,14 +256,14 @@ class SubQueue:
     def complete(self, token: bytes) -> None:
         self._remove(self._unlock(token))
 
-    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, Refusal]:
+    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
         """Each that can be; those that cannot, with why."""
         self._now()
-        refused: dict[bytes, Refusal] = {}
+        refused: dict[bytes, ServiceError] = {}
         for token in tokens:
             try:
                 self._remove(self._end_lock(token))
-            except Refusal as refusal:
+            except ServiceError as refusal:
                 refused[token] = refusal
         return refused
 
@@ -288,14 +288,14 @@ class SubQueue:
         self._remove(message)
         self._expel(message, reason, description)
 
-    def renew(self, token: bytes) -> Message:
+    def renew(self, token: bytes) -> StoredMessage:
         """The message, locked for a whole LockDuration from now."""
         message = self._locks.renew(token, self._now())
         if message is None:
             raise lock_lost()
         return message
 
-    def locked(self, token: bytes) -> Message:
+    def locked(self, token: bytes) -> StoredMessage:
         """The message that this token holds."""
         self._now()
         message = self._locks.get(token)
@@ -303,26 +303,26 @@ class SubQueue:
             raise lock_lost()
         return message
 
-    def change(self, token: bytes, change: Callable[[Message], None]) -> None:
+    def change(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
         """Lets `change` alter a message under lock, its size too."""
         message = self.locked(token)
         before = message.size
         change(message)
         self.size_bytes += message.size - before
 
-    def _unlock(self, token: bytes) -> Message:
+    def _unlock(self, token: bytes) -> StoredMessage:
         now = self._clock.now_ms()
         if now >= self.due_ms:
             self.advance(now)
         return self._end_lock(token)
 
-    def _end_lock(self, token: bytes) -> Message:
+    def _end_lock(self, token: bytes) -> StoredMessage:
         message = self._locks.pop(token)
         if message is None:
             raise lock_lost()
         return message
 
-    def _delivery_failed(self, message: Message) -> None:
+    def _delivery_failed(self, message: StoredMessage) -> None:
         message.delivery_count += 1
         if self._expel is None or message.delivery_count < self.max_delivery_count:
             self._put_back(message)
@@ -332,7 +332,7 @@ class SubQueue:
         text = f"Message could not be consumed after {attempts} delivery attempts."
         self._expel(message, MAX_DELIVERY_COUNT_EXCEEDED, text)
 
-    def _put_back(self, message: Message) -> None:
+    def _put_back(self, message: StoredMessage) -> None:
         if message.expires_at_ms <= self._clock.now_ms():
             self._expire(message)
         elif message.deferred:
@@ -342,7 +342,7 @@ class SubQueue:
             self._line.put(message)
             self._pump_soon()
 
-    def _remove(self, message: Message) -> None:
+    def _remove(self, message: StoredMessage) -> None:
         self._shelf.remove(message.sequence_number)
         self.size_bytes -= message.size
         message.state = GONE
@@ -383,7 +383,7 @@ class SubQueue:
 
     def _activate(self, now_ms: int) -> None:
         """A scheduled message joins the queue as if it had been sent at this moment, under a new number."""
-        ready: list[Message] = []
+        ready: list[StoredMessage] = []
         for sequence in self._schedule.due(now_ms):
             message = self._shelf.get(sequence)
             if message is not None and message.state == SCHEDULED:
@@ -395,7 +395,7 @@ class SubQueue:
         if ready:
             self.enqueue(ready)
 
-    def _expire(self, message: Message) -> None:
+    def _expire(self, message: StoredMessage) -> None:
         waited = message.state == ACTIVE
         self._remove(message)
         if waited:
@@ -406,7 +406,7 @@ class SubQueue:
     def _first_lock_ms(self) -> int:
         return self._locks.first_ms()
 
-    def _leave_line(self, message: Message) -> None:  # noqa: ARG002  # for those who have several lines
+    def _leave_line(self, message: StoredMessage) -> None:  # noqa: ARG002  # for those who have several lines
         self._line.leave()
 
     def next_deadline_ms(self) -> int:
@@ -436,7 +436,7 @@ class SubQueue:
         self.due_ms = NEVER
 
 
-def lock_lost() -> MessageLockLost:
-    return MessageLockLost(
+def lock_lost() -> MessageLockExpired:
+    return MessageLockExpired(
         "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
     )

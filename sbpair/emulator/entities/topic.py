@@ -13,17 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.partitions import Partitioned, Partitions
-from sbpair.emulator.entities.queue import Queue
+from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import (
-    CorrelationFilter,
+    CorrelationRuleFilter,
     Failure,
-    Rule,
-    SqlFilter,
+    SqlRuleFilter,
+    SubscriptionRule,
     all_plain,
     select,
 )
-from sbpair.emulator.entities.rules.view import View
+from sbpair.emulator.entities.rules.view import MessageView
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
 from sbpair.emulator.entities.topic_description import (
@@ -31,33 +31,33 @@ from sbpair.emulator.entities.topic_description import (
     TopicDescription,
     check_subscription_name,
 )
-from sbpair.emulator.errors import EntityExists, EntityNotFound, NotAllowed, QuotaExceeded
+from sbpair.emulator.service_errors import EntityExists, EntityFull, EntityNotFound, NotAllowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.emulator.agenda import Agenda
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.description import QueueDescription
-    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import Expel
+    from sbpair.emulator.timers import Timers
 
-RULES_MOST: Final = 2_000
-SUBSCRIPTIONS_MOST: Final = 2_000
+MAX_RULES: Final = 2_000
+MAX_SUBSCRIPTIONS: Final = 2_000
 SEGMENT: Final = "Subscriptions"
 NO_SESSION: Final = Failure(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
 )
 
 
-class Arrivals(SubQueue):
+class SubscriptionMessages(SubQueue):
     """The messages of a subscription, of which some are dead on arrival."""
 
-    def __init__(self, clock: Clock, agenda: Agenda, *, lock_ms: int, expel: Expel, call_soon: CallSoon) -> None:
+    def __init__(self, clock: Clock, agenda: Timers, *, lock_ms: int, expel: Expel, call_soon: CallSoon) -> None:
         super().__init__(clock, agenda, lock_ms=lock_ms, expel=expel, call_soon=call_soon)
         self._bury = expel
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def bury(self, message: StoredMessage, failure: Failure) -> None:
         """Straight to the dead letters, under a number of its own, without a moment in which it could be received."""
         self._sequence += 1
         message.sequence_number = self._sequence
@@ -65,44 +65,44 @@ class Arrivals(SubQueue):
         self._bury(message, failure.reason, failure.description)
 
 
-class PartitionedArrivals(Partitioned, Arrivals):
+class PartitionedSubscriptionMessages(PartitionedMessages, SubscriptionMessages):
     """Those of a subscription to a partitioned topic."""
 
 
-class SessionArrivals(SessionMessages, Arrivals):
+class SessionSubscriptionMessages(SessionMessages, SubscriptionMessages):
     """Those of a subscription that requires sessions."""
 
 
-class PartitionedSessionArrivals(SessionMessages, PartitionedArrivals):
+class PartitionedSessionSubscriptionMessages(SessionMessages, PartitionedSubscriptionMessages):
     """And of one to a partitioned topic."""
 
 
-class Subscription(Queue):
+class SubscriptionEntity(QueueEntity):
     """`name` is written as it was created. A change of its rules holds for messages sent from then on."""
 
     description: SubscriptionDescription
-    messages: Arrivals
+    messages: SubscriptionMessages
 
     def __init__(
         self,
-        topic: Topic,
+        topic: TopicEntity,
         name: str,
         description: SubscriptionDescription,
-        rule: Rule,
+        rule: SubscriptionRule,
         clock: Clock,
-        agenda: Agenda,
+        agenda: Timers,
         call_soon: CallSoon = at_once,
     ) -> None:
         self.topic = topic
         self.name = name
-        self._rules: dict[str, Rule] = {rule.name.lower(): rule}
+        self._rules: dict[str, SubscriptionRule] = {rule.name.lower(): rule}
         self._takes_all = all_plain([rule])
         super().__init__(f"{topic.path}/{SEGMENT}/{name}", description, clock, agenda, call_soon)
 
-    def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        make = Arrivals if self.partitions is None else PartitionedArrivals
+    def _make_messages(self, clock: Clock, agenda: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+        make = SubscriptionMessages if self.partitions is None else PartitionedSubscriptionMessages
         if self.description.requires_session:
-            make = SessionArrivals if self.partitions is None else PartitionedSessionArrivals
+            make = SessionSubscriptionMessages if self.partitions is None else PartitionedSessionSubscriptionMessages
         return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
@@ -125,29 +125,29 @@ class Subscription(Queue):
     # Rules
 
     @property
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[SubscriptionRule]:
         """In the order in which they were made."""
         return list(self._rules.values())
 
-    def find_rule(self, name: str) -> Rule | None:
+    def find_rule(self, name: str) -> SubscriptionRule | None:
         return self._rules.get(name.lower())
 
-    def rule(self, name: str) -> Rule:
+    def rule(self, name: str) -> SubscriptionRule:
         """EntityNotFound where there is none."""
         found = self.find_rule(name)
         if found is None:
             raise EntityNotFound(f"The messaging entity '{self.path}/Rules/{name[:100]}' could not be found.")
         return found
 
-    def add_rule(self, rule: Rule) -> Rule:
+    def add_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         """The rule, with the time of its making. EntityExists, or QuotaExceeded with too many."""
         if rule.name.lower() in self._rules:
             raise EntityExists(f"The messaging entity '{self.path}/Rules/{rule.name}' already exists.")
-        if len(self._rules) >= RULES_MOST:
-            raise QuotaExceeded(f"'{self.path}' already has {RULES_MOST} rules.")
+        if len(self._rules) >= MAX_RULES:
+            raise EntityFull(f"'{self.path}' already has {MAX_RULES} rules.")
         return self._put_rule(replace(rule, created_at_ms=self._clock.now_ms()))
 
-    def change_rule(self, rule: Rule) -> Rule:
+    def change_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         before = self.rule(rule.name)
         return self._put_rule(replace(rule, name=before.name, created_at_ms=before.created_at_ms))
 
@@ -155,14 +155,14 @@ class Subscription(Queue):
         del self._rules[self.rule(name).name.lower()]
         self._takes_all = all_plain(self.rules)
 
-    def _put_rule(self, rule: Rule) -> Rule:
+    def _put_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         self._rules[rule.name.lower()] = rule
         self._takes_all = all_plain(self.rules)
         return rule
 
     # In
 
-    def take(self, views: Iterable[View]) -> None:
+    def take(self, views: Iterable[MessageView]) -> None:
         """Of the messages that were published, those that the rules select."""
         if self._takes_all:
             self._let_in([view.message.published() for view in views])
@@ -177,7 +177,7 @@ class Subscription(Queue):
                 self.messages.bury(view.message.published(), selection.failure)
         self._let_in(selected)
 
-    def _let_in(self, messages: list[Message]) -> None:
+    def _let_in(self, messages: list[StoredMessage]) -> None:
         if self.description.requires_session:
             for message in messages:
                 if message.session_id is None:
@@ -187,18 +187,20 @@ class Subscription(Queue):
             self.messages.enqueue(messages)
 
 
-class Inlet(SubQueue):
+class TopicMessages(SubQueue):
     """What is sent to a topic: published at once, or held until its time has come and published then."""
 
-    def __init__(self, publish: Callable[[list[Message]], None], clock: Clock, agenda: Agenda, *, lock_ms: int) -> None:
+    def __init__(
+        self, publish: Callable[[list[StoredMessage]], None], clock: Clock, agenda: Timers, *, lock_ms: int
+    ) -> None:
         super().__init__(clock, agenda, lock_ms=lock_ms)
         self._publish = publish
 
-    def enqueue(self, messages: Iterable[Message]) -> None:
+    def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         now = self._now()
         self.touched_ms = now
-        ready: list[Message] = []
-        later: list[Message] = []
+        ready: list[StoredMessage] = []
+        later: list[StoredMessage] = []
         for message in messages:
             is_later = message.scheduled_at_ms is not None and message.scheduled_at_ms > now
             (later if is_later else ready).append(message)
@@ -212,11 +214,11 @@ class Inlet(SubQueue):
             self._publish(ready)
 
 
-class PartitionedInlet(Partitioned, Inlet):
+class PartitionedTopicMessages(PartitionedMessages, TopicMessages):
     """That of a partitioned topic."""
 
 
-class Topic(Queue):
+class TopicEntity(QueueEntity):
     """`subscriptions` are found by name, in any case. A topic without one takes messages in and keeps none."""
 
     description: TopicDescription
@@ -226,16 +228,16 @@ class Topic(Queue):
         path: str,
         description: TopicDescription,
         clock: Clock,
-        agenda: Agenda,
+        agenda: Timers,
         call_soon: CallSoon = at_once,
     ) -> None:
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, SubscriptionEntity] = {}
         super().__init__(path, description, clock, agenda, call_soon)
-        self._make = partial(Subscription, clock=clock, agenda=agenda, call_soon=call_soon)
+        self._make = partial(SubscriptionEntity, clock=clock, agenda=agenda, call_soon=call_soon)
 
-    def _make_messages(self, clock: Clock, agenda: Agenda, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+    def _make_messages(self, clock: Clock, agenda: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         del call_soon
-        make = Inlet if self.partitions is None else PartitionedInlet
+        make = TopicMessages if self.partitions is None else PartitionedTopicMessages
         return make(self._publish, clock, agenda, lock_ms=lock_ms)
 
     def check_receive(self) -> None:
@@ -251,31 +253,31 @@ class Topic(Queue):
         """What all subscriptions hold counts, each copy for itself."""
         return self.messages.size_bytes + sum(each.size_bytes for each in self._subscriptions.values())
 
-    def send_each(self, messages: Sequence[Message]) -> bool:
+    def send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Never: what one message adds to the size is known once the rules have seen it."""
         del messages
         return False
 
-    def _publish(self, messages: list[Message]) -> None:
+    def _publish(self, messages: list[StoredMessage]) -> None:
         ttl_ms = self.description.ttl_ms
         for message in messages:
             if ttl_ms < NEVER and (message.ttl_ms is None or message.ttl_ms > ttl_ms):
                 message.ttl_ms = ttl_ms
-        views = [View(message) for message in messages]
+        views = [MessageView(message) for message in messages]
         for subscription in self._subscriptions.values():
             subscription.take(views)
 
     # Subscriptions
 
     @property
-    def subscriptions(self) -> list[Subscription]:
+    def subscriptions(self) -> list[SubscriptionEntity]:
         """In order of their names."""
         return [each for _, each in sorted(self._subscriptions.items())]
 
-    def find_subscription(self, name: str) -> Subscription | None:
+    def find_subscription(self, name: str) -> SubscriptionEntity | None:
         return self._subscriptions.get(name.lower())
 
-    def subscription(self, name: str) -> Subscription:
+    def subscription(self, name: str) -> SubscriptionEntity:
         """EntityNotFound where there is none."""
         found = self.find_subscription(name)
         if found is None:
@@ -283,16 +285,16 @@ class Topic(Queue):
         return found
 
     def create_subscription(
-        self, name: str, description: SubscriptionDescription | None = None, rule: Rule | None = None
-    ) -> Subscription:
+        self, name: str, description: SubscriptionDescription | None = None, rule: SubscriptionRule | None = None
+    ) -> SubscriptionEntity:
         """Raises ArgumentInvalid (the name), EntityExists, QuotaExceeded, TimedOut (a partition is down)."""
         check_subscription_name(name)
         self.check_whole()
         if name.lower() in self._subscriptions:
             raise EntityExists(f"The messaging entity '{self.path}/{SEGMENT}/{name}' already exists.")
-        if len(self._subscriptions) >= SUBSCRIPTIONS_MOST:
-            raise QuotaExceeded(f"The topic '{self.path}' already has {SUBSCRIPTIONS_MOST} subscriptions.")
-        first = replace(rule or Rule(), created_at_ms=self._clock.now_ms())
+        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise EntityFull(f"The topic '{self.path}' already has {MAX_SUBSCRIPTIONS} subscriptions.")
+        first = replace(rule or SubscriptionRule(), created_at_ms=self._clock.now_ms())
         made = self._make(self, name, description or SubscriptionDescription(), first)
         self._subscriptions[name.lower()] = made
         if self._home is not None:
@@ -305,9 +307,9 @@ class Topic(Queue):
         del self._subscriptions[subscription.name.lower()]
         subscription.close()
 
-    def count_filters(self, kinds: type[SqlFilter] | type[CorrelationFilter]) -> int:
+    def count_filters(self, kinds: type[SqlRuleFilter] | type[CorrelationRuleFilter]) -> int:
         """How many rules of all subscriptions have a filter of this kind."""
-        rules: list[Sequence[Rule]] = [each.rules for each in self._subscriptions.values()]
+        rules: list[Sequence[SubscriptionRule]] = [each.rules for each in self._subscriptions.values()]
         return sum(isinstance(rule.filter, kinds) for some in rules for rule in some)
 
     def close(self) -> None:

@@ -20,15 +20,15 @@ from sbpair.emulator.entities.description import (
     read_value,
     validate,
 )
-from sbpair.emulator.entities.tiers import STANDARD, Tier
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sbpair.emulator.access.sas import AuthorizationRule
 
-SUBSCRIPTION_NAME_MOST: Final = 50
+MAX_SUBSCRIPTION_NAME: Final = 50
 _SUBSCRIPTION_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -49,7 +49,7 @@ class SubscriptionDescription(QueueDescription):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DescriptionSchema:
     """How an entity's description is written: its elements in order, and which of them a client sets."""
 
     entity: str
@@ -70,7 +70,7 @@ def _of_queue(*names: str) -> dict[str, Any]:
     return {name: SETTABLE[name] for name in names}
 
 
-TOPIC: Final = Shape(
+TOPIC: Final = DescriptionSchema(
     "Topic",
     (
         "DefaultMessageTimeToLive",
@@ -122,7 +122,7 @@ TOPIC: Final = Shape(
     ("RequiresDuplicateDetection", "EnablePartitioning"),
 )
 
-SUBSCRIPTION: Final = Shape(
+SUBSCRIPTION: Final = DescriptionSchema(
     "Subscription",
     (
         "LockDuration",
@@ -179,12 +179,12 @@ D = TypeVar("D", bound=QueueDescription)
 
 
 def from_elements(
-    shape: Shape,
+    shape: DescriptionSchema,
     default: D,
     values: Mapping[str, str],
     existing: D | None,
     rules: tuple[AuthorizationRule, ...] = (),
-    tier: Tier = STANDARD,
+    tier: EmulatedTier = STANDARD,
 ) -> D:
     """The description that a request asks for; what it leaves out is default, or as it was where it cannot change.
 
@@ -208,9 +208,9 @@ def from_elements(
 
 def check_subscription_name(name: str) -> None:
     """ArgumentInvalid where no subscription can be called so."""
-    if not 0 < len(name) <= SUBSCRIPTION_NAME_MOST:
+    if not 0 < len(name) <= MAX_SUBSCRIPTION_NAME:
         raise ArgumentInvalid(
-            f"The name of a subscription has 1 to {SUBSCRIPTION_NAME_MOST} characters, and not {len(name)}."
+            f"The name of a subscription has 1 to {MAX_SUBSCRIPTION_NAME} characters, and not {len(name)}."
         )
     if _SUBSCRIPTION_NAME.fullmatch(name) is None:
         raise ArgumentInvalid(

@@ -12,9 +12,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import PARTITIONS
-from sbpair.emulator.errors import ArgumentInvalid, EntityNotFound
-from sbpair.emulator.faults.kinds import KINDS, Fault, Kind, Stage, divided_by
-from sbpair.emulator.faults.requests import METHODS, REFUSALS
+from sbpair.emulator.faults.http_refusals import METHODS, REFUSALS
+from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, divided_by
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -58,7 +58,7 @@ class Faults:
             check_entity(fault, namespace)
         check_request(fault)
         check_partition(fault, namespace)
-        running = kind.begin(Stage(namespace, self._advance), fault)
+        running = kind.begin(FaultContext(namespace, self._advance), fault)
         running.__enter__()
         self._last += 1
         identity = f"fault-{self._last}"
@@ -147,7 +147,7 @@ _NAMES: Final = tuple(field.name for field in fields(Fault))
 _ALWAYS: Final = frozenset({"kind", "namespace"})
 
 
-def check_fields(fault: Fault, kind: Kind) -> None:
+def check_fields(fault: Fault, kind: FaultKind) -> None:
     for name in _NAMES:
         given = getattr(fault, name) is not None
         if name in kind.needs and not given:
@@ -181,8 +181,8 @@ def check_partition(fault: Fault, namespace: Namespace) -> None:
     if fault.entity is not None and not divided:
         raise BadField("entity", f"'{fault.entity[:100]}' is not partitioned")
     if any(fault.partition >= partitions.count for partitions in divided) or fault.partition >= PARTITIONS:
-        least = min((partitions.count for partitions in divided), default=PARTITIONS)
-        raise BadField("partition", f"partitions are numbered from 0 to {least - 1}")
+        minimum = min((partitions.count for partitions in divided), default=PARTITIONS)
+        raise BadField("partition", f"partitions are numbered from 0 to {minimum - 1}")
 
 
 def read_fault(document: object) -> Fault:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, get_args
 
 from sbpair.emulator.access.sas import scope_of
-from sbpair.emulator.errors import EntityUnavailable, ServerBusy
-from sbpair.emulator.faults.line import Action, LineFault
-from sbpair.emulator.faults.points import Swallow, belongs
-from sbpair.emulator.faults.requests import RequestFault
+from sbpair.emulator.faults.fault_points import Swallow, belongs
+from sbpair.emulator.faults.faulty_connection import Action, ConnectionFault
+from sbpair.emulator.faults.http_refusals import RequestFault
+from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -45,7 +45,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FaultContext:
     """What a fault can reach: the namespace, and the clock of the whole emulator."""
 
     namespace: Namespace
@@ -53,8 +53,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    begin: Callable[[Stage, Fault], AbstractContextManager[None]]
+class FaultKind:
+    begin: Callable[[FaultContext, Fault], AbstractContextManager[None]]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     of_any_entity: bool = False
@@ -62,7 +62,7 @@ class Kind:
 
 
 @contextmanager
-def namespace_down(stage: Stage, _: Fault) -> Iterator[None]:
+def namespace_down(stage: FaultContext, _: Fault) -> Iterator[None]:
     """Every connection breaks, and new ones are refused, until the fault ends."""
     stage.namespace.take_down()
     try:
@@ -72,7 +72,7 @@ def namespace_down(stage: Stage, _: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def entity_down(stage: Stage, fault: Fault) -> Iterator[None]:
+def entity_down(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """The links of one entity end, and new ones are refused; its management node's too. Its description can be read.
 
     Nothing is forwarded to it, or from it, meanwhile.
@@ -87,7 +87,7 @@ def entity_down(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def partition_down(stage: Stage, fault: Fault) -> Iterator[None]:
+def partition_down(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """One partition of an entity, or of all that are partitioned: keyed sends to it fail, others go elsewhere.
 
     What is forwarded with such a key stays where it is, and what comes after it too.
@@ -117,7 +117,7 @@ def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:
 
 
 @contextmanager
-def latency(stage: Stage, fault: Fault) -> Iterator[None]:
+def latency(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Whatever is answered, over AMQP or HTTP, leaves `ms` later, in its order."""
     points, seconds = stage.namespace.points, (fault.ms or 0) / 1000
     points.put_latency(seconds)
@@ -128,14 +128,14 @@ def latency(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def line(stage: Stage, fault: Fault) -> Iterator[None]:
+def line(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """AMQP connections end without a goodbye (drop), are broken (reset), or fall silent until the fault ends (stall).
 
     `after_frames` frames of the client still have their effect and their answers; the next one strikes and has none.
     """
     points = stage.namespace.points
     action: Action = next(known for known in get_args(Action) if known == fault.kind)
-    struck = LineFault(action, fault.after_frames or 0, fault.count, fault.path)
+    struck = ConnectionFault(action, fault.after_frames or 0, fault.count, fault.path)
     points.put_line_fault(struck)
     try:
         yield
@@ -144,7 +144,7 @@ def line(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def swallow_acks(stage: Stage, fault: Fault) -> Iterator[None]:
+def swallow_acks(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Messages are taken in, and their senders are never told."""
     swallow = Swallow(fault.path, fault.count)
     stage.namespace.points.swallows.append(swallow)
@@ -155,7 +155,7 @@ def swallow_acks(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def detach(stage: Stage, fault: Fault) -> Iterator[None]:
+def detach(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Links end at once, as when the service moves an entity; they can be had again."""
     text = "The link was force detached by the broker. Please retry the operation."
     stage.namespace.points.detach(fault.path, EntityUnavailable.condition, text)
@@ -163,7 +163,7 @@ def detach(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def expire_locks(stage: Stage, fault: Fault) -> Iterator[None]:
+def expire_locks(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Every message that is under lock is so no more, as if its time had run out."""
     for messages in _held_by(stage.namespace, fault.path):
         messages.expire_locks()
@@ -205,7 +205,7 @@ def busy() -> ServerBusy:
 
 
 @contextmanager
-def throttle(stage: Stage, fault: Fault) -> Iterator[None]:
+def throttle(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Sends and requests are answered server-busy: `count` of them, or all; then deliveries wait too."""
     points, meter = stage.namespace.points, Throttle(fault.path, fault.count)
     points.put_meter(meter)
@@ -216,7 +216,7 @@ def throttle(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def refuse_requests(stage: Stage, fault: Fault) -> Iterator[None]:
+def refuse_requests(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Management requests are answered with `status`: `count` of them, or all; one entity's, or one method's."""
     refusing = RequestFault(
         fault.status or 500, fault.sub_code, fault.retry_after_seconds, fault.path, fault.method or "", fault.count
@@ -229,7 +229,7 @@ def refuse_requests(stage: Stage, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def clock(stage: Stage, fault: Fault) -> Iterator[None]:
+def clock(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """The time of the whole emulator jumps by `ms`. It cannot be put back."""
     stage.advance(fault.ms or 0)
     yield
@@ -238,18 +238,18 @@ def clock(stage: Stage, fault: Fault) -> Iterator[None]:
 _REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")
 _LINE: Final = ("after_frames", "count", "entity")
 
-KINDS: Final[dict[str, Kind]] = {
-    "namespace-down": Kind(namespace_down),
-    "entity-down": Kind(entity_down, needs=("entity",)),
-    "partition-down": Kind(partition_down, needs=("partition",), takes=("entity",)),
-    "latency": Kind(latency, needs=("ms",)),
-    "drop": Kind(line, takes=_LINE),
-    "stall": Kind(line, takes=_LINE),
-    "reset": Kind(line, takes=_LINE),
-    "swallow-acks": Kind(swallow_acks, takes=("entity", "count")),
-    "detach": Kind(detach, takes=("entity",)),
-    "expire-locks": Kind(expire_locks, takes=("entity",)),
-    "throttle": Kind(throttle, takes=("entity", "count")),
-    "refuse-requests": Kind(refuse_requests, needs=("status",), takes=_REQUESTS, of_any_entity=True),
-    "clock": Kind(clock, needs=("ms",)),
+KINDS: Final[dict[str, FaultKind]] = {
+    "namespace-down": FaultKind(namespace_down),
+    "entity-down": FaultKind(entity_down, needs=("entity",)),
+    "partition-down": FaultKind(partition_down, needs=("partition",), takes=("entity",)),
+    "latency": FaultKind(latency, needs=("ms",)),
+    "drop": FaultKind(line, takes=_LINE),
+    "stall": FaultKind(line, takes=_LINE),
+    "reset": FaultKind(line, takes=_LINE),
+    "swallow-acks": FaultKind(swallow_acks, takes=("entity", "count")),
+    "detach": FaultKind(detach, takes=("entity",)),
+    "expire-locks": FaultKind(expire_locks, takes=("entity",)),
+    "throttle": FaultKind(throttle, takes=("entity", "count")),
+    "refuse-requests": FaultKind(refuse_requests, needs=("status",), takes=_REQUESTS, of_any_entity=True),
+    "clock": FaultKind(clock, needs=("ms",)),
 }

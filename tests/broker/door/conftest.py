@@ -11,13 +11,13 @@ import pytest
 
 from sbpair.amqp.connection import Connection
 from sbpair.amqp.events import (
-    Closed,
+    ConnectionClosed,
+    ConnectionOpened,
     CreditChanged,
     Delivery,
     Disposed,
     LinkAttached,
     LinkDetached,
-    Opened,
     SessionBegun,
 )
 from sbpair.amqp.message import Properties, Sections, encode_map, value_body
@@ -64,12 +64,12 @@ class Peer:
                 assert not self.eof, f"the connection ended before {kind.__name__}; there was {self.events}"
                 await self.read()
 
-    async def wait_closed(self) -> Closed | None:
+    async def wait_closed(self) -> ConnectionClosed | None:
         """Read to the end of the connection; what was said about it, if anything."""
         async with asyncio.timeout(SECONDS):
             while not self.eof:
                 await self.read()
-        return next((event for event in self.events if isinstance(event, Closed)), None)
+        return next((event for event in self.events if isinstance(event, ConnectionClosed)), None)
 
     async def begin(self) -> Any:
         session = self.connection.begin()
@@ -148,7 +148,7 @@ class Stage:
         sasl = SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key) if signed_in else SaslClient()
         peer = Peer(reader, writer, sasl)
         try:
-            await peer.wait(Opened)
+            await peer.wait(ConnectionOpened)
             yield peer
         finally:
             writer.transport.abort()

@@ -10,24 +10,15 @@ import pytest
 
 from sbpair.amqp import codec
 from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkAttached, LinkDetached
-from sbpair.amqp.message import (
-    BATCH_FORMAT,
-    Header,
-    Properties,
-    Sections,
-    data_body,
-    encode_map,
-    section,
-    value_body,
-)
+from sbpair.amqp.message import BATCH_FORMAT, Header, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
-from sbpair.emulator.access.sas import AuthorizationRule, Claim, sign
-from sbpair.emulator.doors.amqp import door as amqp_door
-from sbpair.emulator.doors.amqp import management
-from sbpair.emulator.doors.amqp.requests import Reply
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.request_messages import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -454,7 +445,7 @@ def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed(play: P
 def test_a_claim_is_for_what_it_says(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         namespace = stage.namespace
-        rule = AuthorizationRule("listener", "k", "k2", frozenset({Claim.LISTEN}))
+        rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
         namespace.keys = (rule,)
         name = "sb://h/orders"
         async with stage.connect(signed_in=False) as peer:
@@ -494,7 +485,11 @@ def at_fault(_target: Any, _arguments: Map) -> Reply:
 def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: Any
 ) -> None:
-    monkeypatch.setitem(management.OPERATIONS, "com.microsoft:fail", management.Operation(Claim.LISTEN, made))
+    monkeypatch.setitem(
+        management_operations.OPERATIONS,
+        "com.microsoft:fail",
+        management_operations.Operation(AccessRight.LISTEN, made),
+    )
 
     async def scene(stage: Stage) -> None:
         async with stage.connect() as peer:

@@ -17,8 +17,8 @@ from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator.doors.amqp import door as amqp_door
-from sbpair.emulator.doors.amqp import links as amqp_links
+from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
+from sbpair.emulator.frontends.amqp import link_endpoints as amqp_links
 
 Stage = Any
 Play = Any
@@ -168,7 +168,7 @@ def test_slow_bytes_are_cut_off_too(play: Play, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_links_without_end_are_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "LINKS_MOST", 20)
+    monkeypatch.setattr(amqp_door, "MAX_LINKS", 20)
 
     async def scene(stage: Stage) -> None:
         async def attack() -> None:

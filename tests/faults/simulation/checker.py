@@ -126,8 +126,8 @@ def _doubled(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
 
 def _overtaken(course: Course) -> Iterator[str]:
     for each in course.history.overtaken if course.plan.ordered else ():
-        in_hand = each.in_turn or (course.plan.backlog_is_heard and each.since_ms > UNDER_WAY_MS)
-        if in_hand and each.earlier.dead is None and not each.earlier.deleted:
+        held = each.in_turn or (course.plan.backlog_is_heard and each.since_ms > UNDER_WAY_MS)
+        if held and each.earlier.dead is None and not each.earlier.deleted:
             yield f"overtaken in hand: {each.earlier} by {each.later}"
     if course.plan.ordered and course.plan.locks_hold:
         for road, arrived in course.history.first_arrivals.items():

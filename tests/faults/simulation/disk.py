@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from sbpair.move import state
-from sbpair.move.journal import ACCEPTED, DELETE, INSERT, UPDATE, _unpacked
-from sbpair.move.lease import Lock
-from sbpair.move.state import State
+from sbpair.runs import database
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import ACCEPTED, DELETE, INSERT, UPDATE, _unpacked
+from sbpair.runs.lease import Lock
 from tests.faults.simulation.loop import PROCESS, Process
 
 Message = tuple[str, str, int, int, str | None]
@@ -32,9 +32,9 @@ class Disk:
         self._accuse = accuse
         self._flights: defaultdict[Path, dict[int, list[Message]]] = defaultdict(dict)
         self._accepted: defaultdict[Path, dict[int, list[Message]]] = defaultdict(dict)
-        self._known: dict[State, set[Message]] = {}
+        self._known: dict[RunDatabase, set[Message]] = {}
         self._sent: defaultdict[Process, set[tuple[str, int]]] = defaultdict(set)
-        self._open: defaultdict[Process, dict[State | Lock, None]] = defaultdict(dict)
+        self._open: defaultdict[Process, dict[RunDatabase | Lock, None]] = defaultdict(dict)
 
     def has_written(self, process: Process, queue: str, number: int) -> bool:
         """Whether a process has written down that it is about to send a message."""
@@ -42,7 +42,7 @@ class Disk:
 
     def kill(self, process: Process) -> None:
         for each in self._open.pop(process, {}):
-            if isinstance(each, State):
+            if isinstance(each, RunDatabase):
                 each._db.close()
             else:
                 with Path(os.devnull).open() as nothing:
@@ -53,10 +53,10 @@ class Disk:
         """See all that is opened, written and let go until the end of the block."""
         with ExitStack() as undo:
             # So that the log is folded into the file within a schedule.
-            undo.enter_context(patch.object(state, "LOG_MOST_BYTES", 20_000))
-            undo.enter_context(patch.object(State, "__init__", self._opening(State.__init__)))
-            undo.enter_context(patch.object(State, "write", self._writing(State.write)))
-            undo.enter_context(patch.object(State, "close", self._closing(State.close)))
+            undo.enter_context(patch.object(database, "MAX_LOG_BYTES", 20_000))
+            undo.enter_context(patch.object(RunDatabase, "__init__", self._opening(RunDatabase.__init__)))
+            undo.enter_context(patch.object(RunDatabase, "write", self._writing(RunDatabase.write)))
+            undo.enter_context(patch.object(RunDatabase, "close", self._closing(RunDatabase.close)))
             undo.enter_context(patch.object(Lock, "__init__", self._opening(Lock.__init__)))
             undo.enter_context(patch.object(Lock, "release", self._closing(Lock.release)))
             yield
@@ -67,7 +67,7 @@ class Disk:
             process = PROCESS.get()
             if process is not None:
                 self._open[process][thing] = None
-            if isinstance(thing, State):
+            if isinstance(thing, RunDatabase):
                 flights = self._accepted[thing.path].values()
                 self._known[thing] = {message for messages in flights for message in messages}
 
@@ -83,7 +83,7 @@ class Disk:
         return closed
 
     def _writing(self, really: Callable[..., None]) -> Callable[..., None]:
-        def written(state: State, *changes: Any) -> None:
+        def written(state: RunDatabase, *changes: Any) -> None:
             really(state, *changes)
             for statement, rows in changes:
                 for row in rows:
@@ -91,7 +91,7 @@ class Disk:
 
         return written
 
-    def _wrote(self, state: State, statement: str, row: tuple[Any, ...]) -> None:
+    def _wrote(self, state: RunDatabase, statement: str, row: tuple[Any, ...]) -> None:
         process = PROCESS.get()
         assert process is not None
         flights, accepted = self._flights[state.path], self._accepted[state.path]

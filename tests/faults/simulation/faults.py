@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.backlog import queue_path, queue_spec
 from sbpair.emulator.entities.description import TICKS_PER_MINUTE, QueueDescription
-from sbpair.emulator.errors import Refusal
 from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.service_errors import ServiceError
 from tests.faults.simulation.plan import EMULATOR
 from tests.faults.simulation.workload import (
     NARROW,
@@ -89,7 +89,7 @@ def emulated(stage: Simulation, step: Step) -> Iterator[None]:
     name = stage.world.primary.name if step.primary else stage.world.secondary.name
     try:
         identity = stage.world.faults.begin(fault_of(step, name))
-    except Refusal:
+    except ServiceError:
         yield
         return
     try:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.types import text_of
-from sbpair.emulator.entities import envelope
-from sbpair.emulator.errors import QuotaExceeded, Refusal
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.service_errors import EntityFull, ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.message import Message
-    from sbpair.emulator.entities.queue import Queue
+    from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.stored_message import StoredMessage
     from tests.faults.simulation.workload import Stranded
 
 
@@ -32,7 +32,7 @@ class Track:
 
     stranded: Stranded
     queue: str
-    message: Message
+    message: StoredMessage
     arrivals: list[bytes] = field(default_factory=list)
     completed: bool = False
     dead: tuple[str | None, str | None] | None = None
@@ -69,12 +69,12 @@ class Overtaken:
     since_ms: int
 
 
-def _one_by_one(complete: Callable[[bytes], None], tokens: Iterable[bytes]) -> dict[bytes, Refusal]:
-    refused: dict[bytes, Refusal] = {}
+def _one_by_one(complete: Callable[[bytes], None], tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
+    refused: dict[bytes, ServiceError] = {}
     for token in tokens:
         try:
             complete(token)
-        except Refusal as refusal:
+        except ServiceError as refusal:
             refused[token] = refusal
     return refused
 
@@ -138,9 +138,9 @@ class History:
 
     # The backlog
 
-    def strand(self, queue: Queue, stranded: Iterable[Stranded]) -> None:
+    def strand(self, queue: QueueEntity, stranded: Iterable[Stranded]) -> None:
         for each in stranded:
-            message = envelope.read_message(each.payload)
+            message = service_envelope.read_message(each.payload)
             assert message is not None, "that is a ping"
             queue.send([message])
             track = Track(each, queue.path, message, stranded_ms=self._now_ms())
@@ -157,7 +157,7 @@ class History:
             key = track.stranded.id
         return (*track.road, key or "")
 
-    def watch_backlog(self, queue: Queue) -> None:
+    def watch_backlog(self, queue: QueueEntity) -> None:
         engine: Any = queue.messages
         engine.receive = self._receiving(engine.receive)
         for name in ("complete", "release", "abandon", "defer", "dead_letter"):
@@ -168,8 +168,8 @@ class History:
         lose = engine._delivery_failed
         engine._delivery_failed = lambda message: (self._let_go(message), lose(message))
 
-    def _receiving(self, receive: Callable[..., list[Message]]) -> Callable[..., list[Message]]:
-        def watched(limit: int, consumer: Any = None) -> list[Message]:
+    def _receiving(self, receive: Callable[..., list[StoredMessage]]) -> Callable[..., list[StoredMessage]]:
+        def watched(limit: int, consumer: Any = None) -> list[StoredMessage]:
             taken = receive(limit, consumer)
             for message in taken:
                 track = self._by_message[id(message)]
@@ -203,19 +203,19 @@ class History:
         elif name == "defer":
             self.accuse(f"deferred: {track}")
 
-    def _let_go(self, message: Message) -> None:
+    def _let_go(self, message: StoredMessage) -> None:
         track = self._by_message.get(id(message))
         if track is not None:
             self.tell(f"lock lost {track}")
             track.holder = None
 
-    def _buried(self, message: Message, reason: str | None, text: str | None) -> None:
+    def _buried(self, message: StoredMessage, reason: str | None, text: str | None) -> None:
         track = self._by_message.get(id(message))
         if track is not None:
             track.dead = (reason, text)
             self.tell(f"dead-lettered {track}: {reason}: {text}")
 
-    def deleted(self, queue: Queue) -> None:
+    def deleted(self, queue: QueueEntity) -> None:
         for track in self.tracks.values():
             if track.queue == queue.path and not track.completed and track.dead is None:
                 track.deleted = True
@@ -225,7 +225,7 @@ class History:
 
     # The primary
 
-    def watch_primary(self, queue: Queue) -> None:
+    def watch_primary(self, queue: QueueEntity) -> None:
         engine: Any = queue.messages
         if queue.partitions is not None:
             self._partitioned.add(queue.path.lower())
@@ -233,7 +233,7 @@ class History:
                 self._singly.add(queue.path.lower())
         enqueue, send = engine.enqueue, queue.send
 
-        def enqueued(messages: Iterable[Message]) -> None:
+        def enqueued(messages: Iterable[StoredMessage]) -> None:
             fresh = [message for message in messages if not message.sequence_number]
             enqueue(messages)
             for message in fresh:
@@ -241,13 +241,13 @@ class History:
 
         def sent(messages: Any) -> None:
             if queue.path in self.full:
-                raise QuotaExceeded(f"The maximum entity size of '{queue.path}' has been reached.")
+                raise EntityFull(f"The maximum entity size of '{queue.path}' has been reached.")
             send(messages)
 
         engine.enqueue, queue.send = enqueued, sent  # type: ignore[method-assign]
         queue.send_each = lambda _messages: False  # type: ignore[method-assign]  # so that each is sent by `send`
 
-    def _arrived(self, queue: Queue, message: Message) -> None:
+    def _arrived(self, queue: QueueEntity, message: StoredMessage) -> None:
         try:
             identity = text_of(message.sections.read_properties().message_id)
         except ProtocolError as error:

@@ -16,7 +16,7 @@ from typing import Any
 TURNS_AT_ONE_TIME = 10_000
 """So many turns of the loop without any time going by are a busy loop."""
 
-TURNS_MOST = 500_000
+MAX_TURNS = 500_000
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
@@ -113,7 +113,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._turns_now = 0
             return
         self._turns_now += 1
-        if self._turns_now > TURNS_AT_ONE_TIME or self._turns > TURNS_MOST:
+        if self._turns_now > TURNS_AT_ONE_TIME or self._turns > MAX_TURNS:
             raise Stuck(f"a busy loop at {self._now:.3f} s")
 
     def be_patient(self) -> None:

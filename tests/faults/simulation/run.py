@@ -16,10 +16,10 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from sbpair import syphon
 from sbpair.errors import SbpairError
-from sbpair.move.route import TimeToLive
-from sbpair.syphon.terms import Terms
+from sbpair.move.message.route import TimeToLive
+from sbpair.syphon import runner
+from sbpair.syphon.limits import MoveLimits
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
@@ -122,7 +122,7 @@ class Simulation:
         started = Syphon(process, stop, once)
         self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
         state = self._directory / ("apart" if apart else "state")
-        running = syphon.run(
+        running = runner.run(
             self.world.pair,
             once=once,
             stop=stop,
@@ -137,11 +137,11 @@ class Simulation:
         self._syphons.append(started)
         return started
 
-    def _terms(self) -> Terms | None:
+    def _terms(self) -> MoveLimits | None:
         ttl = TimeToLive.REMAINING if self.plan.remaining else TimeToLive.ORIGINAL
         if not self.plan.remaining and self.plan.rate is None:
             return None
-        return Terms(rate=self.plan.rate, credits=math.inf, ttl=ttl)
+        return MoveLimits(rate=self.plan.rate, credits=math.inf, ttl=ttl)
 
     def _ended(self, started: Syphon) -> None:
         if started in self._syphons:

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-from sbpair import syphon
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.doors.amqp.door import AmqpDoor
-from sbpair.emulator.doors.amqp.links import Outlet
-from sbpair.emulator.entities import envelope
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.errors import QuotaExceeded
+from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
+from sbpair.emulator.service_errors import EntityFull
+from sbpair.syphon import runner
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import Network, Weather
@@ -69,15 +69,15 @@ class Stage:
                 application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to, None, None))),
                 body=data_body(b"x"),
             )
-            message = envelope.read_message(sections.join())
+            message = service_envelope.read_message(sections.join())
             assert message is not None
             self.backlog(index).send([message])
 
     def ids(self, queue: Any) -> list[str]:
         return [each.sections.read_properties().message_id for each in queue.messages.peek(0, 10_000)]
 
-    def start(self, *, once: bool = False, **terms: Any) -> asyncio.Task[syphon.Result]:
-        running = syphon.run(
+    def start(self, *, once: bool = False, **terms: Any) -> asyncio.Task[runner.SyphonResult]:
+        running = runner.run(
             self.world.pair,
             once=once,
             stop=self.stop,
@@ -102,7 +102,7 @@ class Stage:
         send, send_each = queue.send, queue.send_each
 
         def refuse(_messages: Any) -> None:
-            raise QuotaExceeded(f"The maximum entity size of '{queue.path}' has been reached.")
+            raise EntityFull(f"The maximum entity size of '{queue.path}' has been reached.")
 
         def let() -> None:
             queue.send, queue.send_each = send, send_each
@@ -125,7 +125,7 @@ class Stage:
         for line in self.connected(side):
             self.network.cut(line.client)
 
-    def mend(self, side: str) -> None:
+    def restore(self, side: str) -> None:
         self.network.refusing[self.host(side)] = 0
 
 
@@ -139,7 +139,7 @@ class Asked:
     def __init__(self, patch: Any) -> None:
         self.counted: Counter[str] = Counter()
         self._taken_away: Counter[tuple[Any, str]] = Counter()
-        on_flow, end_link = Outlet.on_flow, AmqpDoor.end_link
+        on_flow, end_link = OutgoingLink.on_flow, AmqpConnection.end_link
 
         def flow(outlet: Any) -> None:
             if outlet._link.credit and not outlet._link.draining and "x-servicebus-transfer" in outlet.path:
@@ -147,13 +147,13 @@ class Asked:
             on_flow(outlet)
 
         def ended(door: Any, link: Any, refusal: Any) -> None:
-            if isinstance(link.context, Outlet) and "IdleTimerExpired" in str(refusal):
+            if isinstance(link.context, OutgoingLink) and "IdleTimerExpired" in str(refusal):
                 self.counted["taken away"] += 1
                 self._taken_away[door, link.context.path] += 1
             end_link(door, link, refusal)
 
-        patch.setattr(Outlet, "on_flow", flow)
-        patch.setattr(AmqpDoor, "end_link", ended)
+        patch.setattr(OutgoingLink, "on_flow", flow)
+        patch.setattr(AmqpConnection, "end_link", ended)
 
     def _asks(self, outlet: Any) -> None:
         before = (outlet._door, outlet.path)

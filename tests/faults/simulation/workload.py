@@ -11,7 +11,7 @@ from typing import Final
 from sbpair.amqp import codec
 from sbpair.amqp.message import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES, Sections, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong, Value, text_of
-from sbpair.drill.corpus import Original, originals
+from sbpair.drill.drill_messages import OriginalMessage, originals
 
 PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES, PARTITIONED_DUPLICATES, NARROW, TOPIC = (
     "plain",
@@ -63,7 +63,7 @@ class Stranded:
 
     id: str
     queue: int
-    original: Original
+    original: OriginalMessage
     payload: bytes
     doom: str | None = None
 
@@ -81,7 +81,7 @@ def messages(
     return [_stranded(random, each, queues, to, flawed) for each in made]
 
 
-def _stranded(random: Random, original: Original, queues: int, to: tuple[Goal, ...], flawed: float) -> Stranded:
+def _stranded(random: Random, original: OriginalMessage, queues: int, to: tuple[Goal, ...], flawed: float) -> Stranded:
     goal = random.choice(to)
     if not (goal.wants_session and random.random() < 0.5) and random.random() < 0.5:
         # Most messages of most applications are small and alike: let some be.
@@ -108,12 +108,12 @@ def _stranded(random: Random, original: Original, queues: int, to: tuple[Goal, .
     return Stranded(text_of(identity) or "", random.randrange(queues), original, payload, doom)
 
 
-def _simple(random: Random, original: Original) -> Sections:
+def _simple(random: Random, original: OriginalMessage) -> Sections:
     size = _MANY_FRAMES if random.random() < 0.02 else random.randrange(1, 1_000)
     return Sections(properties=original.sections.properties, body=section(DATA, codec.encode(random.randbytes(size))))
 
 
-def _identity(random: Random, original: Original) -> Value:
+def _identity(random: Random, original: OriginalMessage) -> Value:
     """Mostly text; of the other types that an id can have, some."""
     if random.random() < 0.9:
         return original.message_id
@@ -131,7 +131,7 @@ def _properties(sections: Sections, identity: Value, session_id: str | None) -> 
     return section(PROPERTIES, codec.encode(fields))
 
 
-def _annotations(original: Original) -> bytes:
+def _annotations(original: OriginalMessage) -> bytes:
     """A partition key has to be the session id where there is one; of those without, some have one."""
     had = original.sections.message_annotations
     if not had:
@@ -146,7 +146,7 @@ def _annotations(original: Original) -> bytes:
 Pairs = list[tuple[Value, Value]]
 
 
-def _aliases(original: Original) -> Pairs:
+def _aliases(original: OriginalMessage) -> Pairs:
     pairs: Pairs = [("x-ms-path", original.destination)]
     if original.session_id is not None:
         pairs.append(("x-ms-sessionid", original.session_id))
@@ -175,7 +175,7 @@ _BREAKS: Final = (
 )
 
 
-def _in_backlog(original: Original, identity: Value, aliases: Pairs) -> bytes:
+def _in_backlog(original: OriginalMessage, identity: Value, aliases: Pairs) -> bytes:
     pairs = [*original.sections.read_application_properties().pairs, *aliases]
     return _changed(
         original.sections,

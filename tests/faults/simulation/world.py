@@ -20,12 +20,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair import errors
-from sbpair.emulator.agenda import Agenda
-from sbpair.emulator.doors.amqp.door import AmqpDoor
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.server import Timer
-from sbpair.model import Counts, Endpoint, Pair, QueueSpec, QueueState, SasKey
+from sbpair.emulator.timers import Timers
+from sbpair.model.pair import Endpoint, Pair, SasKey
+from sbpair.model.queues import Counts, QueueSpec, QueueState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 BEGAN_MS: Final = 1_767_225_600_000
 
-_TOOL: Final = ("sbpair.wire", "sbpair.move", "sbpair.syphon", "sbpair.amqp", "sbpair.emulator")
+_TOOL: Final = ("sbpair.amqp_client", "sbpair.move", "sbpair.syphon.runner", "sbpair.amqp", "sbpair.emulator")
 _TIME: Final = time_module.time
 
 
@@ -63,7 +64,7 @@ class World:
         self.network = network
         self.ahead = 0.0
         self.clock = ServiceClock(loop)
-        self.agenda = Agenda()
+        self.agenda = Timers()
         self._timer = Timer(self.clock, self.agenda)
         self.doors: dict[Any, End] = {}
         self.namespaces = {name: self._namespace(name) for name in (PRIMARY, SECONDARY)}
@@ -75,7 +76,7 @@ class World:
         namespace = Namespace(name, self.clock, self.agenda, call_soon=self.loop.call_soon)
         namespace.authority = f"{name}:5672"
         namespace.on_outage.add(lambda: self._break(name))
-        self.network.serve(name, lambda: None if namespace.down else AmqpDoor(namespace))
+        self.network.serve(name, lambda: None if namespace.down else AmqpConnection(namespace))
         return namespace
 
     def _break(self, name: str) -> None:
@@ -164,9 +165,9 @@ class InOrder(MutableSet[Any]):
 @contextmanager
 def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], control: Any) -> Iterator[None]:
     """The tool's time, chance and management are ours until the end of the block."""
-    from sbpair.bus import atom
+    from sbpair.azure import atom
 
-    importlib.import_module("sbpair.syphon")
+    importlib.import_module("sbpair.syphon.runner")
 
     @asynccontextmanager
     async def open_queues(*_: Any, **__: Any) -> AsyncIterator[Any]:

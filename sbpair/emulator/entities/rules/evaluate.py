@@ -26,10 +26,10 @@ from sbpair.emulator.entities.rules.values import (
     negate,
     type_name,
 )
-from sbpair.emulator.entities.rules.view import SYSTEM, Draft, View
+from sbpair.emulator.entities.rules.view import SYSTEM, Draft, MessageView
 
-Test: TypeAlias = Callable[[View], Truth]
-Calculation: TypeAlias = Callable[[View], Value]
+Test: TypeAlias = Callable[[MessageView], Truth]
+Calculation: TypeAlias = Callable[[MessageView], Value]
 Step: TypeAlias = Callable[[Draft], None]
 Parameters: TypeAlias = Mapping[str, Value]
 """By name in lower case, without the @."""
@@ -100,7 +100,7 @@ class _Compiler:
     def _propertynamed(self, node: syntax.PropertyNamed) -> Calculation:
         name = self.value(node.name)
 
-        def value(view: View) -> Value:
+        def value(view: MessageView) -> Value:
             named = name(view)
             if named is not None and not isinstance(named, str):
                 raise EvaluationFailed(f"The name of a property is text, not a '{type_name(named)}'.")
@@ -116,7 +116,7 @@ class _Compiler:
         first = self.value(node.first)
         rest = [(symbol, self.value(operand)) for symbol, operand in node.rest]
 
-        def value(view: View) -> Value:
+        def value(view: MessageView) -> Value:
             result = first(view)
             for symbol, operand in rest:
                 result = calculate(symbol, result, operand(view))
@@ -144,7 +144,7 @@ class _Compiler:
         subject, negated = self.value(node.subject), node.negated
         choices = [self.value(choice) for choice in node.choices]
 
-        def test(view: View) -> Truth:
+        def test(view: MessageView) -> Truth:
             value = subject(view)
             if value is None:
                 return None
@@ -162,7 +162,7 @@ class _Compiler:
         subject, pattern, negated = self.value(node.subject), self.value(node.pattern), node.negated
         escape = None if node.escape is None else self.value(node.escape)
 
-        def test(view: View) -> Truth:
+        def test(view: MessageView) -> Truth:
             text, wanted = subject(view), pattern(view)
             sign = "" if escape is None else escape(view)
             if text is None or wanted is None or sign is None:
@@ -178,7 +178,7 @@ class _Compiler:
     def _not(self, node: syntax.Not) -> Test:
         operand = self.test(node.operand)
 
-        def test(view: View) -> Truth:
+        def test(view: MessageView) -> Truth:
             answer = operand(view)
             return None if answer is None else not answer
 
@@ -194,7 +194,7 @@ class _Compiler:
 def _until(decisive: bool, operands: list[Test]) -> Test:
     """AND is decided by the first False, OR by the first True; else one unknown makes the whole unknown."""
 
-    def test(view: View) -> Truth:
+    def test(view: MessageView) -> Truth:
         answer: Truth = not decisive
         for operand in operands:
             one = operand(view)

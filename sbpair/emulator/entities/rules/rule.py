@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sbpair.emulator.entities.rules import evaluate
 from sbpair.emulator.entities.rules.typed import Typed
 from sbpair.emulator.entities.rules.values import EvaluationFailed, Truth, equal
-from sbpair.emulator.entities.rules.view import SYSTEM, Draft, View
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.entities.rules.view import SYSTEM, Draft, MessageView
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.message import Message
     from sbpair.emulator.entities.rules.evaluate import Parameters, Step, Test
+    from sbpair.emulator.entities.stored_message import StoredMessage
 
 DEFAULT_RULE: Final = "$Default"
-NAME_MOST: Final = 50
+MAX_NAME: Final = 50
 RULE_NAME: Final = "RuleName"
 FILTER_FAILED: Final = "FilterException"
 ACTION_FAILED: Final = "RuleActionException"
@@ -32,27 +32,27 @@ Named = tuple[tuple[str, Typed], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TrueFilter:
+class TrueRuleFilter:
     """Selects every message."""
 
     expression = "1=1"
 
-    def matches(self, view: View) -> Truth:  # noqa: ARG002  # one signature for all filters
+    def matches(self, view: MessageView) -> Truth:  # noqa: ARG002  # one signature for all filters
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class FalseFilter:
+class FalseRuleFilter:
     """Selects none."""
 
     expression = "1=0"
 
-    def matches(self, view: View) -> Truth:  # noqa: ARG002  # one signature for all filters
+    def matches(self, view: MessageView) -> Truth:  # noqa: ARG002  # one signature for all filters
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class SqlFilter:
+class SqlRuleFilter:
     """Selects what its expression is true of. Raises SqlInvalid where it is none."""
 
     expression: str
@@ -77,7 +77,7 @@ CORRELATED: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class CorrelationFilter:
+class CorrelationRuleFilter:
     """Selects what has all of the given properties with just these values. None is not asked for."""
 
     correlation_id: str | None = None
@@ -94,7 +94,7 @@ class CorrelationFilter:
         if not self.properties and all(getattr(self, name) is None for name in CORRELATED):
             raise ArgumentInvalid("A correlation filter needs at least one property to compare with.")
 
-    def matches(self, view: View) -> Truth:
+    def matches(self, view: MessageView) -> Truth:
         for name, system in CORRELATED.items():
             wanted = getattr(self, name)
             if wanted is not None and SYSTEM[system.lower()].read(view) != wanted:
@@ -102,7 +102,7 @@ class CorrelationFilter:
         return all(equal(view.user_value(name), wanted.value) for name, wanted in self.properties)
 
 
-Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
+Filter = TrueRuleFilter | FalseRuleFilter | SqlRuleFilter | CorrelationRuleFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,17 @@ class SqlAction:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SubscriptionRule:
     """Raises ArgumentInvalid for a name that no rule can have."""
 
     name: str = DEFAULT_RULE
-    filter: Filter = TrueFilter()
+    filter: Filter = TrueRuleFilter()
     action: SqlAction | None = None
     created_at_ms: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= NAME_MOST:
-            raise ArgumentInvalid(f"The name of a rule has 1 to {NAME_MOST} characters, and not {len(self.name)}.")
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise ArgumentInvalid(f"The name of a rule has 1 to {MAX_NAME} characters, and not {len(self.name)}.")
         if not self.name.isprintable() or not self.name.strip() or _FORBIDDEN & set(self.name):
             raise ArgumentInvalid(f"'{self.name}' contains characters that are not allowed in the name of a rule.")
 
@@ -147,18 +147,18 @@ class Failure(NamedTuple):
     description: str
 
 
-class Selection(NamedTuple):
+class RuleMatches(NamedTuple):
     """`failure` is the first that there was; rules that did match have their copies nevertheless."""
 
-    copies: list[Message]
+    copies: list[StoredMessage]
     failure: Failure | None
 
 
-def select(rules: Iterable[Rule], view: View) -> Selection:
+def select(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleMatches:
     """The copies of a message that one subscription gets."""
     failure: Failure | None = None
     plain = False
-    changed: list[Message] = []
+    changed: list[StoredMessage] = []
     for rule in rules:
         if plain and rule.action is None:
             continue
@@ -171,14 +171,14 @@ def select(rules: Iterable[Rule], view: View) -> Selection:
                 changed.append(_annotated(rule, rule.action, view))
         except EvaluationFailed as error:
             failure = failure or Failure(getattr(error, "reason", FILTER_FAILED), error.message)
-    return Selection([view.message.published(), *changed] if plain else changed, failure)
+    return RuleMatches([view.message.published(), *changed] if plain else changed, failure)
 
 
 class ActionFailed(EvaluationFailed):
     reason = ACTION_FAILED
 
 
-def _annotated(rule: Rule, action: SqlAction, view: View) -> Message:
+def _annotated(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> StoredMessage:
     draft = Draft(view)
     try:
         for step in action.steps:
@@ -189,8 +189,8 @@ def _annotated(rule: Rule, action: SqlAction, view: View) -> Message:
         raise ActionFailed(error.message) from error
 
 
-def all_plain(rules: Sequence[Rule]) -> bool:
+def all_plain(rules: Sequence[SubscriptionRule]) -> bool:
     """Whether every message makes one copy, so that no message need be looked at."""
-    return any(type(rule.filter) is TrueFilter and rule.action is None for rule in rules) and all(
-        rule.action is None and not isinstance(rule.filter, SqlFilter) for rule in rules
+    return any(type(rule.filter) is TrueRuleFilter and rule.action is None for rule in rules) and all(
+        rule.action is None and not isinstance(rule.filter, SqlRuleFilter) for rule in rules
     )

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.types import Long, Value
 from sbpair.emulator.entities.rules.view import SYSTEM
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
     from lark import Lark, Token
     from lark.exceptions import UnexpectedInput
 
-LENGTH_MOST: Final = 1024
-DEPTH_MOST: Final = 64
-STATEMENTS_MOST: Final = 32
+MAX_LENGTH: Final = 1024
+MAX_DEPTH: Final = 64
+MAX_STATEMENTS: Final = 32
 
 
 class SqlInvalid(ArgumentInvalid):
@@ -171,14 +171,14 @@ def parse_filter(text: str) -> Condition:
 def parse_action(text: str) -> tuple[Statement, ...]:
     """Raises SqlInvalid."""
     statements: tuple[Statement, ...] = _parse("action", text)
-    if len(statements) > STATEMENTS_MOST:
-        raise SqlInvalid(f"an action has at most {STATEMENTS_MOST} statements")
+    if len(statements) > MAX_STATEMENTS:
+        raise SqlInvalid(f"an action has at most {MAX_STATEMENTS} statements")
     return statements
 
 
 def _parse(start: str, text: str) -> Any:
-    if len(text) > LENGTH_MOST:
-        raise SqlInvalid(f"the expression is {len(text)} characters long, and may be {LENGTH_MOST} at most")
+    if len(text) > MAX_LENGTH:
+        raise SqlInvalid(f"the expression is {len(text)} characters long, and may be {MAX_LENGTH} at most")
     from lark.exceptions import UnexpectedInput
 
     try:
@@ -367,8 +367,8 @@ class _Builder:
 
     def nested(self, parts: list[Any]) -> Node:
         inner: Node = parts[0]
-        if inner.depth >= DEPTH_MOST:
-            raise SqlInvalid(f"the expression nests deeper than {DEPTH_MOST}", token="(")  # noqa: S106  # a parenthesis
+        if inner.depth >= MAX_DEPTH:
+            raise SqlInvalid(f"the expression nests deeper than {MAX_DEPTH}", token="(")  # noqa: S106  # a parenthesis
         return replace(inner, depth=inner.depth + 1)
 
     def property(self, parts: list[Token | None]) -> Property:

@@ -31,8 +31,8 @@ from sbpair.amqp.types import (
     type_of,
 )
 from sbpair.emulator import timespan
-from sbpair.emulator.entities.rules.values import Instant, Span, amqp_value, plain
-from sbpair.emulator.errors import ArgumentInvalid
+from sbpair.emulator.entities.rules.values import Instant, TimeSpanValue, amqp_value, plain
+from sbpair.emulator.service_errors import ArgumentInvalid
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -64,8 +64,8 @@ def from_amqp(original: Value) -> Typed:
     """Raises ArgumentInvalid for an AMQP value that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
     value = plain(original)
-    if kind is None and isinstance(value, (Span, Instant)):
-        kind = "duration" if isinstance(value, Span) else "dateTime"
+    if kind is None and isinstance(value, (TimeSpanValue, Instant)):
+        kind = "duration" if isinstance(value, TimeSpanValue) else "dateTime"
     if kind is None:
         raise ArgumentInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
     return Typed(kind, _show(value), original, value)
@@ -74,7 +74,7 @@ def from_amqp(original: Value) -> Typed:
 def _show(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Span):
+    if isinstance(value, TimeSpanValue):
         return timespan.show(value)
     if isinstance(value, Instant):
         # From the year 1, whose first tick is 0.

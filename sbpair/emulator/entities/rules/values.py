@@ -57,7 +57,7 @@ class Ticks(int):
     __slots__ = ()
 
 
-class Span(Ticks):
+class TimeSpanValue(Ticks):
     """A .NET TimeSpan."""
 
     __slots__ = ()
@@ -85,7 +85,7 @@ def _instant(ms: int) -> Instant:
 def _described(value: Described) -> Value:
     inner = value.value
     if isinstance(inner, int) and value.descriptor == TIMESPAN:
-        return Span(inner)
+        return TimeSpanValue(inner)
     if isinstance(inner, int) and value.descriptor == DATETIME_OFFSET:
         return Instant(inner)
     return str(inner) if isinstance(inner, str) and value.descriptor == URI else value
@@ -115,7 +115,7 @@ _PLAIN: Final[dict[type, Callable[[Value], Value]]] = {
 
 def amqp_value(value: Value) -> Value:
     """Return the AMQP value for the result of a calculation."""
-    if isinstance(value, Span):
+    if isinstance(value, TimeSpanValue):
         return Described(Symbol(TIMESPAN), Long(value))
     if isinstance(value, Instant):
         return Timestamp((value - EPOCH_TICKS) // TICKS_PER_MS)
@@ -141,7 +141,7 @@ def as_type_of(existing: Value, value: Value) -> Value:
 
 _NAMES: Final[dict[type, str]] = {
     bool: "Boolean", int: "Int64", float: "Double", Decimal: "Decimal", str: "String", uuid.UUID: "Guid",
-    bytes: "Byte[]", Span: "TimeSpan", Instant: "DateTime",
+    bytes: "Byte[]", TimeSpanValue: "TimeSpan", Instant: "DateTime",
 }  # fmt: skip
 _NUMBERS: Final = frozenset({int, float, Decimal})
 
@@ -212,15 +212,15 @@ def calculate(symbol: str, left: Value, right: Value) -> Value:
 def negate(value: Value) -> Value:
     if value is None:
         return None
-    if isinstance(value, Span):
-        return Span(_fitting(-value))
+    if isinstance(value, TimeSpanValue):
+        return TimeSpanValue(_fitting(-value))
     if _kind(value) != "number":
         raise EvaluationFailed(f"Operator '-' cannot be applied to operand of type '{type_name(value)}'.")
     return _fitting(-value) if isinstance(value, int) else -value
 
 
 def keep_sign(value: Value) -> Value:
-    if value is not None and not isinstance(value, Span) and _kind(value) != "number":
+    if value is not None and not isinstance(value, TimeSpanValue) and _kind(value) != "number":
         raise EvaluationFailed(f"Operator '+' cannot be applied to operand of type '{type_name(value)}'.")
     return value
 
@@ -232,11 +232,11 @@ def _text(value: Value) -> str:
 
 
 def _with_ticks(symbol: str, left: Value, right: Value) -> Ticks:
-    span_right = isinstance(right, Span)
+    span_right = isinstance(right, TimeSpanValue)
     if symbol in ("+", "-") and isinstance(left, Ticks) and span_right:
         made: type[Ticks] = type(left)
     elif symbol == "-" and isinstance(left, Instant) and isinstance(right, Instant):
-        made = Span
+        made = TimeSpanValue
     else:
         raise cannot_apply(symbol, left, right)
     return made(_fitting(int(left) + int(right) if symbol == "+" else int(left) - int(right)))

@@ -18,7 +18,7 @@ from sbpair.emulator.entities.rules.values import (
     TICKS_PER_MS,
     EvaluationFailed,
     Instant,
-    Span,
+    TimeSpanValue,
     amqp_value,
     as_type_of,
     plain,
@@ -27,17 +27,17 @@ from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Properties
-    from sbpair.emulator.entities.message import Message
+    from sbpair.emulator.entities.stored_message import StoredMessage
 
-MAX_SPAN: Final = Span(0x7FFF_FFFF_FFFF_FFFF)
+MAX_SPAN: Final = TimeSpanValue(0x7FFF_FFFF_FFFF_FFFF)
 _TTL: Final = 2
-_TTL_MOST: Final = 0xFFFFFFFF
+_MAX_TTL: Final = 0xFFFFFFFF
 
 
-class View:
+class MessageView:
     """One message, as it was sent."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: StoredMessage) -> None:
         self.message = message
         self._properties: Properties | None = None
         self._annotations: dict[str, Value] | None = None
@@ -97,7 +97,7 @@ class System(NamedTuple):
     """How a system property is read, and where an action writes it to: a field of Properties, or a place of its own."""
 
     name: str
-    read: Callable[[View], Value]
+    read: Callable[[MessageView], Value]
     field: int | None = None
     place: str = ""
 
@@ -114,12 +114,12 @@ def _instant(ms: int | None) -> Instant | None:
     return None if ms is None else Instant(ms * TICKS_PER_MS + EPOCH_TICKS)
 
 
-def _time_to_live(view: View) -> Span:
+def _time_to_live(view: MessageView) -> TimeSpanValue:
     ttl = view.message.ttl_ms
-    return MAX_SPAN if ttl is None or ttl >= NEVER else Span(min(ttl * TICKS_PER_MS, MAX_SPAN))
+    return MAX_SPAN if ttl is None or ttl >= NEVER else TimeSpanValue(min(ttl * TICKS_PER_MS, MAX_SPAN))
 
 
-def _expires_at(view: View) -> Instant | None:
+def _expires_at(view: MessageView) -> Instant | None:
     ttl = view.message.ttl_ms
     return None if ttl is None else _instant(view.message.enqueued_at_ms + ttl)
 
@@ -155,10 +155,10 @@ SYSTEM: Final[dict[str, System]] = {each.name.lower(): each for each in _DESCRIB
 # What an action makes of a message
 
 
-class Draft(View):
+class Draft(MessageView):
     """A copy of a message that an action works on. The sender's bytes stay, but for what is set or removed."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: MessageView) -> None:
         super().__init__(view.message.published())
         self.message.enqueued_at_ms = view.message.enqueued_at_ms
         self.message.sequence_number = view.message.sequence_number
@@ -202,11 +202,11 @@ class Draft(View):
             self.message.session_id = text
 
     def _set_time_to_live(self, sections: Sections, value: Value) -> None:
-        if not isinstance(value, Span) or value <= 0:
+        if not isinstance(value, TimeSpanValue) or value <= 0:
             raise EvaluationFailed("TimeToLive can be set to a duration of more than zero only.")
         ttl = max(1, value // TICKS_PER_MS)
         self.message.ttl_ms = ttl
-        sections.header = with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl, _TTL_MOST))})
+        sections.header = with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl, _MAX_TTL))})
 
     def _set_annotation(self, sections: Sections, system: System, value: Value) -> None:
         text = _checked_text(system.name, value)
@@ -216,7 +216,7 @@ class Draft(View):
         self._annotations = None
         self.message.partition_key = text
 
-    def finish(self) -> Message:
+    def finish(self) -> StoredMessage:
         """The changed copy, its size as it is now. Raises EvaluationFailed where its keys contradict each other."""
         message = self.message
         if self._has_new_key and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:

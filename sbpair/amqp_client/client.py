@@ -1,0 +1,277 @@
+"""A signed-in connection to one namespace: `async with connect(endpoint) as wire`, then senders and receivers.
+
+Each receiving link has a session of its own, since delivery ids are numbered per session; senders share one. Claims are
+asked for when a link is opened, and renewed in the background until the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbpair import errors
+from sbpair.amqp.types import Array, Int, Long, Value
+from sbpair.amqp_client.conditions import status_error
+from sbpair.amqp_client.raw_links import RawReceiver, RawSender
+from sbpair.amqp_client.request_client import RequestClient, Response
+from sbpair.amqp_client.session_receiver import SessionReceiver
+from sbpair.amqp_client.stream import Stream, open_stream
+from sbpair.amqp_client.tokens import TokenSource, source_for
+
+if TYPE_CHECKING:
+    from sbpair.amqp.session import Session
+    from sbpair.model.pair import Endpoint
+
+log = logging.getLogger(__name__)
+
+GetToken = Callable[[str], Awaitable[tuple[str, float]]]
+Now = Callable[[], float]
+
+RENEW_LEFT = 1 / 3
+"""Tokens are renewed when this much of their life is left."""
+
+MIN_RENEW_SECONDS = 5.0
+
+RENEW_AGAIN_SECONDS = 10.0
+"""When a renewal that failed in a way that may pass is tried again, if the token lives that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What `$cbs` has been told for one audience. Both are seconds since 1970."""
+
+    renew_at: float
+    expires_at: float
+
+
+class AmqpClient:
+    """A connection that is signed in. Made by `connect`."""
+
+    def __init__(self, stream: Stream, endpoint: Endpoint, tokens: TokenSource, now: Now) -> None:
+        self._stream = stream
+        self._endpoint = endpoint
+        self._tokens = tokens
+        self._now = now
+        self._nodes: dict[str, RequestClient] = {}
+        self._claims: dict[str, Claim] = {}
+        self._claimed = asyncio.Event()
+        self._opening = asyncio.Lock()
+        self._sending: Session | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    @property
+    def error(self) -> errors.SbpairError | None:
+        """Why the connection is gone, or None while it is there."""
+        return self._stream.error
+
+    async def sender(self, address: str) -> RawSender:
+        """A link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
+        await self._authorize(address)
+        if self._sending is None or not self._sending.usable:
+            self._sending = self._begin()
+        sender = RawSender(self._stream, self._sending, address)
+        await sender.attach()
+        return sender
+
+    async def receiver(self, address: str) -> RawReceiver:
+        """A link that receives from an entity under lock; it takes nothing in before `grant`."""
+        await self._authorize(address)
+        receiver = RawReceiver(self._stream, self._begin(), address)
+        await receiver.attach()
+        return receiver
+
+    async def session(self, address: str, session_id: str) -> SessionReceiver:
+        """A session of an entity, locked for as long as the link lives, and its lock is renewed.
+
+        Raises SessionLocked where somebody else has it, ServiceRefused where the entity has no sessions.
+        """
+        await self._authorize(address)
+        session = SessionReceiver(self._stream, self._begin(), address, session_id)
+        await session.attach()
+        return session
+
+    async def request(
+        self, entity: str, operation: str, body: dict[str, Value], *, link: RawReceiver | None = None
+    ) -> Response:
+        """An operation of an entity's management node, without judging its status. It counts as a use of `link`."""
+        await self._authorize(entity)
+        async with self._opening:
+            node = await self._node(f"{entity}/$management")
+        properties: dict[str, Value] = {"operation": f"com.microsoft:{operation}"}
+        if link is not None:
+            properties["associated-link-name"] = link.name
+        return await node.call(properties, body)
+
+    async def renew_session(self, session: SessionReceiver) -> int:
+        """Lock a session anew; answers until when, in ms since 1970 by the service. Raises SessionLockLost."""
+        answer = await self._ask_of(session, "renew-session-lock", {})
+        return int(answer.body.get("expiration") or 0)
+
+    async def set_session_state(self, session: SessionReceiver, state: bytes | None) -> None:
+        """Have the entity remember something of a session that is ours. Raises SessionLockLost."""
+        await self._ask_of(session, "set-session-state", {"session-state": state})
+
+    async def session_state(self, entity: str, session_id: str) -> bytes | None:
+        """What is remembered of a session, whoever has it."""
+        answer = await self.request(entity, "get-session-state", {"session-id": session_id})
+        _expect(answer, f"asking about a session of {entity!r}", 200)
+        state = answer.body.get("session-state")
+        return state if isinstance(state, bytes) else None
+
+    async def _ask_of(self, session: SessionReceiver, operation: str, body: dict[str, Value]) -> Response:
+        named = {"session-id": session.session_id, **body}
+        answer = await self.request(session.address, operation, named, link=session)
+        _expect(answer, f"{operation} in {session.address!r}", 200)
+        return answer
+
+    async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
+        """Renew locks; answers when each runs out now, in ms since 1970. Raises MessageLockLost."""
+        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98)}
+        answer = await self.request(entity, "renew-lock", body)
+        _expect(answer, f"renewing locks in {entity!r}", 200)
+        return [int(moment) for moment in answer.body.get("expirations", ())]
+
+    async def peek(self, entity: str, from_sequence: int, count: int) -> list[bytes]:
+        """Up to `count` encoded messages from a sequence number on; [] where there are none. Nothing is locked."""
+        body = {"from-sequence-number": Long(from_sequence), "message-count": Int(count)}
+        answer = await self.request(entity, "peek-message", body)
+        if answer.status == 204:
+            return []
+        _expect(answer, f"peeking in {entity!r}", 200)
+        return [entry["message"] for entry in answer.body.get("messages", ()) if "message" in entry]
+
+    async def keep_signed_in(self) -> None:
+        """Renew each claim before it runs out, until cancelled; a claim that cannot be renewed ends the connection."""
+        try:
+            while self.error is None:
+                await self._wait_for_renewal()
+                async with self._opening:
+                    for audience in self._due():
+                        await self._renew(audience)
+        except errors.SbpairError as error:
+            self._stream.fail(error)
+
+    async def lost(self) -> None:
+        """Wait until the connection is gone."""
+        await self._stream.lost.wait()
+
+    def break_off(self, error: errors.SbpairError) -> None:
+        """End the connection at once; whoever waits for an answer over it fails with this error."""
+        self._stream.break_off(error)
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+    def _begin(self) -> Session:
+        if self._stream.error is not None:
+            raise self._stream.error
+        try:
+            return self._stream.connection.begin()
+        except errors.ProtocolError as error:
+            raise errors.Unreachable(f"no session with {self._endpoint.authority}: {error.message}") from error
+
+    # Each of these is called with `_opening` held.
+
+    async def _renew(self, audience: str) -> None:
+        try:
+            await self._put_token(audience)
+        except errors.Unavailable:
+            claim, again = self._claims[audience], self._now() + RENEW_AGAIN_SECONDS
+            if again >= claim.expires_at:
+                raise
+            self._claims[audience] = Claim(again, claim.expires_at)
+
+    async def _put_token(self, audience: str) -> None:
+        token = await self._tokens.token(audience, self._now())
+        doing = f"signing in to {self._endpoint.authority} for {_entity_of(audience)!r}"
+        try:
+            cbs = await self._node("$cbs")
+            answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
+            _expect(answer, doing, 200, 202)
+        except errors.ServiceRefused as error:
+            # Whatever is wrong with it: no message is to blame.
+            raise errors.NotAuthenticated(
+                error.message, hint="check the endpoint, the key's name and the key"
+            ) from error
+        now = self._now()
+        life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)
+        self._claims[audience] = Claim(now + life, token.expires_at)
+        self._claimed.set()
+
+    async def _node(self, name: str) -> RequestClient:
+        node = self._nodes.get(name)
+        if node is None or node.error is not None:
+            node = RequestClient(self._stream, self._begin(), name)
+            await node.open()
+            self._nodes[name] = node
+        return node
+
+    # These are not.
+
+    async def _authorize(self, address: str) -> None:
+        audience = f"sb://{self._endpoint.authority}/{address}"
+        if self._is_claimed(audience):
+            return
+        async with self._opening:
+            if not self._is_claimed(audience):
+                await self._put_token(audience)
+
+    def _is_claimed(self, audience: str) -> bool:
+        claim = self._claims.get(audience)
+        return claim is not None and self._now() < claim.renew_at
+
+    def _due(self) -> list[str]:
+        return [audience for audience in self._claims if not self._is_claimed(audience)]
+
+    async def _wait_for_renewal(self) -> None:
+        self._claimed.clear()
+        next_at = min((claim.renew_at for claim in self._claims.values()), default=None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if next_at is None else max(0.0, next_at - self._now())):
+                await self._claimed.wait()
+
+
+@asynccontextmanager
+async def connect(
+    endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now = time.time
+) -> AsyncIterator[AmqpClient]:
+    """Connect to a namespace; the connection is closed at the end of the block, whatever happens in it.
+
+    `get_token` (scope -> token, seconds since 1970) is wanted for an endpoint whose credential is an Identity.
+    """
+    stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
+    wire = AmqpClient(stream, endpoint, source_for(endpoint.credential, get_token), now)
+    renewing = asyncio.create_task(wire.keep_signed_in(), name=f"renew claims of {endpoint.name}")
+    try:
+        yield wire
+    finally:
+        renewing.cancel()
+        await wire.close()
+
+
+def _expect(answer: Response, doing: str, *statuses: int) -> None:
+    if answer.status not in statuses:
+        raise status_error(answer.status, answer.description, doing, answer.condition)
+
+
+def _entity_of(audience: str) -> str:
+    return audience.split("/", 3)[3]
+
+
+def lock_token(tag: bytes) -> uuid.UUID:
+    """The lock that a delivery came under: its tag is a GUID in .NET's byte order. Raises ProtocolError."""
+    if len(tag) != 16:
+        raise errors.ProtocolError("a delivery's tag is no lock token", condition="amqp:invalid-field")
+    return uuid.UUID(bytes_le=tag)
+
+
+__all__ = ["AmqpClient", "GetToken", "RawReceiver", "RawSender", "connect", "lock_token"]

@@ -1,0 +1,468 @@
+"""Links as a program uses them: await a message, send one, settle some, each with its outcome.
+
+The law of this file: a settlement or a send is done when the peer has said so, never when it was written. What the peer
+had not answered for when a link was lost raises InDoubt: it may or may not have happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count, repeat
+from operator import attrgetter, sub
+from typing import TYPE_CHECKING, Any
+
+from sbpair import errors
+from sbpair.amqp import events
+from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
+from sbpair.amqp.types import Symbol
+from sbpair.amqp_client.conditions import error_of, gone, is_unused
+
+if TYPE_CHECKING:
+    from sbpair.amqp import link as amqp
+    from sbpair.amqp.events import Delivery
+    from sbpair.amqp.session import Session
+    from sbpair.amqp_client.stream import Stream
+
+_names = count()
+
+DEAD_LETTER = "com.microsoft:dead-letter"
+TOO_LARGE = "amqp:link:message-size-exceeded"
+
+ANSWER_SECONDS = 60.0
+"""How long a peer may take to answer one thing: a time-out must exceed 15 s, or a partition has no time to move."""
+
+STOP_SECONDS = 2.0
+
+_id_of, _context_of, _settled_of = map(attrgetter, ("id", "context", "settled"))
+
+_RETRY = "it may work a little later"
+
+
+def dead_letter(reason: str, description: str) -> Rejected:
+    """The outcome that moves a message to the dead-letter sub-queue, with why."""
+    info = {Symbol("DeadLetterReason"): reason, Symbol("DeadLetterErrorDescription"): description}
+    return Rejected(Error(DEAD_LETTER, description, info))
+
+
+class PendingSettlement:
+    """What was asked of the peer for some deliveries, until it has answered for each of them.
+
+    `failures` are those that it refused, or gave no answer for, with why.
+    """
+
+    __slots__ = ("_asked", "_doing", "_done", "_link", "_open", "failures")
+
+    def __init__(
+        self, asked: Outcome, doing: str, link: ClientLink, deliveries: Sequence[events.Delivery] = ()
+    ) -> None:
+        self.failures: list[tuple[events.Delivery | None, errors.SbpairError]] = []
+        self._asked = asked
+        self._doing = doing
+        self._open: dict[int, events.Delivery | None] = dict(zip(map(_id_of, deliveries), deliveries, strict=True))
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link = link
+        link.waiting[self] = None
+
+    def sent(self, delivery_id: int) -> None:
+        """A delivery of ours is one of them."""
+        self._open[delivery_id] = None
+
+    async def ended(self, seconds: float) -> None:
+        """Wait for the answers, but not longer: what is unanswered then is a failure. Raises nothing of its own."""
+        asked_at = asyncio.get_running_loop().time()
+        try:
+            if self._open:
+                async with asyncio.timeout(seconds):
+                    await self._done
+        except TimeoutError:
+            self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY))
+            self._link.unanswered(asked_at)
+        finally:
+            self._link.waiting.pop(self, None)
+
+    async def outcome(self, seconds: float) -> None:
+        """Raises what the first refusal means; InDoubt where there was no answer."""
+        await self.ended(seconds)
+        for _, error in self.failures:
+            raise error
+
+    def disposed_all(self, deliveries: Sequence[events.Sent | events.Delivery], state: Any) -> bool:
+        """The same answer to several: whether it was what was asked, and all of them are among these."""
+        if not (type(state) is Accepted is type(self._asked)) or set(map(_context_of, deliveries)) != {self}:
+            return False
+        deque(map(self._open.pop, map(_id_of, deliveries), repeat(None)), maxlen=0)
+        self._look()
+        return True
+
+    def disposed(self, delivery: events.Sent | events.Delivery, state: Any) -> None:
+        if delivery.id not in self._open:
+            return
+        mine = self._open.pop(delivery.id)
+        error = None if type(state) is Accepted is type(self._asked) else self._judge(state)
+        if error is not None:
+            self.failures.append((mine, error))
+        self._look()
+
+    def lost(self, error: errors.SbpairError) -> None:
+        self.refused(self._doubt(f"({error.message})", error.hint))
+
+    def refused(self, error: errors.SbpairError) -> None:
+        """So ends whatever is still unanswered."""
+        self._fail_rest(error)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._open and not self._done.done():
+            self._done.set_result(None)
+
+    def _fail_rest(self, error: errors.SbpairError) -> None:
+        self.failures += [(delivery, error) for delivery in self._open.values()]
+        self._open.clear()
+
+    def _doubt(self, why: str, hint: str) -> errors.InDoubt:
+        return errors.InDoubt(f"{self._doing}: no answer came {why}", hint=hint)
+
+    def _judge(self, state: Any) -> errors.SbpairError | None:
+        if isinstance(state, Rejected):
+            return self._judge_rejected(state.error if isinstance(state.error, Error) else None)
+        if type(state) is type(self._asked):
+            return None
+        if state is None:
+            return self._doubt("(it was settled without an outcome)", _RETRY)
+        return errors.Unreachable(f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=_RETRY)
+
+    def _judge_rejected(self, said: Error | None) -> errors.SbpairError | None:
+        if isinstance(self._asked, Rejected) and (said is None or said.condition == DEAD_LETTER):
+            return None
+        error = error_of(said or Error("amqp:not-allowed", "rejected"), self._doing)
+        # The service gave up on it, which does not say how far it had come.
+        return self._doubt(f"({error.message})", _RETRY) if isinstance(error, errors.TimedOut) else error
+
+
+class ClientLink:
+    """What sender and receiver share: opening, closing, and learning that the link is gone.
+
+    `unused` is whether the peer let go of it for no other reason than that nothing went over it; `waiting` is what was
+    asked of the peer.
+    """
+
+    def __init__(self, stream: Stream, link: amqp.SendingLink | amqp.ReceivingLink, address: str) -> None:
+        self._stream = stream
+        self._amqp = link
+        self.address = address
+        self.error: errors.SbpairError | None = None
+        self.unused = False
+        self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed = asyncio.Event()
+        self.waiting: dict[PendingSettlement, None] = {}
+        link.context = self
+        stream.owners[self] = None
+
+    @property
+    def name(self) -> str:
+        return self._amqp.name
+
+    async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
+        """Raises what the peer's refusal means: EntityMissing, NotAuthorized, …; TimedOut."""
+        if self._stream.error is not None:
+            self.on_lost(self._stream.error)
+            raise self._stream.error
+        asked_at = asyncio.get_running_loop().time()
+        try:
+            self._amqp.open(source=source, target=target, **terms)
+            self._stream.flush_soon()
+            async with asyncio.timeout(seconds):
+                await self._attached
+        except TimeoutError:
+            self.close()
+            self.unanswered(asked_at)
+            raise errors.TimedOut(f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the link; the peer's answer is not waited for."""
+        self._amqp.close()
+        self._stream.flush_soon()
+        self.on_lost(errors.Unreachable(f"the link to {self.address!r} is closed"))
+
+    def unanswered(self, asked_at: float) -> None:
+        """What was asked then has no answer: it may be that the whole connection has none any more."""
+        self._stream.unanswered(asked_at)
+
+    def on_event(self, event: Any) -> None:
+        if isinstance(event, events.LinkAttached):
+            # A refusal is an attach to nothing, with a detach right behind it that has the reason.
+            if self._has_terminus(event.link) and not self._attached.done():
+                self._attached.set_result(None)
+        elif isinstance(event, events.LinkDetached):
+            self._on_detached(event.error)
+        self._changed.set()
+
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+        """Messages have come, on a link that receives some."""
+
+    def on_lost(self, error: errors.SbpairError) -> None:
+        self.error = error = self.error or error
+        self._stream.owners.pop(self, None)
+        if not self._attached.done():
+            self._attached.set_exception(error)
+            self._attached.exception()  # whoever waits for it is told; nobody need be waiting
+        for waiting in tuple(self.waiting):
+            waiting.lost(error)
+        self._changed.set()
+
+    def _on_detached(self, error: Error | None) -> None:
+        doing = f"link to {self.address!r}"
+        if not self._attached.done():
+            # A session that ends takes with it what was about to be opened: that was not refused.
+            refused = self._amqp.session.is_open
+            self.on_lost(error_of(error, doing) if refused else gone(error, doing))
+            return
+        self.unused = is_unused(error)
+        waiting = tuple(self.waiting)
+        if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
+            # Some peers refuse a message by letting go of the link.
+            waiting[0].refused(error_of(error, doing))
+        self.on_lost(gone(error, doing))
+
+    def _has_terminus(self, link: Any) -> bool:
+        return link.remote.source is not None and link.remote.target is not None
+
+
+class RawSender(ClientLink):
+    """Sends encoded messages; each `send` returns once the peer has accepted, and raises where it has not."""
+
+    def __init__(self, stream: Stream, session: Session, address: str) -> None:
+        self._link = session.sender(f"sbpair-{next(_names)}")
+        super().__init__(stream, self._link, address)
+        self._tags = count()
+
+    async def attach(self) -> None:
+        await self.open(source=Source(f"sbpair-{self._link.name}"), target=Target(self.address), snd_settle_mode=0)
+
+    @property
+    def max_message_size(self) -> int:
+        """Bytes that the peer takes in one message; 0 where it did not say."""
+        return self._link.remote.max_message_size or 0
+
+    @property
+    def max_batch_size(self) -> int:
+        """Bytes that the peer takes in one batch. Where it says nothing of it, it goes by the size of a message."""
+        told = (self._link.remote.properties or {}).get(BATCH_SIZE)
+        limit = self.max_message_size or LARGE
+        return min(limit, int(told) if told else LARGE if limit >= LARGE else SMALL)
+
+    @property
+    def credit(self) -> int:
+        """How many messages may leave now."""
+        return max(0, min(self._link.credit, self._link.session.room)) if self.error is None else 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that was sent waits for its outcome."""
+        return not self.waiting
+
+    async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
+        """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
+        if self.credit > 0 and self._stream.takes_more:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._credit()
+        except TimeoutError:
+            raise errors.TimedOut(f"{self.address!r} took nothing for {seconds:g} s", hint=_RETRY) from None
+
+    async def send(self, payload: bytes, *, message_format: int = 0, seconds: float = ANSWER_SECONDS) -> None:
+        """Send one message and wait for the outcome.
+
+        Raises what the peer's refusal means; InDoubt where the message has left and no answer came.
+        """
+        self._check_size(payload)
+        await self.ready(seconds=seconds)
+        await self.post(payload, message_format=message_format).outcome(seconds)
+
+    def post(self, payload: bytes, *, message_format: int = 0) -> PendingSettlement:
+        """Let one message leave now: its outcome is what has to be waited for.
+
+        Raises ServiceRefused for one that is too large, TimedOut where there is no credit, and why the link is gone.
+        """
+        self._check_size(payload)
+        if self.error is not None:
+            raise self.error
+        if self.credit == 0:
+            raise errors.TimedOut(f"{self.address!r} takes nothing at this moment", hint=_RETRY)
+        waiting = PendingSettlement(_ACCEPTED, f"sending to {self.address!r}", self)
+        tag = next(self._tags).to_bytes(8)
+        waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
+        self._stream.flush_soon()
+        return waiting
+
+    def _check_size(self, payload: bytes) -> None:
+        if 0 < self.max_message_size < len(payload):
+            raise errors.ServiceRefused(
+                f"sending to {self.address!r}: the message has {len(payload)} bytes, at most {self.max_message_size} "
+                "are allowed",
+                condition=TOO_LARGE,
+                hint="the same message would be refused again",
+            )
+
+    async def _credit(self) -> None:
+        while True:
+            if self.error is not None:
+                raise self.error
+            await self._stream.writable()
+            if self.credit > 0:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+_ACCEPTED = Accepted()
+BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
+LARGE, SMALL = 1024 * 1024, 256 * 1024
+"""The size of a batch in a namespace with large messages, and in others."""
+
+
+class RawReceiver(ClientLink):
+    """Receives under lock. Takes no more than it was granted; what is not settled is released by closing."""
+
+    def __init__(self, stream: Stream, session: Session, address: str) -> None:
+        self._link = session.receiver(f"sbpair-{next(_names)}")
+        super().__init__(stream, self._link, address)
+        self._arrived: deque[Delivery] = deque()
+        self._interrupted = False
+        self._told = 0
+
+    async def attach(self) -> None:
+        await self.open(
+            source=Source(self.address),
+            target=Target(f"sbpair-{self._link.name}"),
+            snd_settle_mode=0,
+            rcv_settle_mode=1,
+        )
+
+    def on_event(self, event: Any) -> None:
+        if isinstance(event, events.WindowOpened):
+            self._told += 1
+        super().on_event(event)
+
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+        self._arrived += deliveries
+        self._changed.set()
+
+    def grant(self, limit: int) -> None:
+        """Let there be at most `most` deliveries that nobody has taken: on their way, or arrived."""
+        if self.error is None:
+            self._link.grant(max(0, limit - len(self._arrived)))
+            self._stream.flush_soon()
+
+    @property
+    def credit(self) -> int:
+        """Deliveries that the peer may still send."""
+        return self._link.credit
+
+    async def take(self, limit: int, *, seconds: float) -> list[Delivery]:
+        """What has arrived, at most `most`; waits for the first for `seconds`, and answers [] when none came.
+
+        Raises when the link is gone and everything that came before that has been taken.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._arrived and not self._interrupted:
+                    if self.error is not None:
+                        raise self.error
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return []
+        self._interrupted = False
+        if limit >= len(self._arrived):
+            arrived, self._arrived = list(self._arrived), deque()
+            return arrived
+        return [self._arrived.popleft() for _ in range(limit)]
+
+    def interrupt(self) -> None:
+        """Make a `take` that waits, or the next one, answer at once."""
+        self._interrupted = True
+        self._changed.set()
+
+    async def stop(self, *, seconds: float = STOP_SECONDS) -> list[Delivery]:
+        """Let nothing more come. Answers what has come and nobody took; a peer that does not confirm is not waited for.
+
+        Raises nothing: of a link that is gone there is nothing to give back.
+        """
+        told = self._told
+        self.grant(0)
+        self._link.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.error is None and self._told == told:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.left()
+
+    def left(self) -> list[Delivery]:
+        """What has come and nobody took: now it is taken. Of a link that is gone, nothing."""
+        left = [] if self.error is not None else list(self._arrived)
+        self._arrived.clear()
+        return left
+
+    async def settle(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS
+    ) -> None:
+        """Settle deliveries alike and wait until the peer confirms.
+
+        Raises MessageLockLost where it came too late for one of them; InDoubt where no answer came.
+        """
+        if self.error is not None:
+            raise self.error
+        for _, error in await self.settle_each(deliveries, outcome, seconds=seconds):
+            raise error
+
+    async def settle_each(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS
+    ) -> list[tuple[Delivery, errors.SbpairError]]:
+        """As `settle`; answers which of them the peer did not confirm, with why. Raises nothing."""
+        if self.error is not None:
+            return [(delivery, self.error) for delivery in deliveries]
+        # Much of this is done by calls for all of them: it is done for every message.
+        taken_back: list[Delivery] = []
+        open_ones = deliveries
+        if any(map(_settled_of, deliveries)):
+            taken_back = [delivery for delivery in deliveries if delivery.settled]
+            open_ones = [delivery for delivery in deliveries if not delivery.settled]
+        waiting = PendingSettlement(outcome, f"settling in {self.address!r}", self, open_ones)
+        for delivery in open_ones:
+            delivery.context = waiting
+        for first, last in ranges(list(map(_id_of, open_ones))):
+            self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
+        self._stream.flush_soon()
+        await waiting.ended(seconds)
+        lost = errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY)
+        failures = [(delivery, error) for delivery, error in waiting.failures if delivery is not None]
+        return failures + [(delivery, lost) for delivery in taken_back]
+
+    def close(self) -> None:
+        """Let go of the link and its session: the peer releases what was not settled."""
+        super().close()
+        self._link.session.end()
+        self._stream.flush_soon()
+
+
+def ranges(ids: list[int]) -> list[tuple[int, int]]:
+    """Runs of delivery ids that follow one another: nothing that was not asked for may fall into a range."""
+    if ids and ids == list(range(ids[0], ids[0] + len(ids))):
+        return [(ids[0], ids[-1])]
+    breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]
+    starts, ends = [0, *breaks], [*breaks, len(ids)]
+    return [(ids[start], ids[end - 1]) for start, end in zip(starts, ends, strict=True)] if ids else []
+
+
+RELEASED = Released()
+ABANDONED = Modified(delivery_failed=True)
+ACCEPTED = _ACCEPTED

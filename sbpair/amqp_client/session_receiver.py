@@ -1,0 +1,58 @@
+"""A session of an entity, held by a link: nobody else gets it while the link lives and its lock is renewed.
+
+The law: the lock belongs to the link. When that is gone, for whatever reason, so is the session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sbpair import errors
+from sbpair.amqp.performatives import Source, Target
+from sbpair.amqp.types import Described, Map, Symbol
+from sbpair.amqp_client.raw_links import RawReceiver
+
+if TYPE_CHECKING:
+    from sbpair.amqp.session import Session
+    from sbpair.amqp_client.stream import Stream
+
+FILTER = Symbol("com.microsoft:session-filter")
+LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+
+_TICKS_TO_1970 = 621_355_968_000_000_000
+_TICKS_PER_MS = 10_000
+
+
+class SessionReceiver(RawReceiver):
+    """Receives from one session, and holds it. Its lock is renewed by `Wire.renew_session`."""
+
+    def __init__(self, stream: Stream, session: Session, address: str, session_id: str) -> None:
+        super().__init__(stream, session, address)
+        self.session_id = session_id
+
+    async def attach(self) -> None:
+        """Raises SessionLocked; ServiceRefused where the peer gives no sessions, or another one."""
+        await self.open(
+            source=Source(self.address, filter=Map([(FILTER, self.session_id)])),
+            target=Target(f"sbpair-{self._link.name}"),
+            snd_settle_mode=0,
+            rcv_settle_mode=1,
+        )
+        if self._lent() != self.session_id:
+            self.close()
+            raise errors.ServiceRefused(
+                f"link to {self.address!r}: the session was not given",
+                condition="amqp:not-allowed",
+                hint="the same request would be refused again",
+            )
+
+    @property
+    def locked_until_ms(self) -> int:
+        """Until when it was locked when the link was opened, in ms since 1970 by the service; 0 if it did not say."""
+        ticks = (self._link.remote.properties or {}).get(LOCKED_UNTIL)
+        return (int(ticks) - _TICKS_TO_1970) // _TICKS_PER_MS if isinstance(ticks, int) else 0
+
+    def _lent(self) -> Any:
+        source = self._link.remote.source
+        given = source.filter.get(FILTER) if isinstance(source, Source) and isinstance(source.filter, Map) else None
+        return given.value if isinstance(given, Described) else given

@@ -1,0 +1,282 @@
+"""One AMQP connection on one socket: feeds `amqp.Connection`, writes what it wants written, hands out its events.
+
+The law of this file: everything happens in the event loop's thread, and one burst of work becomes one write. When the
+connection is gone, everything that waits on it learns so once, by `on_lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from sbpair.amqp import events
+from sbpair.amqp.connection import Connection
+from sbpair.amqp.events import Delivery
+from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
+from sbpair.amqp.sasl import SaslClient
+from sbpair.amqp_client.conditions import gone
+from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from sbpair.amqp.link import Link
+    from sbpair.model.pair import Endpoint
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 30.0
+GOODBYE_SECONDS = 5.0
+
+SILENT_SECONDS = 15.0
+"""A peer that has been asked something may say nothing at all for so long: a partition has time to move."""
+
+_LINK_EVENTS = (events.LinkAttached, events.LinkDetached, events.CreditChanged)
+_link_of = attrgetter("link")
+_OUTCOMES = (Accepted, Rejected, Released, Modified)
+
+
+class Owner(Protocol):
+    """What the context of a link is: told of what concerns it, and when there is nothing more to come."""
+
+    def on_event(self, event: Any) -> None: ...
+
+    def on_deliveries(self, deliveries: list[events.Delivery]) -> None: ...
+
+    def on_lost(self, error: SbpairError) -> None: ...
+
+
+class Stream(asyncio.Protocol):
+    """The socket's end of a connection."""
+
+    def __init__(self, endpoint: Endpoint, container_id: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        host = _host(endpoint)
+        self.connection = Connection(SaslClient(), container_id=container_id, hostname=host, now=self._loop.time())
+        self.where = endpoint.authority
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.error: SbpairError | None = None
+        self.lost = asyncio.Event()
+        self.owners: dict[Owner, None] = {}
+        self._closed = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # The socket.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._flush()
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        for kind, alike in groupby(self.connection.receive(data, self._loop.time()), type):
+            if kind is Delivery:
+                for link, deliveries in groupby(alike, _link_of):
+                    if link.context is not None:
+                        link.context.on_deliveries(list(deliveries))
+            else:
+                for event in alike:
+                    self._on_event(event)
+        self.flush_soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f": {exc}" if exc is not None else ""
+        self.fail(Unreachable(f"the connection to {self.where} broke{why}", hint="it may work a little later"))
+        self._closed.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether `writable` would return at once."""
+        return self.error is None and self._writable.is_set()
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more; raises when it never will."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+        if self.error is not None:
+            raise self.error
+
+    # What the rest of the client does with it.
+
+    def flush_soon(self) -> None:
+        """Write what the connection has to say when this turn of the loop is over: one write for a burst."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def fail(self, error: SbpairError) -> None:
+        """The connection is of no more use: tell everyone who waits, once."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.lost.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # whoever waits for it is told; nobody need be waiting
+        self._writable.set()
+        for owner in tuple(self.owners):
+            owner.on_lost(error)
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def break_off(self, error: SbpairError) -> None:
+        """Say goodbye, and wait for nothing: whoever waits for the peer fails with this error."""
+        if self.error is None:
+            self.connection.close()
+            self.fail(error)
+
+    def unanswered(self, asked_at: float) -> None:
+        """What was asked then, by the loop's clock, has no answer. Where nothing has come since, nothing will."""
+        seconds = self._loop.time() - asked_at
+        if self.connection.heard <= asked_at and seconds >= SILENT_SECONDS:
+            silent = f"nothing has come from {self.where} for {seconds:.0f} s"
+            self.break_off(Unreachable(silent, hint="it may work a little later"))
+
+    async def close(self, seconds: float = GOODBYE_SECONDS) -> None:
+        """Say goodbye and wait for the answer, but not for long. Cancelled, it does not wait at all."""
+        try:
+            if self.error is None:
+                self.connection.close()
+                self.flush_soon()
+                async with asyncio.timeout(seconds):
+                    await self._closed.wait()
+        except TimeoutError:
+            log.debug("%s did not answer our close", self.where)
+        finally:
+            self.fail(Unreachable(f"the connection to {self.where} is closed"))
+            # Under TLS, a transport that has ended by itself cannot be aborted any more.
+            if self._transport is not None and not self._closed.is_set():
+                self._transport.abort()
+        await self._closed.wait()
+
+    # Inside.
+
+    def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, _LINK_EVENTS):
+            _tell(event.link, event)
+        elif isinstance(event, events.Disposed):
+            self._on_disposed(event)
+        elif isinstance(event, events.WindowOpened):
+            for link in event.session.links:
+                _tell(link, event)
+        elif isinstance(event, events.ConnectionOpened):
+            self._arm()
+            if not self.opened.done():
+                self.opened.set_result(None)
+        elif isinstance(event, events.LinkAttaching):
+            event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
+        elif isinstance(event, events.ConnectionClosed):
+            doing = "talking to" if self.opened.done() else "connecting to"
+            self.fail(gone(event.error, f"{doing} {self.where}"))
+
+    def _on_disposed(self, event: events.Disposed) -> None:
+        context = event.deliveries[0].context
+        if event.settled and context is not None and context.disposed_all(event.deliveries, event.state):
+            return
+        for delivery in event.deliveries:
+            if not event.settled:
+                if not (isinstance(delivery, events.Sent) and isinstance(event.state, _OUTCOMES)):
+                    continue
+                # A receiver that waits for us to settle first has decided all the same.
+                event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)
+            if delivery.context is not None:
+                delivery.context.disposed(delivery, event.state)
+            else:
+                delivery.settled = True  # the peer has taken it back, unasked
+
+    def _flush(self) -> None:
+        self._flushing = False
+        data = self.connection.take()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+            self.connection.wrote(self._loop.time())
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.connection.deadline()
+        if deadline != float("inf") and self.error is None:
+            self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        for event in self.connection.tick(self._loop.time()):
+            self._on_event(event)
+        if self.error is None:
+            self._flush()
+            self._arm()
+
+
+def _tell(link: Link, event: Any) -> None:
+    # A link that the peer asked for has nobody behind it: it was refused.
+    if link.context is not None:
+        link.context.on_event(event)
+
+
+async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
+    """Connect, and wait until both sides have opened. Raises Unavailable; UsageError for a CA file it cannot read."""
+    context = _tls(endpoint)
+    hint = f"check that {endpoint.host}:{endpoint.port} is right, that it is up, and that no firewall is in between"
+    try:
+        async with asyncio.timeout(seconds):
+            return await _opened(endpoint, container_id, context)
+    except TimeoutError:
+        raise Unreachable(f"{endpoint.authority} did not answer within {seconds:g} s", hint=hint) from None
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"no connection to {endpoint.authority}: {_reason(error)}", hint=hint) from error
+    except Unavailable as error:
+        error.hint = hint
+        raise
+
+
+async def _opened(endpoint: Endpoint, container_id: str, context: ssl.SSLContext | None) -> Stream:
+    _, stream = await asyncio.get_running_loop().create_connection(
+        lambda: Stream(endpoint, container_id),
+        endpoint.host,
+        endpoint.port,
+        ssl=context,
+        server_hostname=_host(endpoint) if context else None,
+    )
+    try:
+        await stream.opened
+    except BaseException:
+        await stream.close(0)
+        raise
+    return stream
+
+
+def _host(endpoint: Endpoint) -> str:
+    return urlsplit(f"//{endpoint.authority}").hostname or endpoint.host
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
+    if not endpoint.tls:
+        return None
+    try:
+        return ssl.create_default_context(cafile=endpoint.ca_file)
+    except OSError as error:
+        raise UsageError(
+            f"the CA file {endpoint.ca_file} cannot be used: {error.strerror or error}",
+            hint="ca_file names a PEM file with the certificates to trust",
+        ) from error

@@ -1,0 +1,150 @@
+"""Receiving and pinging with azure-servicebus: one entity each, over a connection of its own.
+
+Thin: it calls, bounds and translates errors. Invariant: nothing is tried twice here, since the caller knows better what
+has happened already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from sbpair.azure.credentials import token_credential
+from sbpair.azure.data_client import aio_client, signed
+from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translated
+from sbpair.errors import InDoubt, SbpairError, TimedOut, UnreadableMessage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from azure.core.credentials_async import AsyncTokenCredential
+    from azure.servicebus import ServiceBusReceivedMessage
+    from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+    from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+    from sbpair.azure.data_client import Signed
+    from sbpair.model.pair import Endpoint
+
+OPEN_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+
+AT_ONCE_SECONDS = 0.05
+"""A receive that ends sooner without a message has not waited for one."""
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
+    """The SDK's client. Nothing is connected before something is received or sent. Raises MachineLacks."""
+    async with AsyncExitStack() as stack:
+        credential: Signed | AsyncTokenCredential | None = signed(endpoint)
+        if credential is None:
+            credential = await stack.enter_async_context(token_credential(endpoint.credential))
+        client = aio_client(endpoint, credential, None)
+        stack.push_async_callback(_closed, client)
+        yield client
+
+
+@asynccontextmanager
+async def open_receiver(endpoint: Endpoint, queue: str) -> AsyncIterator[QueueReceiver]:
+    """Receive from a queue under lock. Raises EntityMissing, AccessError, Unavailable."""
+    async with open_client(endpoint) as client:
+        # Without prefetch the credit is what is asked for, and no more than that is ever locked.
+        receiver = client.get_queue_receiver(queue, prefetch_count=0)
+        try:
+            await _opened(receiver, f"receiving from {queue!r}")
+            yield QueueReceiver(receiver, queue)
+        finally:
+            await _closed(receiver)
+
+
+@asynccontextmanager
+async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[DestinationSender]:
+    """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable."""
+    async with open_client(endpoint) as client:
+        sender = client.get_queue_sender(destination)
+        try:
+            await _opened(sender, f"sending to {destination!r}")
+            yield DestinationSender(sender, destination)
+        finally:
+            await _closed(sender)
+
+
+class QueueReceiver:
+    """One queue, received from under lock. To be had from `open_receiver`."""
+
+    def __init__(self, receiver: ServiceBusReceiver, queue: str) -> None:
+        self._receiver = receiver
+        self._queue = queue
+
+    async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
+        """Up to so many messages; [] where none came within `seconds`. Raises UnreadableMessage."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with translated(f"receiving from {self._queue!r}"):
+            messages = await self._receiver.receive_messages(limit, max_wait_time=seconds)
+        if not messages and loop.time() < started + AT_ONCE_SECONDS < started + seconds:
+            # It says nothing at all of some messages that it cannot read, and never receives again.
+            raise UnreadableMessage(
+                f"receiving from {self._queue!r}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
+            )
+        return messages
+
+    async def complete(self, message: ServiceBusReceivedMessage) -> None:
+        with self._settling():
+            await self._receiver.complete_message(message)
+
+    async def abandon(self, message: ServiceBusReceivedMessage) -> None:
+        """Give it back, as far as the SDK can: its delivery count rises."""
+        with self._settling():
+            await self._receiver.abandon_message(message)
+
+    async def peek(self, start: int, limit: int) -> Sequence[ServiceBusReceivedMessage]:
+        """Up to so many messages from a sequence number on, which is at least 1."""
+        with translated(f"peeking in {self._queue!r}"):
+            return await self._receiver.peek_messages(limit, sequence_number=start)
+
+    def _settling(self) -> AbstractContextManager[None]:
+        return translated(f"settling in {self._queue!r}")
+
+
+class DestinationSender:
+    """One queue or topic, sent to by one coroutine. To be had from `open_sender`."""
+
+    def __init__(self, sender: ServiceBusSender, destination: str) -> None:
+        self._sender = sender
+        self._doing = f"sending to {destination!r}"
+
+    async def send(self, message: AmqpAnnotatedMessage, seconds: float) -> None:
+        """Return once the service has accepted it. Raises InDoubt where it neither accepts nor refuses it."""
+        try:
+            async with asyncio.timeout(seconds):
+                with translated(self._doing):
+                    await self._sender.send_messages(message, timeout=seconds)
+        except TimeoutError as error:
+            raise InDoubt(f"{self._doing}: no answer came within {seconds:g} s") from error
+        except SbpairError as error:
+            if is_answer(error.__cause__) and not isinstance(error, TimedOut):
+                raise
+            raise InDoubt(f"{self._doing}: no answer came ({error.message})", hint=error.hint) from error
+
+
+async def _opened(handler: ServiceBusReceiver | ServiceBusSender, doing: str) -> None:
+    try:
+        async with asyncio.timeout(OPEN_SECONDS):
+            with translated(doing):
+                await handler.__aenter__()
+    except TimeoutError as error:
+        raise TimedOut(f"{doing}: no link within {OPEN_SECONDS:g} s", hint="a retry may help") from error
+
+
+async def _closed(handler: ServiceBusReceiver | ServiceBusSender | ServiceBusClient) -> None:
+    """Close what may be broken: what goes wrong then concerns nobody any more."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await handler.close()
+    except Exception as error:  # noqa: BLE001  the SDK raises what it likes, and nobody waits for this
+        log.info("closing a connection of the SDK: %s", type(error).__name__)

@@ -1,0 +1,1 @@
+"""The commands: options in, one library call, results out."""

@@ -1,0 +1,172 @@
+"""`sbpair status`: options into one call of `sbpair.status`, and what it saw into output."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbpair.cli.command_loop import run
+from sbpair.cli.options.common import Count, Display, OutboxFile, PairSelection, options
+from sbpair.cli.options.durations import seconds_of
+from sbpair.cli.options.pairs import chosen
+from sbpair.cli.render.screen import Document, Screen, columns, spoken
+
+if TYPE_CHECKING:
+    from sbpair.errors import SbpairError
+    from sbpair.status import DestinationStatus, OutboxStatus, QueueStatus, SideStatus, Status
+
+SCHEMA = "sbpair/status/1"
+
+
+@options
+def command(
+    *,
+    entities: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUEUE|TOPIC…]", help="Queues and topics of the primary to ask for a link too"),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long each may take to answer (10s)")
+    ] = "10s",
+    outbox: OutboxFile = None,
+    count: Count = None,
+    connection: PairSelection,
+    display: Display,
+) -> int:
+    """Show both sides of a pair at a glance: who answers, and what waits in the backlog.
+
+    Sends nothing, locks nothing, and raises no delivery count. A side is up where its management side answers, whoever
+    asks; the other is told of whether or not it does. An entity, of those that are named and those that the backlog has
+    messages for, is up where the primary lets a link be opened to it, over which nothing goes; sbpair ping sends one
+    message. Whether some application has failed over, nobody but that application knows: a backlog that grows tells.
+
+    Messages are counted with the Manage claim on the secondary. Without it they are looked at, with Listen, and "exact"
+    is false where there are more than were looked at. sbpair audit says more of the queues.
+
+    With --outbox FILE, it also tells what waits in that file of this machine, whether or not its owner is at work.
+
+    JSON; null is what nobody said, or asked for:
+
+      {"schema": "sbpair/status/1",
+       "primary": {"namespace": "", "health": "up|down", "seconds": 0.0, "reason": "", "hint": ""}, "secondary": {},
+       "backlog": {"messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null},
+       "queues": [{"name": "", "messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null, "remark": ""}],
+       "entities": [{"name": "", "health": "up|down|broken", "seconds": 0.0, "waiting": 0, "reason": "", "hint": ""}],
+       "outbox": {"path": "", "messages": 0, "entities": [{"name": "", "messages": 0, "oldest_seconds": 0.0}]},
+       "not_looked_at": [{"name": "", "reason": ""}]}
+
+    Exit codes: 0 both sides and all entities are up; 6 one is down; 3 an entity is broken, and nothing is down; 5 where
+    all that is wrong is a want of access.
+    """
+    screen = Screen(display)
+    seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
+    pair = chosen(connection, screen, count=count)
+    names = list(dict.fromkeys(entities or ()))
+    from sbpair.backlog import check_path
+
+    for name in names:
+        check_path(name, shorten="give the name of a queue or topic")
+    from sbpair import status
+
+    found = run(lambda _stop: status.run(pair, names, outbox=outbox, seconds=seconds))
+    told = document(found)
+    screen.result(told, [told], table(found))
+    for name, reason in found.unseen:
+        screen.warn(f"not looked at: {name}: {reason}")
+    return found.exit_code
+
+
+def document(status: "Status") -> Document:
+    """The JSON contract."""
+    return {
+        "schema": SCHEMA,
+        "primary": _side(status.primary),
+        "secondary": _side(status.secondary),
+        "backlog": _backlog(status.queues),
+        "queues": [
+            {
+                "name": each.path,
+                "messages": each.messages,
+                "exact": each.exact,
+                "dead_letters": each.dead_letters,
+                "oldest_seconds": _rounded(each.oldest_seconds),
+                "remark": each.remark,
+            }
+            for each in status.queues
+        ],
+        "entities": [_entity(each) for each in status.entities],
+        "outbox": _outbox(status.outbox),
+        "not_looked_at": [{"name": name, "reason": reason} for name, reason in status.unseen],
+    }
+
+
+def table(status: "Status") -> Iterator[str]:
+    """The same for people: one line a thing."""
+    rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "DEAD", "OLDEST", "REMARK")]
+    for what, side in (("primary", status.primary), ("secondary", status.secondary)):
+        rows.append((what, side.endpoint.name, _health(side), "", "", "", side.error.message if side.error else ""))
+    rows += [_queue_row(each) for each in status.queues]
+    for each in status.entities:
+        reason = each.link.error.message if each.link.error else ""
+        rows.append(("entity", each.link.entity, str(each.link.health), each.waiting or "", "", "", reason))
+    if status.outbox is not None:
+        path = str(status.outbox.path)
+        kept = [("outbox", path, "waiting", count, "", spoken(age), name) for name, count, age in status.outbox.waiting]
+        rows += kept or [("outbox", path, "empty", 0, "", "", "")]
+    yield from columns(rows)
+
+
+def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
+    state = "?" if queue.messages is None else "waiting" if queue.messages else "empty"
+    oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
+    more = "" if queue.exact or queue.messages is None else "looked at so many, and there are more"
+    remark = "; ".join(filter(None, (queue.remark, more)))
+    messages = "" if queue.messages is None else queue.messages
+    return ("backlog", queue.path, state, messages, queue.dead_letters or "", oldest, remark)
+
+
+def _backlog(queues: "tuple[QueueStatus, ...]") -> Document:
+    counted = [each.messages for each in queues if each.messages is not None]
+    dead = [each.dead_letters for each in queues if each.dead_letters is not None]
+    ages = [each.oldest_seconds for each in queues if each.oldest_seconds is not None]
+    return {
+        "messages": sum(counted) if counted else None,
+        "exact": len(counted) == len(queues) and all(each.exact for each in queues),
+        "dead_letters": sum(dead) if dead else None,
+        "oldest_seconds": _rounded(max(ages, default=None)),
+    }
+
+
+def _outbox(outbox: "OutboxStatus | None") -> Document | None:
+    if outbox is None:
+        return None
+    entities = [
+        {"name": name, "messages": messages, "oldest_seconds": _rounded(age)} for name, messages, age in outbox.waiting
+    ]
+    return {"path": str(outbox.path), "messages": sum(count for _, count, _ in outbox.waiting), "entities": entities}
+
+
+def _side(side: "SideStatus") -> Document:
+    return {"namespace": side.endpoint.name, "health": _health(side), **_answered(side.seconds, side.error)}
+
+
+def _entity(entity: "DestinationStatus") -> Document:
+    link = entity.link
+    answered = _answered(link.seconds, link.error)
+    return {"name": link.entity, "health": str(link.health), "waiting": entity.waiting, **answered}
+
+
+def _answered(seconds: float, error: "SbpairError | None") -> Document:
+    return {
+        "seconds": round(seconds, 3),
+        "reason": error.message if error else "",
+        "hint": error.hint if error else "",
+    }
+
+
+def _health(side: "SideStatus") -> str:
+    return "up" if side.answers else "down"
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 3)

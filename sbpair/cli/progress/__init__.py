@@ -1,0 +1,1 @@
+"""Progress on stderr: live tables on a terminal, lines or JSON elsewhere."""

@@ -1,0 +1,209 @@
+"""The rows of a board as a table that moves on a terminal, as wide and as high as the terminal is at that moment.
+
+It is drawn by a thread of its own: a terminal that takes nothing for a while (Ctrl-S) does not hold up messages.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rich import live as rich_live
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sbpair.cli.progress.move_board import BoardView, DestinationRow, QueueRow, together
+from sbpair.cli.render.screen import clean, spoken
+
+REFRESH_SECONDS = 0.5
+WIDE = 120
+"""From how many columns on a queue's whole path, and every figure of a number, has room."""
+
+MIN_LINES = 6
+"""Below this only the queues have room."""
+
+CLOSE_SECONDS = 2.0
+
+Row = TypeVar("Row", QueueRow, DestinationRow)
+Seen = TypeVar("Seen")
+
+
+# What fits
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """What there is room for. The rest is `folded`, into a row or a number."""
+
+    queues: tuple[QueueRow, ...]
+    folded: tuple[QueueRow, ...]
+    destinations: tuple[DestinationRow, ...]
+    more_destinations: int
+
+
+def fit(view: BoardView, lines: int) -> LiveRow:
+    """What of a view fits into so many lines: what moves or needs somebody's eyes comes first."""
+    queues, destinations = view.queues, view.destinations
+    room = lines - 3  # the heading, the total and the foot
+    if room < MIN_LINES:
+        destinations = ()
+    all_of_them = len(destinations)
+    if destinations:
+        room -= 2
+        limit = max(2, room - len(queues), room // 3)
+        room -= min(limit, all_of_them)
+        if all_of_them > limit:
+            destinations = _foremost(destinations, limit - 1, _by_trouble)
+    if len(queues) > room:
+        queues = _foremost(tuple(row for row in queues if not row.idle), room - 1, _by_note)
+    folded = tuple(row for row in view.queues if row not in queues)
+    return LiveRow(queues, folded, destinations, all_of_them - len(destinations))
+
+
+def _by_trouble(row: DestinationRow) -> tuple[float, ...]:
+    return not row.resting, -row.per_second, -row.sent
+
+
+def _by_note(row: QueueRow) -> tuple[float, ...]:
+    return not row.note, -row.per_second, -(row.left or 0)
+
+
+def _foremost(rows: tuple[Row, ...], limit: int, key: Callable[[Row], tuple[float, ...]]) -> tuple[Row, ...]:
+    """The `most` that come first by `key`, in the order in which they stand."""
+    chosen = sorted(rows, key=key)[: max(0, limit)]
+    return tuple(row for row in rows if row in chosen)
+
+
+# How it looks
+
+
+def draw(view: BoardView, width: int, lines: int) -> RenderableType:
+    """A view for a terminal."""
+    shown, wide = fit(view, lines), width >= WIDE
+    parts: list[RenderableType] = [_queues(view, shown, wide=wide)]
+    if shown.destinations or shown.more_destinations:
+        parts += [Text(), _destinations(shown, wide=wide)]
+    # A short line, for the terminal's echo of Ctrl-C comes behind it, and must not begin another one.
+    parts.append(Text(f"after {spoken(view.seconds)}; Ctrl-C stops", "dim"))
+    return Group(*parts)
+
+
+def _queues(view: BoardView, shown: LiveRow, *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
+    table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", min_width=5)
+    for heading in ("LEFT", "RECEIVED" if wide else "RECVD", "SENT", "MSG/S", "ETA", "OLDEST", "HAND"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in shown.queues:
+        table.add_row(*_cells(row, wide=wide), style="dim" if row.idle else None)
+    if shown.folded:
+        what = "idle" if all(row.idle for row in shown.folded) else "more"
+        table.add_row(*_cells(together(f"+ {len(shown.folded)} {what}", shown.folded), wide=wide), style="dim")
+    table.add_row(*_cells(view.total, wide=wide), style="bold")
+    return table
+
+
+def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
+    left = "" if row.left is None else ("" if row.exact else "~") + number(row.left, wide=wide)
+    ages = ("" if seconds is None else spoken(seconds) for seconds in (row.eta_seconds, row.oldest_seconds))
+    name = row.queue if wide or "/" not in row.queue else "…" + row.queue[row.queue.rfind("/") :]
+    figures = [left, *(number(each, wide=wide) for each in (row.received, row.sent)), rate(row.per_second), *ages]
+    style = "red" if row.note.startswith(("failed", "next try")) else "yellow"
+    # Text and not str: what came from a service is not markup.
+    return [
+        Text(clean(name)),
+        *map(Text, figures),
+        Text(str(row.held) if row.held else ""),
+        Text(clean(row.note), "" if row.note.startswith("done") else style),
+    ]
+
+
+def _destinations(shown: LiveRow, *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
+    table.add_column("DESTINATION", no_wrap=True, overflow="ellipsis", min_width=16, max_width=60 if wide else 28)
+    for heading in ("SENT", "MSG/S"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in shown.destinations:
+        cells = (row.destination, number(row.sent, wide=wide), rate(row.per_second))
+        table.add_row(*(Text(clean(cell)) for cell in cells), Text(clean(row.note), "yellow"))
+    if shown.more_destinations:
+        table.add_row(f"+ {shown.more_destinations} more", style="dim")
+    return table
+
+
+def number(count: int, *, wide: bool) -> str:
+    """A count, to three figures where there is little room for more."""
+    if wide or count < 100_000:
+        return str(count)
+    scaled, units = count / 1000, iter("kMGTP")
+    unit = next(units)
+    while scaled >= 999.5:
+        scaled, unit = scaled / 1000, next(units)
+    return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.1f}{unit}"
+
+
+def rate(per_second: float) -> str:
+    """Messages a second; what is little is not nothing."""
+    if not per_second:
+        return ""
+    if per_second < 0.05:
+        return "<0.1"
+    return f"{per_second:.1f}" if per_second < 9.95 else f"{per_second:.0f}"
+
+
+# The terminal
+
+
+class LiveTable(Generic[Seen]):
+    """Draws what `look` sees on stderr again and again while it is entered, and takes it away in the end.
+
+    `draw` is told the width and the lines that there are.
+    """
+
+    def __init__(self, look: Callable[[], Seen], draw: Callable[[Seen, int, int], RenderableType]) -> None:
+        self._look = look
+        self._draw = draw
+        self._console = Console(stderr=True)
+        self._size = self._console.size
+        self._live = rich_live.Live(
+            get_renderable=self._picture,
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="draw", daemon=True)
+
+    def __enter__(self) -> "LiveTable[Seen]":
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._ended.set()
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._live.stop()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(REFRESH_SECONDS):
+                self._refresh()
+        except OSError:
+            return  # the terminal has gone
+
+    def _refresh(self) -> None:
+        size = self._console.size
+        if size != self._size:
+            # The terminal has wrapped its lines anew: nobody knows on how many the old picture stands.
+            self._live.stop()
+            self._console.clear()
+            self._live.start()
+            self._size = size
+        self._live.refresh()
+
+    def _picture(self) -> RenderableType:
+        return self._draw(self._look(), self._console.width, self._console.height - 1)

@@ -1,0 +1,135 @@
+"""What `sbpair audit` shows: its findings as JSON and as text, and on a terminal what it is doing meanwhile."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from sbpair.cli.render import queues
+from sbpair.cli.render.forecast import ForecastProgress
+from sbpair.cli.render.screen import Document, Screen, columns, spoken
+from sbpair.management.audit_findings import Audit, DestinationSummary, QueueItem, Unseen, is_full
+from sbpair.model.queues import ControlEvent, Utilisation
+from sbpair.model.report import Outcome
+from sbpair.move.peek.peeker import Peeked
+
+SCHEMA = "sbpair/audit/1"
+LISTS = (Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.FOREIGN)
+MEGABYTE = 1024 * 1024
+DESTINATIONS_SHOWN = 40
+IDLE_WORTH_SAYING_SECONDS = 86_400
+
+
+class AuditProgress:
+    """Takes the events of an audit in; entered, it shows on a terminal how many messages have been looked at."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._looking = ForecastProgress(screen)
+
+    def __enter__(self) -> "AuditProgress":
+        self._looking.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._looking.__exit__(*details)
+
+    def __call__(self, event: ControlEvent | Peeked) -> None:
+        if isinstance(event, Peeked):
+            self._looking(event)
+        else:
+            queues.progress(self._screen, event)
+
+
+def document(audit: Audit) -> dict[str, object]:
+    """The audit as its JSON contract has it."""
+    return {
+        "schema": SCHEMA,
+        **{str(each): [_entry(item) for item in audit.of(each)] for each in LISTS},
+        "destinations": [asdict(each) for each in audit.destinations],
+        "not_looked_at": [asdict(each) for each in audit.unseen],
+        "findings": sorted(audit.findings),
+    }
+
+
+def lines(audit: Audit) -> list[Document]:
+    """The same, one object a thing."""
+    whole: tuple[tuple[str, tuple[DestinationSummary | Unseen, ...]], ...] = (
+        ("destination", audit.destinations),
+        ("not_looked_at", audit.unseen),
+    )
+    return [
+        *({"schema": SCHEMA, "outcome": str(item.outcome), **_entry(item)} for item in audit),
+        *({"schema": SCHEMA, "outcome": kind, **asdict(each)} for kind, found in whole for each in found),
+    ]
+
+
+def table(audit: Audit) -> Iterator[str]:
+    """The same, for people."""
+    if audit.items:
+        heading = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL", "OLDEST", "FULL", "REMARK")
+        yield from columns([heading, *map(_row, audit)])
+    if audit.destinations:
+        yield ""
+        rows = [_destination_row(each) for each in audit.destinations[:DESTINATIONS_SHOWN]]
+        yield from columns([("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "REMARK"), *rows])
+        if len(audit.destinations) > DESTINATIONS_SHOWN:
+            yield f"… and {len(audit.destinations) - DESTINATIONS_SHOWN} more: --output json has all of them"
+
+
+def _entry(item: QueueItem) -> dict[str, object]:
+    fill = item.detail.fill if item.detail else None
+    return queues.entry(item) | ({"fill": _fill(fill)} if fill else {})
+
+
+def _fill(fill: Utilisation) -> dict[str, object]:
+    return {
+        "size_bytes": fill.size_bytes,
+        "effective_max_size_mb": fill.max_bytes // MEGABYTE,
+        "share": None if fill.share is None else round(fill.share, 6),
+        "idle_seconds": _rounded(fill.idle_seconds),
+        "idle": fill.idle,
+        "looked_at": fill.looked_at,
+        "saw_all": fill.saw_all,
+        "oldest_seconds": _rounded(fill.oldest_seconds),
+        "bytes_per_second": _rounded(fill.bytes_per_second),
+        "full_in_seconds": _rounded(fill.full_in_seconds),
+    }
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 3)
+
+
+# For people
+
+
+def _row(item: QueueItem) -> list[object]:
+    *cells, remark = queues.row(item, counted=True)
+    fill = item.detail.fill if item.detail else None
+    if fill is None:
+        return [*cells, "", "", remark]
+    oldest = "" if fill.oldest_seconds is None else spoken(fill.oldest_seconds)
+    return [*cells, oldest, _share(fill), "; ".join(filter(None, (str(remark), *_remarks(fill))))]
+
+
+def _share(fill: Utilisation) -> str:
+    if fill.share is None:
+        return ""
+    return "<1%" if 0 < fill.share < 0.01 else f"{fill.share:.0%}"
+
+
+def _remarks(fill: Utilisation) -> Iterator[str]:
+    if fill.idle or (fill.idle_seconds or 0) >= IDLE_WORTH_SAYING_SECONDS:
+        yield f"not used for {spoken(fill.idle_seconds or 0)}"
+    if fill.full_in_seconds is not None:
+        yield f"full in {spoken(fill.full_in_seconds)} at this rate{': bring it back now' if is_full(fill) else ''}"
+    elif fill.bytes_per_second is not None:
+        yield "not growing"
+    if fill.looked_at is not None and not fill.saw_all:
+        yield f"looked at the first {fill.looked_at} only"
+
+
+def _destination_row(each: DestinationSummary) -> tuple[object, ...]:
+    found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
+    duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
+    name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
+    return (name, each.messages, found, duplicates, each.reason)

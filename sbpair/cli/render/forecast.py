@@ -1,0 +1,250 @@
+"""What `sbpair syphon --dry-run` and `sbpair replay plan` show: a forecast as JSON and as text."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from sbpair.cli.progress.move_progress import tell
+from sbpair.cli.render.screen import Screen, clean, columns, size, spoken
+from sbpair.model.queues import Retrying
+from sbpair.move.events import QueuesFound
+from sbpair.move.peek.destination_lookup import OTHERS
+from sbpair.move.peek.peeker import Peeked
+from sbpair.syphon.forecast import FATES, FlowStats, total
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.status import Status
+
+    from sbpair.model.cost import MoneyRange
+    from sbpair.syphon.forecast import DeadLetterGroup, Forecast
+
+FLOWS_SHOWN = 40
+REASONS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastWording:
+    """What a command calls the fates of messages, and the list of those that can go nowhere.
+
+    `again` is whether it counts repetitions.
+    """
+
+    schema: str
+    fates: "Mapping[str, str]"
+    doomed: str
+    again: bool = False
+
+
+SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in FATES}, "dead_letters")
+REPLAY = ForecastWording(
+    "sbpair/replay-plan/1",
+    {
+        "sent": "sent",
+        "already_sent": "already_sent",
+        "deduplicated": "deduplicated",
+        "expired": "expired",
+        "dead_lettered": "quarantined",
+        "left": "left",
+        "deferred": "deferred",
+        "scheduled": "scheduled",
+    },
+    "unroutable",
+    again=True,
+)
+
+
+def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str, object]:
+    """The forecast as its JSON contract has it."""
+
+    def sums(flow: FlowStats) -> dict[str, object]:
+        return _sums(flow, forecast.now_ms, words)
+
+    return {
+        "schema": words.schema,
+        **sums(total(forecast.flows)),
+        "queues": [{"queue": queue, **sums(total(flows))} for queue, flows in _by_queue(forecast).items()],
+        "destinations": [
+            {"destination": name, "found": _found(forecast, name), **sums(total(flows))}
+            for name, flows in _by_destination(forecast).items()
+        ],
+        "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
+        words.doomed: [asdict(each) for each in forecast.doomed],
+        "ttl": str(forecast.ttl),
+        "tiers": asdict(forecast.tiers),
+        "limits": asdict(forecast.limits),
+        "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
+        "operations": {**asdict(forecast.estimate.operations), "by_sbpair": forecast.estimate.operations.by_sbpair},
+        "cost": {
+            "by_sbpair": _span(forecast.estimate.by_sbpair),
+            "delivered": _span(forecast.estimate.delivered),
+            "currency": forecast.estimate.currency,
+            "dated": forecast.estimate.dated,
+        },
+        "notes": list(forecast.notes),
+    }
+
+
+def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str]:
+    """The forecast for people."""
+    flows, whole = forecast.flows, total(forecast.flows)
+    if flows:
+        rows = [_row(forecast, flow, words) for flow in flows[:FLOWS_SHOWN]]
+        yield from columns([("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "REMARK"), *rows])
+        if len(flows) > FLOWS_SHOWN:
+            yield f"… and {len(flows) - FLOWS_SHOWN} more lines: --output json has all of them"
+        yield ""
+    counted = [(shown.replace("_", " "), whole.fates[fate]) for fate, shown in words.fates.items()]
+    yield from columns([("WOULD BE", "COUNT"), ("looked at", whole.messages), *counted])
+    yield from map(_doomed, forecast.doomed[:REASONS_SHOWN])
+    if len(forecast.doomed) > REASONS_SHOWN:
+        yield f"… and {len(forecast.doomed) - REASONS_SHOWN} more reasons: --output json has all of them"
+    if whole.duplicates and not whole.fates["deduplicated"]:
+        what = "with a message id that another message for the same destination has (--dedup message-id)"
+        yield f"{what}: {whole.duplicates}"
+    if whole.overdue and not whole.fates["expired"]:
+        yield f"past their time to live, if the time in the backlog counts (--ttl remaining): {whole.overdue}"
+    yield _time(forecast)
+    yield _cost(forecast)
+
+
+def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, object]:
+    return {
+        "messages": flow.messages,
+        "bytes": flow.bytes,
+        **{shown: flow.fates[fate] for fate, shown in words.fates.items()},
+        **({"duplicates": flow.duplicates} if words.again else {}),
+        "overdue": flow.overdue,
+        "scheduled_in_future": flow.scheduled_in_future,
+        "oldest_seconds": _age(flow.oldest_ms, now_ms),
+        "newest_seconds": _age(flow.newest_ms, now_ms),
+    }
+
+
+def _by_queue(forecast: "Forecast") -> dict[str, list[FlowStats]]:
+    found: dict[str, list[FlowStats]] = {queue: [] for queue in forecast.queues}
+    for flow in forecast.flows:
+        found[flow.queue].append(flow)
+    return found
+
+
+def _by_destination(forecast: "Forecast") -> dict[str, list[FlowStats]]:
+    found: dict[str, list[FlowStats]] = {}
+    for flow in forecast.flows:
+        if flow.destination is not None:
+            found.setdefault(flow.destination, []).append(flow)
+    return dict(sorted(found.items()))
+
+
+def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:
+    entity = forecast.entities.get(destination)
+    return None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
+
+
+def _span(span: "MoneyRange | None") -> dict[str, float] | None:
+    return None if span is None else {"minimum": float(span.minimum), "maximum": float(span.maximum)}
+
+
+def _age(at_ms: int | None, now_ms: int) -> float | None:
+    return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
+
+
+# For people
+
+
+def _row(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> tuple[object, ...]:
+    destination = {None: "(none)", OTHERS: "(others)"}.get(flow.destination, flow.destination)
+    ages = (_age(at, forecast.now_ms) for at in (flow.oldest_ms, flow.newest_ms))
+    spans = ("" if age is None else spoken(age) for age in ages)
+    return (flow.queue, destination, flow.messages, size(flow.bytes), *spans, _remark(forecast, flow, words))
+
+
+def _remark(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> str:
+    fates: Counter[str] = flow.fates
+    said = [
+        f"{fates[fate]} {shown.replace('_', ' ')}"
+        for fate, shown in words.fates.items()
+        if fates[fate] and fate != "sent"
+    ]
+    if flow.scheduled_in_future:
+        said.append(f"{flow.scheduled_in_future} for later")
+    entity = forecast.entities.get(flow.destination or "")
+    if entity is not None and entity.is_topic:
+        said.append(f"topic, {entity.filters} filter{'s' if entity.filters != 1 else ''}")
+    return ", ".join(said)
+
+
+def _doomed(doomed: "DeadLetterGroup") -> str:
+    names = [str(each.message_id or each.sequence_number) for each in doomed.examples]
+    some = ", ".join(names) + (", …" if doomed.messages > len(names) else "")
+    plural = "s" if doomed.messages != 1 else ""
+    return clean(f"{doomed.reason}: {doomed.messages} message{plural} ({some}): {doomed.description}")
+
+
+def _time(forecast: "Forecast") -> str:
+    limits = forecast.limits
+    figures = (
+        ("messages a second", limits.rate),
+        ("credits a second in the primary", limits.primary_credits),
+        ("credits a second in the secondary", limits.secondary_credits),
+    )
+    said = ", ".join(f"{figure:g} {what}" for what, figure in figures if figure is not None)
+    if forecast.seconds is None:
+        return "time: nothing limits it but the way there"
+    return f"time: at least {spoken(forecast.seconds)}, by {said}"
+
+
+def _cost(forecast: "Forecast") -> str:
+    estimate = forecast.estimate
+    operations = estimate.operations
+    price = "no price in the table" if estimate.by_sbpair is None else _money(estimate.by_sbpair, estimate.currency)
+    return (
+        f"cost: {operations.by_sbpair} operations of its own, {price} by the prices of {estimate.dated};"
+        f" {operations.delivered} more of whoever receives in the primary"
+    )
+
+
+def _money(span: "MoneyRange", currency: str) -> str:
+    return f"{_amount(span.minimum)} to {_amount(span.maximum)} {currency}"
+
+
+def _amount(amount: Decimal) -> str:
+    """To the cent; what is less than one is not nothing."""
+    return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
+
+
+class ForecastProgress:
+    """How many messages have been looked at, on a terminal while it is entered; elsewhere nothing."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._messages: dict[str, int] = {}
+        self._status: Status | None = None
+
+    def __enter__(self) -> "ForecastProgress":
+        if self._screen.animated:
+            # A tenth of a second to load, for a terminal only.
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("looking")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, event: "QueuesFound | Peeked | Retrying") -> None:
+        """Take one event in."""
+        match event:
+            case Peeked(queue, messages):
+                self._messages[queue] = messages
+                if self._status is not None:
+                    self._status.update(f"looked at {sum(self._messages.values())} messages")
+            case Retrying(_what, attempt, wait_seconds, reason):
+                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
+            case QueuesFound():
+                tell(self._screen, event)

@@ -1,0 +1,70 @@
+"""Queues of a report as JSON and as rows: what `provision` and `audit` show alike."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from sbpair.cli.render.screen import Document, Screen, columns
+from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, Retrying
+from sbpair.model.report import Outcome, Report, ReportItem
+
+QueueItem = ReportItem[QueueFinding]
+QueueReport = Report[QueueFinding]
+
+
+def entry(item: QueueItem) -> dict[str, object]:
+    """One queue of a JSON contract: always a name, and whatever else is known."""
+    found: dict[str, object] = {"name": item.name}
+    if item.reason:
+        found["reason"] = item.reason
+    if item.detail is not None:
+        found |= _detail(item.detail)
+    return found
+
+
+def document(schema: str, report: QueueReport, outcomes: Iterable[Outcome]) -> dict[str, object]:
+    """A JSON contract with one list an outcome."""
+    return {"schema": schema, **{str(each): [entry(item) for item in report.of(each)] for each in outcomes}}
+
+
+def lines(schema: str, report: QueueReport) -> list[Document]:
+    """The same, one object a queue."""
+    return [{"schema": schema, "outcome": str(item.outcome), **entry(item)} for item in report]
+
+
+def table(report: QueueReport, *, counted: bool) -> list[str]:
+    """The same, for people."""
+    if not report.items:
+        return []
+    heading = ["QUEUE", "OUTCOME", *(["ACTIVE", "DEAD", "SCHEDULED", "TOTAL"] if counted else []), "REMARK"]
+    return columns([heading, *(row(item, counted=counted) for item in report)])
+
+
+def progress(screen: Screen, event: ControlEvent) -> None:
+    """Say what happens while queues are read and made."""
+    match event:
+        case Listed(namespace, queues):
+            screen.detail(f"{namespace} has {queues} queues under the prefix")
+        case Retrying(_what, attempt, wait_seconds, reason):
+            screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
+        case QueueProvisioned(path, outcome, done, total):
+            screen.detail(f"{path}: {outcome} ({done} of {total})")
+
+
+def _detail(found: QueueFinding) -> dict[str, object]:
+    known: dict[str, object] = {"index": found.index}
+    if found.partitioned:
+        known["partitioned"] = True
+    if found.counts is not None:
+        known["counts"] = asdict(found.counts)
+    if found.differences:
+        known["differences"] = [asdict(each) for each in found.differences]
+    return known
+
+
+def row(item: QueueItem, *, counted: bool) -> list[object]:
+    """One queue of a table, the remark last."""
+    counts = item.detail.counts if item.detail else None
+    numbers = [counts.active, counts.dead_letter, counts.scheduled, counts.total] if counts else ["", "", "", ""]
+    partitioned = "partitioned" if item.detail and item.detail.partitioned else ""
+    remark = "; ".join(filter(None, (item.reason, partitioned)))
+    return [item.name, item.outcome.replace("_", " "), *(numbers if counted else []), remark]

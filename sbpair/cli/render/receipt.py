@@ -1,0 +1,50 @@
+"""What a receipt says of its queues, its destinations and its operations, as text. It is read from its JSON form.
+
+An earlier version may have written it down, without some of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sbpair.cli.render.screen import columns
+from sbpair.move.receipt import BUCKETS
+
+ROWS_SHOWN = 40
+
+
+def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Tables of queues and destinations, without what is zero everywhere, and a line of operations."""
+    queues = {name: counts for name, counts in receipt.get("queues", {}).items() if any(counts.values())}
+    if queues:
+        yield ""
+        names = ["received", *(name for name in BUCKETS if any(counts.get(name) for counts in queues.values()))]
+        heading = ("QUEUE", *(name.replace("_", " ").upper() for name in names))
+        yield from _table(
+            heading, [(queue, *(counts.get(name, 0) for name in names)) for queue, counts in queues.items()]
+        )
+    destinations = receipt.get("destinations", {})
+    if destinations:
+        yield ""
+        yield from _table(("DESTINATION", "SENT"), list(destinations.items()))
+    operations = receipt.get("operations")
+    if operations:
+        yield ""
+        yield _operations(operations)
+
+
+def _table(heading: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str]:
+    yield from columns([heading, *rows[:ROWS_SHOWN]])
+    if len(rows) > ROWS_SHOWN:
+        yield f"… and {len(rows) - ROWS_SHOWN} more: --output json has all of them"
+
+
+def _operations(spent: Mapping[str, int]) -> str:
+    words = (
+        ("received", "to receive and settle"),
+        ("sent", "to send"),
+        ("renewals", "to renew locks"),
+        ("empty_receives", "to wait in vain"),
+        ("management_calls", "to count and peek"),
+    )
+    said = ", ".join(f"{spent[name]} {text}" for name, text in words if spent.get(name))
+    return f"billable operations: {spent.get('own', 0)}{f' ({said})' if said else ''}"

@@ -1,0 +1,155 @@
+"""Results to stdout, everything else to stderr.
+
+Text that came out of messages or out of a service is stripped of what a terminal would obey.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
+
+from sbpair.cli.options.common import Display, LogFormat, Output
+from sbpair.errors import MachineLacks
+
+Document = Mapping[str, object]
+
+
+def clean(text: object) -> str:
+    """`text` on one line and without control characters, those that turn the writing direction among them."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in str(text))
+
+
+class Screen:
+    """Where a command writes. Every text goes through here."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._start_logging()
+
+    @property
+    def output(self) -> Output:
+        return self._display.output
+
+    @property
+    def animated(self) -> bool:
+        """Whether something may move: on a terminal, to somebody who did not ask for quiet or for lines of JSON."""
+        shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
+        return shown and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+    def result(self, document: Document, lines: Iterable[Document], table: Iterable[str]) -> None:
+        """One result in the form that was asked for: a document, its lines for JSON Lines, and text for people."""
+        if self.output is Output.JSON:
+            self.write(json.dumps(document, indent=2))
+        elif self.output is Output.JSONL:
+            for line in lines:
+                self.write(json.dumps(line))
+        else:
+            for text in table:
+                self.write(text)
+
+    def write(self, line: str) -> None:
+        """One line to stdout, at once: whoever reads it may be waiting."""
+        if sys.stdout is None:
+            raise MachineLacks("there is no stdout to write the results to", hint="do not close it, or use /dev/null")
+        try:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _discard(sys.stdout)
+            raise MachineLacks(
+                f"the results cannot be written: {error.strerror}", hint="what was done is done; free some room first"
+            ) from error
+
+    @property
+    def eventful(self) -> bool:
+        """Whether what happens is to be told in lines of JSON: where no terminal is, or where that was asked for."""
+        wanted = self._display.log_format is LogFormat.JSON or not sys.stderr.isatty()
+        return wanted and not self._display.quiet
+
+    def event(self, document: Document) -> None:
+        """One line of JSON to stderr."""
+        sys.stderr.write(json.dumps(document) + "\n")
+        sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        """What is going on, for whoever watches."""
+        if not self._display.quiet:
+            self._tell("info", text)
+
+    def detail(self, text: str) -> None:
+        """What is only worth saying with -v."""
+        if self._display.verbose:
+            self.say(text)
+
+    def warn(self, text: str) -> None:
+        self._tell("warning", text)
+
+    def asks(self, question: str) -> bool:
+        """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
+        try:
+            sys.stderr.write(f"{clean(question)} [y/N] ")
+            sys.stderr.flush()
+            return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            raise
+
+    def _tell(self, level: str, text: str) -> None:
+        if self._display.log_format is LogFormat.JSON:
+            from sbpair.cli import logs
+
+            line = logs.line(level, "sbpair", clean(text))
+        else:
+            line = clean(text) if level == "info" else f"{level}: {clean(text)}"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def _start_logging(self) -> None:
+        # Logging takes longer to load than a usage error takes to be told.
+        from sbpair.cli.logs import start
+
+        start(self._display)
+
+
+def _discard(stream: TextIO) -> None:
+    """Python writes once more what is left in the buffer when it ends, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def columns(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Rows as aligned text, the first of them a heading; numbers to the right."""
+    texts = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    # A gap in a column of numbers, such as the counts of a missing queue, does not make it one of text.
+    kinds = [{type(row[at]) for row in rows[1:] if row[at] != ""} for at in range(len(widths))]
+    right = [kind == {int} for kind in kinds]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in texts
+    ]
+
+
+def spoken(seconds: float) -> str:
+    """A time in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def size(number: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TB"

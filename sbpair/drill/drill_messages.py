@@ -1,0 +1,210 @@
+"""The messages of a drill: what an application sent, and what the old client left of it in the backlog. Pure.
+
+Written from the wire facts and not with the code that a move uses, so that a mistake there cannot hide here.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from dataclasses import dataclass
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    Header,
+    Sections,
+    section,
+)
+from sbpair.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    Value,
+)
+
+DESTINATIONS = ("orders", "billing/invoices", "telemetry")
+
+MINUTE_TICKS = 600_000_000
+SCHEDULE_MS = 600_000
+"""How far in the future a scheduled message is, at the time of writing."""
+
+_MINUTES = (1, 30, 24 * 60)
+_FOREVER_MINUTES = 100 * 24 * 60
+"""A time to live that does not fit a header: a hundred days."""
+
+_TIMESPAN = Symbol("com.microsoft:timespan")
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalMessage:
+    """One message as the application sent it. `ttl_ticks` is .NET's, `scheduled_at` is milliseconds since 1970."""
+
+    number: int
+    message_id: str
+    destination: str
+    sections: Sections
+    session_id: str | None
+    ttl_ticks: int | None
+    scheduled_at: int | None
+
+    def in_backlog(self) -> bytes:
+        """The message as the old client put it into the backlog: aliases on, and what they stand for cleared."""
+        pairs = list(self.sections.read_application_properties().pairs)
+        pairs.append(("x-ms-path", self.destination))
+        if self.session_id is not None:
+            pairs.append(("x-ms-sessionid", self.session_id))
+        if self.ttl_ticks is not None:
+            pairs.append(("x-ms-timetolive", Described(_TIMESPAN, Long(self.ttl_ticks))))
+        if self.scheduled_at is not None:
+            pairs.append(("x-ms-scheduledenqueuetimeutc", Timestamp(self.scheduled_at)))
+        return Sections(
+            header=self.sections.header,
+            message_annotations=self.sections.message_annotations,
+            properties=_properties(self.message_id, self.number, None),
+            application_properties=section(APPLICATION_PROPERTIES, codec.encode(Map(pairs))),
+            body=self.sections.body,
+            footer=self.sections.footer,
+        ).join()
+
+
+def originals(count: int, *, now_ms: int, seed: int = 0) -> list[OriginalMessage]:
+    """`count` messages that differ in all that messages differ in. The same seed makes the same messages."""
+    rng = random.Random(seed)  # noqa: S311  a drill is repeatable on purpose
+    return [_original(number, rng, now_ms) for number in range(count)]
+
+
+def _original(number: int, rng: random.Random, now_ms: int) -> OriginalMessage:
+    message_id = f"drill-{number:06d}-{rng.getrandbits(32):08x}"
+    session_id = f"session-{number % 7}" if number % 3 == 0 else None
+    scheduled_at = now_ms + SCHEDULE_MS if number % 11 == 5 else None
+    return OriginalMessage(
+        number=number,
+        message_id=message_id,
+        destination=DESTINATIONS[rng.randrange(len(DESTINATIONS))],
+        sections=Sections(
+            header=Header(durable=True, priority=number % 10).encode() if number % 4 == 1 else b"",
+            message_annotations=_annotations(number),
+            properties=_properties(message_id, number, session_id),
+            application_properties=_application_properties(number, rng),
+            body=_body(number, rng),
+            footer=section(FOOTER, codec.encode(Map([(Symbol("x-drill"), number % 5 == 0)])))
+            if number % 9 == 4
+            else b"",
+        ),
+        session_id=session_id,
+        ttl_ticks=_ttl_ticks(number, scheduled=scheduled_at is not None),
+        scheduled_at=scheduled_at,
+    )
+
+
+def _ttl_ticks(number: int, *, scheduled: bool) -> int | None:
+    if number % 2:
+        return None
+    if number % 10 == 8:
+        return _FOREVER_MINUTES * MINUTE_TICKS
+    # A scheduled message is looked for when its time has come: it has to live until then.
+    return _MINUTES[-1 if scheduled else number % len(_MINUTES)] * MINUTE_TICKS
+
+
+def _properties(message_id: str, number: int, session_id: str | None) -> bytes:
+    fields: list[Value] = [None] * 13
+    fields[0] = message_id
+    if number % 5 == 1:
+        fields[1], fields[3] = b"user", "subject \u2603"
+        fields[5] = (ULong(number), uuid.UUID(int=number), b"\x00\xff", "text")[number % 4]
+    if number % 5 == 2:
+        fields[2], fields[4], fields[6] = "to", "reply-to", Symbol("application/octet-stream")
+        fields[11], fields[12] = UInt(number), "reply-session"
+    fields[10] = session_id
+    return section(PROPERTIES, codec.encode(fields))
+
+
+def _annotations(number: int) -> bytes:
+    if number % 6:
+        return b""
+    pairs: list[tuple[Value, Value]] = [
+        (Symbol("x-opt-drill"), [Int(number), {Symbol("deep"): Array([Long(1), Long(2**40)], code=0x81)}]),
+        (Symbol("x-opt-partition-key"), f"session-{number % 7}"),
+    ]
+    return section(MESSAGE_ANNOTATIONS, codec.encode(Map(pairs)))
+
+
+def every_type(number: int) -> list[tuple[str, Value]]:
+    """A property of every AMQP type that a property can have, and of the described ones that .NET writes."""
+    return [
+        ("null", None),
+        ("true", True),
+        ("false", False),
+        ("ubyte", UByte(number % 256)),
+        ("ushort", UShort(number % 65536)),
+        ("uint", UInt(number)),
+        ("uint0", UInt(0)),
+        ("uint-large", UInt(0xFFFFFFFF)),
+        ("ulong", ULong(2**63 + number)),
+        ("ulong0", ULong(0)),
+        ("byte", Byte(-(number % 128))),
+        ("short", Short(-(number % 32768))),
+        ("int", Int(-number)),
+        ("int-large", Int(2**31 - 1)),
+        ("long", Long(2**40 + number)),
+        ("long-small", Long(5)),
+        ("float", Float(1.5)),
+        ("double", number / 7),
+        ("decimal32", Decimal32(b"\x22\x50\x00\x2a")),
+        ("decimal64", Decimal64(b"\x22\x34" + number.to_bytes(6))),
+        ("decimal128", Decimal128(b"\x22\x08" + number.to_bytes(14))),
+        ("char", Char("\u20ac")),
+        ("timestamp", Timestamp(1_767_225_600_000 + number)),
+        ("uuid", uuid.UUID(int=2**100 + number)),
+        ("binary", bytes([number % 256]) * 300),
+        ("string", "snow \u2603"),
+        ("string-long", "x" * 300),
+        ("symbol", Symbol("a-symbol")),
+        ("timespan", Described(_TIMESPAN, Long(number * 10_000))),
+        ("datetime-offset", Described(Symbol("com.microsoft:datetime-offset"), Long(638_000_000_000_000_000))),
+        ("uri", Described(Symbol("com.microsoft:uri"), "https://example.invalid/")),
+    ]
+
+
+def _application_properties(number: int, rng: random.Random) -> bytes:
+    if number % 8 == 7:
+        return b""
+    pairs = every_type(number) if number % 8 == 0 else rng.sample(every_type(number), 3)
+    return section(APPLICATION_PROPERTIES, codec.encode(Map(pairs)))
+
+
+def _body(number: int, rng: random.Random) -> bytes:
+    kind = number % 6
+    if kind == 0:
+        return section(
+            VALUE, codec.encode(Map([("text", "a value"), ("list", [Int(1), "two", 3.0]), ("n", Long(number))]))
+        )
+    if kind == 1:
+        return b"".join(section(SEQUENCE, codec.encode([Int(part), "part", None])) for part in range(3))
+    if kind == 2:
+        return b"".join(section(DATA, codec.encode(rng.randbytes(40))) for _ in range(3))
+    if number == 3:
+        return section(DATA, codec.encode(rng.randbytes(200_000)))
+    return section(DATA, codec.encode(b"" if number % 50 == 4 else rng.randbytes(rng.randrange(1, 2_000))))

@@ -1,0 +1,108 @@
+"""The emulator of a drill: a process of its own, on free ports, gone when the drill is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.request
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from sbpair.errors import MachineLacks
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sbpair.model.pair import Endpoint
+
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+@asynccontextmanager
+async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
+    """A pair of namespaces that nobody else uses. Raises MachineLacks where the emulator does not start."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sbpair", "emulator", "--output", "json"),
+        *("--namespace", f"{PRIMARY}=0", "--namespace", f"{SECONDARY}=0"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # A Ctrl-C is for the drill, which then stops its emulator itself.
+        start_new_session=True,
+    )
+    try:
+        primary, secondary = await _ready(process)
+        yield Pair("drill", primary, secondary, backlog_queues=backlog_queues)
+    finally:
+        await _stop(process)
+
+
+async def advance_clock(endpoint: Endpoint, ms: int) -> None:
+    """Put the emulator's clock forward."""
+    await _control(endpoint, "POST", "clock", {"advance_ms": ms})
+
+
+async def begin_fault(endpoint: Endpoint, kind: str, namespace: str, entity: str | None = None) -> str:
+    """Break something; the answer is what ends it."""
+    wanted = {"kind": kind, "namespace": namespace} | ({"entity": entity} if entity else {})
+    return str(json.loads(await _control(endpoint, "POST", "faults", wanted))["id"])
+
+
+async def end_fault(endpoint: Endpoint, identity: str) -> None:
+    await _control(endpoint, "DELETE", f"faults/{identity}")
+
+
+async def _control(endpoint: Endpoint, method: str, what: str, wanted: dict[str, Any] | None = None) -> bytes:
+    request = urllib.request.Request(
+        f"http://{endpoint.authority}/$control/{what}",
+        data=None if wanted is None else json.dumps(wanted).encode(),
+        headers={"Content-Type": "application/json"},
+        method=method,
+    )
+
+    def ask() -> bytes:
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:  # noqa: S310
+            return bytes(answer.read())
+
+    return await asyncio.to_thread(ask)
+
+
+async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoint]:
+    assert process.stdout is not None  # noqa: S101  it was asked for
+    line = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_SECONDS):
+            line = await process.stdout.readline()
+    if not line.strip():
+        raise MachineLacks(
+            f"the emulator did not start{await _last_words(process)}", hint="try 'sbpair emulator' to see why"
+        )
+    found = {
+        entry["name"]: endpoint_from_connection_string(entry["connection_string"], name=entry["name"])
+        for entry in json.loads(line)["namespaces"]
+    }
+    return found[PRIMARY], found[SECONDARY]
+
+
+async def _last_words(process: asyncio.subprocess.Process) -> str:
+    if process.returncode is None and process.stdout is not None and not process.stdout.at_eof():
+        return f" within {START_SECONDS:g} s"
+    assert process.stderr is not None  # noqa: S101  it was asked for
+    said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+    return f": {said[0]}" if said else ""
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.communicate()

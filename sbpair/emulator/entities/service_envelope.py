@@ -1,0 +1,379 @@
+"""What the service reads from a message that it takes in, and what it writes around one that it gives out.
+
+The law of this file: properties, body and footer leave as the bytes they came as, application properties too but for
+what a dead letter is told about itself. Every message pays for `take_in` and `give_out`: what repeats from message to
+message is worked out once and remembered.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from copy import copy
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from sbpair.amqp import codec, splice
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    BATCH_FORMAT,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Sections,
+    batch_members,
+    is_plain,
+    section,
+    skip,
+)
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
+from sbpair.errors import ProtocolError
+
+PING: Final = "application/vnd.ms-servicebus-ping"
+
+TTL_ELSEWHERE: Final = 0xFFFFFFFF
+"""A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
+
+# Where the first field of a list's section is, by the list's constructor.
+_FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
+_NO_MORE: Final = b"\x40" * 12
+_ONLY_AN_ID: Final = section(PROPERTIES, bytes((0xC0, 1 + 34 + len(_NO_MORE), 13)))
+
+_REMEMBERED = 4096
+_WORTH_REMEMBERING = 256
+
+# What the service alone says of a message; whoever sends such an annotation is not believed.
+_OWN_ANNOTATIONS: Final = frozenset(
+    {
+        "x-opt-deadletter-source",
+        "x-opt-enqueue-sequence-number",
+        "x-opt-enqueued-time",
+        "x-opt-locked-until",
+        "x-opt-message-state",
+        "x-opt-sequence-number",
+    }
+)
+
+
+# Taking in
+
+
+def take_in(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
+    """The messages of one delivery: its one, or a batch's members. Pings are left out. Raises ProtocolError."""
+    if message_format != BATCH_FORMAT:
+        message = read_message(payload, with_id=with_id)
+        return [] if message is None else [message]
+    found = [read_message(member, with_id=with_id) for member in batch_members(payload)]
+    return [message for message in found if message is not None]
+
+
+def read_message(payload: bytes, *, with_id: bool = False) -> StoredMessage | None:
+    """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
+    if not with_id and is_plain(payload):
+        return StoredMessage(payload, len(payload))
+    sections = Sections.split(payload)
+    if _goes_on_whole(sections):
+        message = StoredMessage(payload, len(payload))
+    else:
+        message = _with_what_is_before(sections, len(payload))
+    return message if _take_properties(message, sections, with_id) else None
+
+
+def _goes_on_whole(sections: Sections) -> bool:
+    """Whether what the service writes goes before all that is there, so that nobody has to know its parts."""
+    before = sections.header or sections.delivery_annotations or sections.message_annotations
+    return _begins_with_text(sections.properties) and not before and not sections.footer and sections.body != b""
+
+
+def _with_what_is_before(sections: Sections, size: int) -> StoredMessage:
+    sections.delivery_annotations = b""
+    if _lacks_id(sections.properties):
+        sections.properties = _with_new_id(sections.properties)
+    message = StoredMessage(sections, size)
+    if sections.header:
+        message.ttl_ms = _ttl_of(sections.header)
+    if sections.message_annotations:
+        message.scheduled_at_ms, message.partition_key = _told_by(sections.message_annotations)
+    return message
+
+
+def _begins_with_text(properties: bytes) -> bool:
+    """Whether the first of the properties, the message id, is a string, in the usual short forms."""
+    return properties[3:4] == b"\xc0" and properties[6:7] == b"\xa1"
+
+
+def _take_properties(message: StoredMessage, sections: Sections, with_id: bool) -> bool:
+    """Note what the entity has to know; False for a ping."""
+    said = _said(sections.properties)
+    if said.is_ping:
+        return False
+    message.session_id = said.session_id
+    if with_id:
+        message.message_id = message_id_of(message)
+    if message.ttl_ms is None or message.ttl_ms == TTL_ELSEWHERE:
+        message.ttl_ms = said.lives_ms
+    return True
+
+
+def _lacks_id(properties: bytes) -> bool:
+    return not properties or properties[_FIRST_FIELD.get(properties[3:4], 0) :][:1] in (b"", b"\x40")
+
+
+def _with_new_id(properties: bytes) -> bytes:
+    """As the service does: the SDK for JavaScript sends none, and cannot settle what has none."""
+    message_id = codec.encode(uuid.uuid4().hex)
+    start = _FIRST_FIELD.get(properties[3:4], 0)
+    if len(properties) <= start:
+        return _ONLY_AN_ID + message_id + _NO_MORE
+    fields = message_id + properties[start + 1 :]
+    count = int.from_bytes(properties[start - (1 if start == _FIRST_FIELD[b"\xc0"] else 4) : start])
+    if len(fields) < 255:
+        return section(PROPERTIES, bytes((0xC0, len(fields) + 1, count)) + fields)
+    return section(PROPERTIES, b"\xd0" + (len(fields) + 4).to_bytes(4) + count.to_bytes(4) + fields)
+
+
+class _SenderFields(NamedTuple):
+    """What the properties of a message say to the service, besides its id. `lives_ms` is from creation to expiry."""
+
+    is_ping: bool
+    session_id: str | None
+    lives_ms: int | None
+
+
+def _said(properties: bytes) -> _SenderFields:
+    """Raises ProtocolError."""
+    if _begins_with_text(properties):
+        end = 8 + properties[7]
+        if len(properties) - _WORTH_REMEMBERING <= end <= len(properties):
+            return _said_besides_id(properties[5], properties[end:])
+    return _read_properties(properties)
+
+
+@lru_cache(_REMEMBERED)
+def _said_besides_id(count: int, rest: bytes) -> _SenderFields:
+    """The same where `rest` is what follows the id: it repeats from message to message."""
+    return _read_properties(section(PROPERTIES, bytes((0xC0, len(rest) + 2, count)) + b"\x40" + rest))
+
+
+def _read_properties(raw: bytes) -> _SenderFields:
+    properties = Sections(properties=raw).read_properties()
+    created, expires = properties.creation_time, properties.absolute_expiry_time
+    lives_ms = max(0, expires - created) if created is not None and expires is not None else None
+    return _SenderFields(properties.content_type == PING, properties.group_id, lives_ms)
+
+
+@lru_cache(_REMEMBERED)
+def _ttl_of(header: bytes) -> int | None:
+    return Sections(header=header).read_header().ttl
+
+
+def _told_by(annotations: bytes) -> tuple[int | None, str | None]:
+    """When it is to be enqueued, and its partition key."""
+    return _remembered(annotations) if len(annotations) <= _WORTH_REMEMBERING else _read_annotations(annotations)
+
+
+def _read_annotations(raw: bytes) -> tuple[int | None, str | None]:
+    # Decoded whatever it holds: what is broken in it must not get as far as the receivers.
+    told = Sections(message_annotations=raw).read_message_annotations()
+    at, key = told.get("x-opt-scheduled-enqueue-time"), told.get("x-opt-partition-key")
+    return int(at) if isinstance(at, int) else None, None if key is None else text_of(key)
+
+
+_remembered = lru_cache(_REMEMBERED)(_read_annotations)
+
+
+# Giving out
+
+
+def give_out(message: StoredMessage) -> bytes:
+    """The payload of a delivery under lock; of one that is not locked, without a word on locks."""
+    return b"".join(give_out_in_two(message))
+
+
+def give_out_in_two(message: StoredMessage) -> tuple[bytes, bytes]:
+    """The same payload in two pieces, where its larger one need not be copied."""
+    token, content = message.lock_token, message.content
+    if type(content) is bytes and token and message.dead_letter is None:
+        before = _plain_before(message.delivery_count, token[:8])
+        return before + token[8:] + _annotations(message, b""), content
+    sections = message.sections
+    return b"", b"".join(
+        (
+            _header(sections.header, message.delivery_count),
+            _token_before(token[:8]) + token[8:] if token else b"",
+            _annotations(message, sections.message_annotations),
+            sections.properties,
+            sections.application_properties if message.dead_letter is None else _with_reason(message),
+            sections.body,
+            sections.footer,
+        )
+    )
+
+
+def show(message: StoredMessage) -> bytes:
+    """The payload of a message that is only looked at."""
+    sections = message.sections
+    return b"".join(
+        (
+            _header(sections.header, message.delivery_count),
+            _general_annotations(message, sections.message_annotations, locked=False),
+            sections.properties,
+            sections.application_properties if message.dead_letter is None else _with_reason(message),
+            sections.body,
+            sections.footer,
+        )
+    )
+
+
+@lru_cache(_REMEMBERED)
+def _header(raw: bytes, delivery_count: int) -> bytes:
+    """The sender's header with the count that is the service's to set. Durable, priority and ttl stay."""
+    fields: list[Value] = [None, None, None]
+    if raw:
+        fields = [*codec.decode_all(raw).value, *fields][:3]
+    return section(HEADER, codec.encode([*fields, None, UInt(min(delivery_count, 0xFFFFFFFF))]))
+
+
+_TOKEN_HEAD = b"\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
+
+
+@lru_cache(_REMEMBERED)
+def _token_before(first_half: bytes) -> bytes:
+    """The annotation that holds a lock token, up to its second half: a GUID's first half travels in another order."""
+    swapped = first_half[3::-1] + first_half[5:3:-1] + first_half[7:5:-1]
+    return section(DELIVERY_ANNOTATIONS, _TOKEN_HEAD + swapped)
+
+
+@lru_cache(_REMEMBERED)
+def _plain_before(delivery_count: int, first_half: bytes) -> bytes:
+    """All that stands before the second half of a plain message's lock token."""
+    return _header(b"", delivery_count) + _token_before(first_half)
+
+
+def _key(name: str) -> bytes:
+    return codec.encode(Symbol(name))
+
+
+# The annotations of a plain message are always the same but for four numbers of eight bytes.
+_NUMBER_KEYS = (
+    _key("x-opt-sequence-number") + b"\x81",
+    _key("x-opt-enqueued-time") + b"\x83",
+    _key("x-opt-locked-until") + b"\x83",
+    _key("x-opt-enqueue-sequence-number") + b"\x81",
+)
+_CONSTANTS = _key("x-opt-message-state") + codec.encode(Int(0))
+_PLAIN_SIZE = 1 + len(_CONSTANTS) + sum(len(key) + 8 for key in _NUMBER_KEYS)
+_PLAIN_HEAD = section(MESSAGE_ANNOTATIONS, bytes((0xC1, _PLAIN_SIZE, 10))) + _CONSTANTS + _NUMBER_KEYS[0]
+_PLAIN = struct.Struct(">" + "".join([f"{len(part)}sq" for part in (_PLAIN_HEAD, *_NUMBER_KEYS[1:])])).pack
+
+
+_NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")
+
+
+def _annotations(message: StoredMessage, theirs: bytes) -> bytes:
+    if theirs or message.deferred or message.dead_letter is not None or not message.lock_token:
+        return _general_annotations(message, theirs, locked=bool(message.lock_token))
+    return _PLAIN(
+        _PLAIN_HEAD,
+        message.sequence_number,
+        _NUMBER_KEYS[1],
+        message.enqueued_at_ms,
+        _NUMBER_KEYS[2],
+        message.locked_until_ms,
+        _NUMBER_KEYS[3],
+        message.first_number,
+    )
+
+
+def _general_annotations(message: StoredMessage, theirs: bytes, *, locked: bool) -> bytes:
+    ours: list[tuple[str, Value]] = [
+        ("x-opt-sequence-number", Long(message.sequence_number)),
+        ("x-opt-enqueued-time", Timestamp(message.enqueued_at_ms)),
+        ("x-opt-enqueue-sequence-number", Long(message.first_number)),
+        ("x-opt-message-state", Int(message.reported_state)),
+    ]
+    if locked:
+        ours.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
+    if message.dead_letter is not None:
+        ours.append(("x-opt-deadletter-source", message.dead_letter.source))
+    count, kept = (
+        _their_annotations(theirs) if len(theirs) <= _WORTH_REMEMBERING else _pairs_without(theirs, _OWN_ANNOTATIONS)
+    )
+    pairs = b"".join([_key(name) + codec.encode(value) for name, value in ours])
+    return _map_section(MESSAGE_ANNOTATIONS, count + len(ours), kept + pairs)
+
+
+@lru_cache(_REMEMBERED)
+def _their_annotations(raw: bytes) -> tuple[int, bytes]:
+    """How many of the sender's annotations are kept, and their encoded pairs."""
+    return _pairs_without(raw, _OWN_ANNOTATIONS)
+
+
+def _with_reason(message: StoredMessage) -> bytes:
+    """The application properties of a dead letter: the sender's bytes, and why it is dead, where they can be read."""
+    dead_letter: DeadLetterReason | None = message.dead_letter
+    theirs = message.sections.application_properties
+    if dead_letter is None:
+        return theirs
+    said = {"DeadLetterReason": dead_letter.reason, "DeadLetterErrorDescription": dead_letter.description}
+    known = {key: value for key, value in said.items() if value is not None}
+    if not known:
+        return theirs
+    try:
+        count, kept = _pairs_without(theirs, frozenset(known))
+    except ProtocolError:
+        return theirs
+    added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
+    return _map_section(APPLICATION_PROPERTIES, count + len(known), kept + added)
+
+
+# Going on, and being changed on the way
+
+
+def as_it_goes_on(message: StoredMessage) -> Sections:
+    """The sections of a message for the entity that it is forwarded to; a dead letter keeps the reason."""
+    sections = copy(message.sections)
+    sections.application_properties = _with_reason(message)
+    # One that was forwarded has annotations of its own to tell, and these are looked for where there are any.
+    sections.message_annotations = sections.message_annotations or _NO_ANNOTATIONS
+    return sections
+
+
+def message_id_of(message: StoredMessage) -> str | None:
+    return text_of(message.sections.read_properties().message_id) if message.sections.properties else None
+
+
+def put_properties(message: StoredMessage, properties: Map) -> None:
+    """Adds application properties to a message, or changes them, as whoever settles it says; its size follows."""
+    told = {str(key): value for key, value in properties.pairs}
+    before = message.sections
+    sections = copy(before)
+    kept = splice.without(sections.application_properties, lambda key: key in told)
+    sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(told.items()))
+    message.size += len(sections.application_properties) - len(before.application_properties)
+    message.sections = sections
+
+
+def _map_section(code: int, pairs: int, body: bytes) -> bytes:
+    size = len(body)
+    if size < 255 and pairs < 128:
+        return section(code, bytes((0xC1, size + 1, 2 * pairs)) + body)
+    return section(code, b"\xd1" + (size + 4).to_bytes(4) + (2 * pairs).to_bytes(4) + body)
+
+
+def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
+    """The pairs of an encoded map section whose key is not `unwanted`: how many, and their bytes as they came."""
+    if not raw:
+        return 0, b""
+    start = skip(raw, 1)
+    position = start + (3 if raw[start] == 0xC1 else 9)
+    kept = []
+    while position < len(raw):
+        key, value_at = codec.decode(raw, position)
+        end = skip(raw, value_at)
+        if not (isinstance(key, str) and key in unwanted):
+            kept.append(raw[position:end])
+        position = end
+    return len(kept), b"".join(kept)

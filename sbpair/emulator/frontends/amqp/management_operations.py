@@ -1,0 +1,234 @@
+"""What `<entity>/$management` can be asked for, one function an operation: (target, its arguments) -> what is answered.
+
+The names of arguments and of what comes back are the service's, `defered` included. Nothing here knows links or frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from sbpair.amqp.types import Array, Int, Long, Map, Timestamp, Value
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.namespace import AddressTarget
+from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
+from sbpair.emulator.frontends.amqp import rule_requests, session_requests
+from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply, text_at
+from sbpair.emulator.frontends.amqp.session_requests import messages_of
+from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, ServiceError
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.stored_message import StoredMessage
+    from sbpair.emulator.entities.subqueue import SubQueue
+
+MAX_PEEK: Final = 250
+MAX_DELETE: Final = 4_000
+PEEK_BYTES: Final = 1_048_576
+"""A peek answers with less than was asked for rather than with more than this."""
+
+_ARRAY_OF_LONGS = 0x81
+_ARRAY_OF_TIMESTAMPS = 0x83
+
+Handler: TypeAlias = Callable[[AddressTarget, Map], Reply]
+
+
+class Operation(NamedTuple):
+    claim: AccessRight
+    run: Handler
+
+
+def answer(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
+    """Does what is asked, if `require` has nothing against it. A refusal is an answer too."""
+    operation = OPERATIONS.get(request.operation)
+    if operation is None:
+        text = f"The operation '{request.operation[:100]}' is not implemented."
+        return Reply(501, text, None, "amqp:not-implemented")
+    try:
+        require(operation.claim)
+        if not isinstance(request.body, Map):
+            raise ArgumentInvalid("The body of a management request is a map.")
+        return operation.run(target, request.body)
+    except ServiceError as refusal:
+        return Reply.refusing(refusal)
+    except ProtocolError as error:
+        return Reply.refusing(ArgumentInvalid(error.message))
+
+
+# Locks and settlement
+
+
+def renew_lock(target: AddressTarget, arguments: Map) -> Reply:
+    tokens = _tokens(arguments)
+    renewed = [target.messages.renew(token) for token in tokens]
+    until = Array([Timestamp(message.locked_until_ms) for message in renewed], code=_ARRAY_OF_TIMESTAMPS)
+    return Reply(body=Map([("expirations", until)]))
+
+
+def update_disposition(target: AddressTarget, arguments: Map) -> Reply:
+    """Settles as a receiving link would; works for locks whose link is gone."""
+    status = text_at(arguments, "disposition-status") or ""
+    settle = DISPOSITIONS.get(status)
+    if settle is None:
+        raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
+    tokens, messages = _tokens(arguments), messages_of(target, arguments)
+    for token in tokens:
+        messages.locked(token)
+    properties = arguments.get("properties-to-modify")
+    for token in tokens:
+        if isinstance(properties, Map) and properties:
+            messages.change(token, lambda message: service_envelope.put_properties(message, properties))
+        settle(messages, token, arguments)
+    return Reply()
+
+
+def _suspend(queue: SubQueue | HeldSession, token: bytes, arguments: Map) -> None:
+    queue.dead_letter(token, text_at(arguments, "deadletter-reason"), text_at(arguments, "deadletter-description"))
+
+
+DISPOSITIONS: Final[dict[str, Callable[[SubQueue | HeldSession, bytes, Map], None]]] = {
+    "completed": lambda queue, token, _: queue.complete(token),
+    "abandoned": lambda queue, token, _: queue.abandon(token),
+    "defered": lambda queue, token, _: queue.defer(token),
+    "suspended": _suspend,
+}
+
+
+# Looking
+
+
+def peek_message(target: AddressTarget, arguments: Map) -> Reply:
+    first, count = _number(arguments, "from-sequence-number"), _number(arguments, "message-count")
+    shown: list[Value] = []
+    size = 0
+    for message in _looked_at(target, arguments, first, min(count, MAX_PEEK)):
+        payload = service_envelope.show(message)
+        size += len(payload)
+        if shown and size > PEEK_BYTES:
+            break
+        shown.append(Map([("message", payload)]))
+    if not shown:
+        return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
+    return Reply(body=Map([("messages", shown)]))
+
+
+def _looked_at(target: AddressTarget, arguments: Map, first: int, count: int) -> list[StoredMessage]:
+    session_id = text_at(arguments, "session-id")
+    if session_id is not None and isinstance(target.messages, SessionMessages):
+        return target.messages.peek_of(session_id, first, count)
+    return target.messages.peek(first, count)
+
+
+# Deferred messages
+
+
+def receive_by_sequence_number(target: AddressTarget, arguments: Map) -> Reply:
+    """Settle mode 0 takes the messages for good, 1 locks them."""
+    target.check_receive()
+    queue = messages_of(target, arguments)
+    for_good = arguments.get("receiver-settle-mode") == 0
+    answers: list[Value] = []
+    for message in queue.receive_deferred(_numbers(arguments, "sequence-numbers")):
+        answers.append(Map([("lock-token", message.lock_uuid), ("message", service_envelope.give_out(message))]))
+        if for_good:
+            queue.complete(message.lock_token)
+    return Reply(body=Map([("messages", answers)]))
+
+
+def batch_delete_messages(target: AddressTarget, arguments: Map) -> Reply:
+    """Deletes what waits to be received and came before a time, oldest first; locked and deferred messages stay."""
+    target.check_receive()
+    limit, before_ms = _number(arguments, "message-count"), _number(arguments, "enqueued-time-utc")
+    if not 0 < limit <= MAX_DELETE:
+        raise ArgumentInvalid(f"A 'message-count' to delete is from 1 to {MAX_DELETE}.")
+    deleted = target.messages.delete(limit, before_ms, text_at(arguments, "session-id"))
+    if not deleted:
+        return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
+    return Reply(body=Map([("message-count", Int(deleted))]))
+
+
+# Messages for later
+
+
+def schedule_message(target: AddressTarget, arguments: Map) -> Reply:
+    if target.is_dead_letters:
+        raise ArgumentInvalid("Nothing can be sent to a dead-letter queue.")
+    entries = arguments.get("messages")
+    messages = [_scheduled(target, entry) for entry in entries] if isinstance(entries, list) else []
+    if not messages:
+        raise ArgumentInvalid("There are no 'messages' to schedule.")
+    numbers = target.queue.schedule(messages)
+    return Reply(body=Map([("sequence-numbers", _longs(numbers))]))
+
+
+def _scheduled(target: AddressTarget, entry: Value) -> StoredMessage:
+    payload = entry.get("message") if isinstance(entry, Map) else None
+    if not isinstance(payload, bytes):
+        raise ArgumentInvalid("A message to schedule comes as a map with its encoded 'message'.")
+    if len(payload) > target.queue.message_limit_bytes:
+        raise MessageTooLarge(f"The message of {len(payload)} bytes is larger than the entity allows.")
+    message = service_envelope.read_message(payload, with_id=target.queue.description.requires_duplicate_detection)
+    if message is None or message.scheduled_at_ms is None:
+        raise ArgumentInvalid("A message to schedule needs the annotation x-opt-scheduled-enqueue-time.")
+    return message
+
+
+def cancel_scheduled_message(target: AddressTarget, arguments: Map) -> Reply:
+    target.queue.cancel_scheduled(_numbers(arguments, "sequence-numbers"))
+    return Reply()
+
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "com.microsoft:renew-lock": Operation(AccessRight.LISTEN, renew_lock),
+    "com.microsoft:update-disposition": Operation(AccessRight.LISTEN, update_disposition),
+    "com.microsoft:peek-message": Operation(AccessRight.LISTEN, peek_message),
+    "com.microsoft:receive-by-sequence-number": Operation(AccessRight.LISTEN, receive_by_sequence_number),
+    "com.microsoft:batch-delete-messages": Operation(AccessRight.LISTEN, batch_delete_messages),
+    "com.microsoft:schedule-message": Operation(AccessRight.SEND, schedule_message),
+    "com.microsoft:cancel-scheduled-message": Operation(AccessRight.SEND, cancel_scheduled_message),
+    "com.microsoft:renew-session-lock": Operation(AccessRight.LISTEN, session_requests.renew_session_lock),
+    "com.microsoft:get-session-state": Operation(AccessRight.LISTEN, session_requests.get_session_state),
+    "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, session_requests.set_session_state),
+    "com.microsoft:get-message-sessions": Operation(AccessRight.LISTEN, session_requests.get_message_sessions),
+    # Not Manage: who may receive from a subscription may say what it receives.
+    "com.microsoft:add-rule": Operation(AccessRight.LISTEN, rule_requests.add_rule),
+    "com.microsoft:remove-rule": Operation(AccessRight.LISTEN, rule_requests.remove_rule),
+    "com.microsoft:enumerate-rules": Operation(AccessRight.LISTEN, rule_requests.enumerate_rules),
+}
+
+
+# Arguments
+
+
+def _longs(numbers: list[int]) -> Array:
+    return Array([Long(number) for number in numbers], code=_ARRAY_OF_LONGS)
+
+
+def _items(arguments: Map, name: str) -> list[Value]:
+    value = arguments.get(name)
+    if not isinstance(value, (Array, list)):
+        raise ArgumentInvalid(f"The request lacks its '{name}'.")
+    return list(value)
+
+
+def _tokens(arguments: Map) -> list[bytes]:
+    tokens = _items(arguments, "lock-tokens")
+    if not tokens or not all(isinstance(token, UUID) for token in tokens):
+        raise ArgumentInvalid("'lock-tokens' are UUIDs, one or more.")
+    return list(dict.fromkeys(token.bytes_le for token in tokens))
+
+
+def _number(arguments: Map, name: str) -> int:
+    value = arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentInvalid(f"The request lacks its '{name}'.")
+    return int(value)
+
+
+def _numbers(arguments: Map, name: str) -> list[int]:
+    values = _items(arguments, name)
+    if not all(isinstance(value, int) for value in values):
+        raise ArgumentInvalid(f"'{name}' are whole numbers.")
+    return [int(value) for value in values]

@@ -1,0 +1,132 @@
+"""Rules over `<subscription>/$management`: (target, arguments) -> what is answered, as `management` has it.
+
+A rule is told in a map of maps, and shown as described lists; the descriptors' codes are the service's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sbpair.amqp.types import Described, Int, Map, Timestamp, ULong, Value
+from sbpair.emulator.entities.rules.rule import (
+    CORRELATED,
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    Filter,
+    Named,
+    SqlAction,
+    SqlRuleFilter,
+    SubscriptionRule,
+    TrueRuleFilter,
+)
+from sbpair.emulator.entities.rules.typed import from_amqp
+from sbpair.emulator.entities.topic import SubscriptionEntity
+from sbpair.emulator.frontends.amqp.request_messages import Reply, text_at
+from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import AddressTarget
+
+RULE: Final = ULong(0x137_0000_0004)
+EMPTY_ACTION: Final = ULong(0x137_0000_0005)
+SQL_ACTION: Final = ULong(0x137_0000_0006)
+# One digit shorter than those above, and just so on the wire.
+SQL_FILTER: Final = ULong(0x13_7000_0006)
+TRUE_FILTER: Final = ULong(0x13_7000_0007)
+FALSE_FILTER: Final = ULong(0x13_7000_0008)
+CORRELATION_FILTER: Final = ULong(0x13_7000_0009)
+COMPATIBILITY_LEVEL: Final = Int(20)
+
+
+def add_rule(target: AddressTarget, arguments: Map) -> Reply:
+    name, told = text_at(arguments, "rule-name"), arguments.get("rule-description")
+    if not name or not isinstance(told, Map):
+        raise ArgumentInvalid("A rule to add comes with its 'rule-name' and a map 'rule-description'.")
+    _subscription(target).add_rule(SubscriptionRule(name, _read_filter(told), _read_action(told)))
+    return Reply()
+
+
+def remove_rule(target: AddressTarget, arguments: Map) -> Reply:
+    _subscription(target).remove_rule(text_at(arguments, "rule-name") or "")
+    return Reply()
+
+
+def enumerate_rules(target: AddressTarget, arguments: Map) -> Reply:
+    skip, top = _count(arguments, "skip"), _count(arguments, "top")
+    rules = _subscription(target).rules[skip : skip + top]
+    if not rules:
+        return Reply(204, "NoContent")
+    return Reply(body=Map([("rules", [Map([("rule-description", show_rule(rule))]) for rule in rules])]))
+
+
+def _subscription(target: AddressTarget) -> SubscriptionEntity:
+    if not isinstance(target.queue, SubscriptionEntity) or target.is_dead_letters:
+        raise NotAllowed("Only a subscription has rules.")
+    return target.queue
+
+
+def _count(arguments: Map, name: str) -> int:
+    value = arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentInvalid(f"The request lacks its '{name}', a whole number from 0.")
+    return int(value)
+
+
+# Reading
+
+
+def _read_filter(told: Map) -> Filter:
+    sql, correlation = told.get("sql-filter"), told.get("correlation-filter")
+    if isinstance(sql, Map):
+        return SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
+    if isinstance(correlation, Map):
+        texts = {field: text_at(correlation, field.replace("_", "-")) for field in CORRELATED}
+        return CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
+    if "false-filter" in told:
+        return FalseRuleFilter()
+    if "true-filter" in told or not _says_filter(told):
+        return TrueRuleFilter()
+    raise ArgumentInvalid("The filter of a rule is one of sql-filter, correlation-filter, true-filter, false-filter.")
+
+
+def _says_filter(told: Map) -> bool:
+    return any(str(key).endswith("-filter") for key in told)
+
+
+def _read_action(told: Map) -> SqlAction | None:
+    action = told.get("sql-rule-action")
+    if not isinstance(action, Map) or action.get("expression") is None:
+        return None
+    return SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
+
+
+def _named(told: Value) -> Named:
+    if told is None:
+        return ()
+    if not isinstance(told, Map):
+        raise ArgumentInvalid("The properties of a filter are a map.")
+    return tuple((str(name), from_amqp(value)) for name, value in told.pairs)
+
+
+# Showing
+
+
+def show_rule(rule: SubscriptionRule) -> Described:
+    return Described(
+        RULE, [_show_filter(rule.filter), _show_action(rule.action), rule.name, Timestamp(rule.created_at_ms)]
+    )
+
+
+def _show_filter(shown: Filter) -> Described:
+    if isinstance(shown, SqlRuleFilter):
+        return Described(SQL_FILTER, [shown.expression, COMPATIBILITY_LEVEL])
+    if isinstance(shown, CorrelationRuleFilter):
+        texts = [getattr(shown, field) for field in CORRELATED]
+        return Described(CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in shown.properties)])
+    return Described(TRUE_FILTER if isinstance(shown, TrueRuleFilter) else FALSE_FILTER, [])
+
+
+def _show_action(action: SqlAction | None) -> Described:
+    if action is None:
+        return Described(EMPTY_ACTION, [])
+    return Described(SQL_ACTION, [action.expression, COMPATIBILITY_LEVEL])

@@ -1,0 +1,1 @@
+"""The Azure Resource Manager frontend: entities as JSON over HTTP."""

@@ -1,0 +1,1 @@
+"""The Atom management frontend: entities as XML over HTTP."""

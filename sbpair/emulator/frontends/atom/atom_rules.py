@@ -1,0 +1,148 @@
+"""Rules in Atom: a RuleDescription read and written, to the types of its values. No HTTP and no decisions.
+
+Filters and actions are told apart by their `i:type`. Values keep the type that they are given with, and the text.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from sbpair.emulator.entities.rules.rule import (
+    CORRELATED,
+    DEFAULT_RULE,
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    Filter,
+    Named,
+    SqlAction,
+    SqlRuleFilter,
+    SubscriptionRule,
+    TrueRuleFilter,
+)
+from sbpair.emulator.entities.rules.typed import Typed, read_typed
+from sbpair.emulator.frontends.atom.atom_xml import INSTANCE, SERVICE_BUS, element, instant, kind_of, local_name
+from sbpair.emulator.service_errors import ArgumentInvalid
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+RULE: Final = "RuleDescription"
+COMPATIBILITY_LEVEL: Final = "20"
+_SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
+_SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
+_SERIALIZED: Final = frozenset({"char", "guid", "duration"})
+"""Types that .NET's serializer has in its own namespace; `duration` it takes from either."""
+
+
+# Reading
+
+
+def read_rule(description: Element, name: str | None = None) -> SubscriptionRule:
+    """The rule of a RuleDescription, called `name` where that is given. Raises ArgumentInvalid, and SqlInvalid."""
+    if kind_of(description) != RULE and local_name(description) != "DefaultRuleDescription":
+        raise ArgumentInvalid(f"'{kind_of(description)}' is not a rule.")
+    parts = {local_name(child): child for child in description}
+    named = (parts["Name"].text or "").strip() if "Name" in parts else ""
+    selecting = read_filter(parts["Filter"]) if "Filter" in parts else TrueRuleFilter()
+    action = read_action(parts["Action"]) if "Action" in parts else None
+    return SubscriptionRule(name or named or DEFAULT_RULE, selecting, action)
+
+
+def read_filter(described: Element) -> Filter:
+    parts = {local_name(child): child for child in described}
+    kind = type_of(described)
+    if kind == "TrueFilter":
+        return TrueRuleFilter()
+    if kind == "FalseFilter":
+        return FalseRuleFilter()
+    if kind == "SqlFilter":
+        return SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
+    if kind == "CorrelationFilter":
+        return _read_correlation(parts)
+    raise ArgumentInvalid(f"'{kind[:100]}' is no type of filter.")
+
+
+def _read_correlation(parts: dict[str, Element]) -> CorrelationRuleFilter:
+    texts = {field: _text(parts, name) or None for field, name in CORRELATED.items()}
+    return CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
+
+
+def read_action(described: Element) -> SqlAction | None:
+    kind = type_of(described)
+    if kind in ("", "EmptyRuleAction"):
+        return None
+    if kind != "SqlRuleAction":
+        raise ArgumentInvalid(f"'{kind[:100]}' is no type of action.")
+    parts = {local_name(child): child for child in described}
+    return SqlAction(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
+
+
+def type_of(described: Element) -> str:
+    return described.get(f"{{{INSTANCE}}}type", "").rpartition(":")[2]
+
+
+def _text(parts: dict[str, Element], name: str) -> str:
+    return (parts[name].text or "") if name in parts else ""
+
+
+def _named(described: Element | None) -> Named:
+    return () if described is None else tuple(_read_pair(pair) for pair in described)
+
+
+def _read_pair(pair: Element) -> tuple[str, Typed]:
+    parts = {local_name(child): child for child in pair}
+    key = _text(parts, "Key")
+    if not key or "Value" not in parts:
+        raise ArgumentInvalid("A parameter, or a property, of a filter has a Key and a Value.")
+    return key, read_typed(type_of(parts["Value"]) or "string", _text(parts, "Value"))
+
+
+# Writing
+
+
+def rule_xml(rule: SubscriptionRule) -> str:
+    return (
+        f'<{RULE} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">'
+        + filter_xml(rule.filter)
+        + action_xml(rule.action)
+        + element("CreatedAt", instant(rule.created_at_ms))
+        + element("Name", rule.name)
+        + f"</{RULE}>"
+    )
+
+
+def filter_xml(shown: Filter) -> str:
+    if isinstance(shown, CorrelationRuleFilter):
+        texts = "".join(element(name, getattr(shown, field)) for field, name in CORRELATED.items())
+        properties = f"<Properties>{_pairs(shown.properties)}</Properties>" if shown.properties else "<Properties/>"
+        content = texts + properties
+    else:
+        content = _sql(shown.expression, shown.parameters if isinstance(shown, SqlRuleFilter) else ())
+    return f'<Filter i:type="{type(shown).__name__}">{content}</Filter>'
+
+
+def action_xml(action: SqlAction | None) -> str:
+    if action is None:
+        return '<Action i:type="EmptyRuleAction"/>'
+    return f'<Action i:type="SqlRuleAction">{_sql(action.expression, action.parameters)}</Action>'
+
+
+def _sql(expression: str, parameters: Named) -> str:
+    return (
+        element("SqlExpression", expression)
+        + element("CompatibilityLevel", COMPATIBILITY_LEVEL)
+        + (f"<Parameters>{_pairs(parameters)}</Parameters>" if parameters else "<Parameters/>")
+    )
+
+
+def _pairs(named: Named) -> str:
+    return "".join(
+        f"<KeyValueOfstringanyType>{element('Key', key)}{_value(typed)}</KeyValueOfstringanyType>"
+        for key, typed in named
+    )
+
+
+def _value(typed: Typed) -> str:
+    namespace = _SERIALIZATION if typed.kind in _SERIALIZED else _SCHEMA
+    return f'<Value i:type="d6p1:{typed.kind}" xmlns:d6p1="{namespace}">{escape(typed.text, quote=False)}</Value>'

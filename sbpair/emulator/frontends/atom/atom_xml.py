@@ -1,0 +1,240 @@
+"""Atom entries and feeds, as the service reads and writes them. Bytes and text only: no HTTP and no decisions.
+
+Reading refuses every DOCTYPE, so that no entity can expand. The order of a description's elements is checked, since the
+service minds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, Final
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
+
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, check_order, show_value
+from sbpair.emulator.entities.namespace_tiers import PREMIUM
+from sbpair.emulator.service_errors import ArgumentInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import QueueEntity
+
+ATOM: Final = "http://www.w3.org/2005/Atom"
+SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
+INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
+_RULE_TYPE: Final = "SharedAccessAuthorizationRule"
+
+
+@dataclass(frozen=True, slots=True)
+class EntityRequest:
+    """What a request says of an entity: the text of each element given, and its rules."""
+
+    values: dict[str, str]
+    rules: tuple[AuthorizationRule, ...]
+
+
+class _NoDoctype(TreeBuilder):
+    def doctype(self, *_: object) -> None:
+        raise ArgumentInvalid("A document type declaration is not allowed in a request body.")
+
+
+def parse_xml(data: bytes) -> Element:
+    parser = XMLParser(target=_NoDoctype())  # noqa: S314  # its target refuses what could expand
+    try:
+        parser.feed(data)
+        root = parser.close()
+    except (ParseError, ValueError, LookupError) as error:
+        raise ArgumentInvalid(f"The request body is not well-formed XML: {error}.") from error
+    assert isinstance(root, Element)  # noqa: S101  # what a TreeBuilder's close returns
+    return root
+
+
+def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> EntityRequest:
+    """The QueueDescription of an Atom entry. ArgumentInvalid says what is wrong with it.
+
+    `new_key` makes the keys that a rule leaves out.
+    """
+    description = description_in(data)
+    if kind_of(description) != "QueueDescription":
+        raise ArgumentInvalid(f"'{kind_of(description)}' is not an entity that can be created here.")
+    names, wanted = read_elements(description, new_key, now_ms)
+    check_order(names)
+    return wanted
+
+
+def read_elements(description: Element, new_key: Callable[[], str], now_ms: int) -> tuple[list[str], EntityRequest]:
+    """The names of all elements in their order, and what they say."""
+    names, values = [], {}
+    rules: tuple[AuthorizationRule, ...] = ()
+    for child in description:
+        name = local_name(child)
+        names.append(name)
+        if child.get(f"{{{INSTANCE}}}nil") == "true":
+            continue
+        if name == "AuthorizationRules":
+            rules = tuple(read_rule(rule, new_key, now_ms) for rule in child)
+        else:
+            values[name] = child.text or ""
+    return names, EntityRequest(values, rules)
+
+
+def description_in(data: bytes) -> Element:
+    """The one description that an Atom entry holds, whatever it describes. Raises ArgumentInvalid."""
+    entry = parse_xml(data)
+    content = entry.find(f"{{{ATOM}}}content") if entry.tag == f"{{{ATOM}}}entry" else None
+    if content is None or len(content) != 1:
+        raise ArgumentInvalid("The request body is not an Atom entry whose content is one entity description.")
+    return content[0]
+
+
+def kind_of(description: Element) -> str:
+    """`QueueDescription` and the like; "" for an element that is none of Service Bus."""
+    namespace, _, name = description.tag.rpartition("}")
+    return name if namespace == "{" + SERVICE_BUS else ""
+
+
+def local_name(element: Element) -> str:
+    namespace, _, name = element.tag.rpartition("}")
+    if namespace != "{" + SERVICE_BUS:
+        raise ArgumentInvalid(f"The element '{name}' is not in the namespace {SERVICE_BUS}.")
+    return name
+
+
+def read_rule(element: Element, new_key: Callable[[], str], now_ms: int) -> AuthorizationRule:
+    texts = {local_name(child): (child.text or "").strip() for child in element}
+    rights = [(right.text or "").strip() for right in element.iterfind(f"{{{SERVICE_BUS}}}Rights/")]
+    try:
+        claims = frozenset(AccessRight(right) for right in rights)
+    except ValueError as error:
+        raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
+    return AuthorizationRule(
+        texts.get("KeyName", ""),
+        texts.get("PrimaryKey") or new_key(),
+        texts.get("SecondaryKey") or new_key(),
+        claims,
+        texts.get("ClaimType") or "SharedAccessKey",
+        texts.get("ClaimValue") or "None",
+        created_at_ms=now_ms,
+        modified_at_ms=now_ms,
+    )
+
+
+def instant(ms: int) -> str:
+    """A time as .NET writes it; 0 stands for a time that never was."""
+    if ms <= 0:
+        return "0001-01-01T00:00:00Z"
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
+
+
+def element(name: str, text: str | None) -> str:
+    return "" if text is None else f"<{name}>{escape(text, quote=False)}</{name}>"
+
+
+def rule_xml(rule: AuthorizationRule) -> str:
+    rights = "".join(element("AccessRights", right) for right in AccessRight if right in rule.rights)
+    return (
+        f'<AuthorizationRule i:type="{_RULE_TYPE}">'
+        + element("ClaimType", rule.claim_type)
+        + element("ClaimValue", rule.claim_value)
+        + f"<Rights>{rights}</Rights>"
+        + element("CreatedTime", instant(rule.created_at_ms))
+        + element("ModifiedTime", instant(rule.modified_at_ms))
+        + element("KeyName", rule.key_name)
+        + element("PrimaryKey", rule.primary_key)
+        + element("SecondaryKey", rule.secondary_key)
+        + "</AuthorizationRule>"
+    )
+
+
+def rules_xml(queue: QueueEntity) -> str:
+    rules = "".join(rule_xml(rule) for rule in queue.description.authorization_rules)
+    return f"<AuthorizationRules>{rules}</AuthorizationRules>"
+
+
+def counts_xml(queue: QueueEntity) -> str:
+    counts = queue.counts()
+    return (
+        f'<CountDetails xmlns:d2p1="{COUNTS}">'
+        f"<d2p1:ActiveMessageCount>{counts.active}</d2p1:ActiveMessageCount>"
+        f"<d2p1:DeadLetterMessageCount>{counts.dead_letter}</d2p1:DeadLetterMessageCount>"
+        f"<d2p1:ScheduledMessageCount>{counts.scheduled}</d2p1:ScheduledMessageCount>"
+        f"<d2p1:TransferMessageCount>{counts.transfer}</d2p1:TransferMessageCount>"
+        f"<d2p1:TransferDeadLetterMessageCount>{counts.transfer_dead_letter}</d2p1:TransferDeadLetterMessageCount>"
+        "</CountDetails>"
+    )
+
+
+def _reported(queue: QueueEntity) -> dict[str, str]:
+    """The elements that only the service sets."""
+    return {
+        "SizeInBytes": element("SizeInBytes", str(queue.size_bytes)),
+        "MessageCount": element("MessageCount", str(queue.counts().total)),
+        "IsAnonymousAccessible": element("IsAnonymousAccessible", "false"),
+        "AuthorizationRules": rules_xml(queue),
+        "CreatedAt": element("CreatedAt", instant(queue.created_at_ms)),
+        "UpdatedAt": element("UpdatedAt", instant(queue.updated_at_ms)),
+        "AccessedAt": element("AccessedAt", instant(queue.accessed_at_ms)),
+        "SupportOrdering": element("SupportOrdering", "true"),
+        "CountDetails": counts_xml(queue),
+        "EntityAvailabilityStatus": element("EntityAvailabilityStatus", "Available"),
+    }
+
+
+def queue_xml(queue: QueueEntity, *, with_message_size: bool) -> str:
+    """`with_message_size`: MaxMessageSizeInKilobytes is given since api-version 2021-05."""
+    reported = _reported(queue)
+    parts = [f'<QueueDescription xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">']
+    for name in ELEMENTS:
+        if name == "MaxMessageSizeInKilobytes" and not with_message_size:
+            continue
+        parts.append(reported[name] if name not in SETTABLE else element(name, show_value(queue.description, name)))
+    return "".join(parts) + "</QueueDescription>"
+
+
+def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:
+    published, updated = times_ms
+    return (
+        f'<entry xmlns="{ATOM}">'
+        + element("id", href)
+        + f'<title type="text">{escape(title)}</title>'
+        + element("published", instant(published))
+        + element("updated", instant(updated))
+        + f"<author>{element('name', namespace)}</author>"
+        + f'<link rel="self" href="{escape(href)}"/>'
+        + f'<content type="application/xml">{content}</content></entry>'
+    )
+
+
+def feed_xml(href: str, title: str, now_ms: int, entries: Iterable[str] = (), next_href: str | None = None) -> str:
+    following = "" if next_href is None else f'<link rel="next" href="{escape(next_href)}"/>'
+    return (
+        f'<feed xmlns="{ATOM}"><title type="text">{escape(title)}</title>'
+        + element("id", href)
+        + element("updated", instant(now_ms))
+        + f'<link rel="self" href="{escape(href)}"/>{following}'
+        + "".join(entries)
+        + "</feed>"
+    )
+
+
+def namespace_xml(namespace: Namespace) -> str:
+    return (
+        f'<NamespaceInfo xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">'
+        + element("CreatedTime", instant(namespace.created_at_ms))
+        + element("MessagingSKU", namespace.tier.name)
+        + (element("MessagingUnits", str(namespace.messaging_units)) if namespace.tier is PREMIUM else "")
+        + element("ModifiedTime", instant(namespace.created_at_ms))
+        + element("Name", namespace.name)
+        + element("NamespaceType", "Messaging")
+        + "</NamespaceInfo>"
+    )
+
+
+def error_xml(status: int, detail: str) -> str:
+    return f"<Error><Code>{status}</Code><Detail>{escape(detail, quote=False)}</Detail></Error>"

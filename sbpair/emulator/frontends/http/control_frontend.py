@@ -1,0 +1,118 @@
+"""The control door: faults, the clock and a look inside, as JSON over HTTP under `/$control`.
+
+It stays reachable whatever is down, and asks for no token: it belongs to whoever started the emulator. Everything wrong
+with a request is answered 400 with where it is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown, read_count, read_fault
+from sbpair.emulator.frontends.atom.atom_request import target_of
+from sbpair.emulator.frontends.http.body import read_body
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sbpair.emulator.clock import Clock
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.topic import TopicEntity
+    from sbpair.emulator.faults.kinds import Fault
+
+PREFIX: Final = "$control"
+
+
+class ControlFrontend:
+    """`advance` puts the emulator's clock forward by milliseconds, and does what has become due."""
+
+    def __init__(
+        self, namespaces: Mapping[str, Namespace], faults: Faults, clock: Clock, advance: Callable[[int], None]
+    ) -> None:
+        self._namespaces = namespaces
+        self._faults = faults
+        self._clock = clock
+        self._advance = advance
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        try:
+            return await self._answer(request)
+        except ServiceError as refusal:
+            where = refusal.where if isinstance(refusal, BadField) else ""
+            error = {"error": {"where": where, "message": refusal.message}}
+            return web.json_response(error, status=refusal.status)
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        parts = target_of(request)[0].strip("/").split("/")[1:]
+        match request.method, parts:
+            case "POST", ["faults"]:
+                identity = self._faults.begin(read_fault(await document_of(request)))
+                return web.json_response({"id": identity}, status=201)
+            case "DELETE", ["faults", identity]:
+                self._faults.end(identity)
+                return web.json_response({"id": identity})
+            case "POST", ["clock"]:
+                self._advance(advance_ms(await document_of(request)))
+                return web.json_response({"now_ms": self._clock.now_ms()})
+            case "GET", ["state"]:
+                return web.json_response(self._state())
+        raise FaultUnknown("The control door knows POST faults, DELETE faults/ID, POST clock and GET state.")
+
+    def _state(self) -> dict[str, object]:
+        faults = {identity: fault_state(fault) for identity, fault in self._faults.active().items()}
+        namespaces = [
+            {
+                "name": name,
+                "down": namespace.down,
+                "queues": [queue_state(queue) for queue in namespace.queues()],
+                "topics": [topic_state(topic) for topic in namespace.topics()],
+            }
+            for name, namespace in self._namespaces.items()
+        ]
+        return {"now_ms": self._clock.now_ms(), "faults": faults, "namespaces": namespaces}
+
+
+def fault_state(fault: Fault) -> dict[str, object]:
+    return {name: value for name, value in asdict(fault).items() if value is not None}
+
+
+def queue_state(queue: QueueEntity) -> dict[str, object]:
+    counts = queue.counts()
+    return {
+        "path": queue.path,
+        "active": counts.active,
+        "locked": queue.messages.locked_count,
+        "scheduled": counts.scheduled,
+        "dead_letter": counts.dead_letter,
+        "size_bytes": queue.size_bytes,
+    }
+
+
+def topic_state(topic: TopicEntity) -> dict[str, object]:
+    return {
+        "path": topic.path,
+        "scheduled": topic.counts().scheduled,
+        "size_bytes": topic.size_bytes,
+        "subscriptions": [queue_state(subscription) for subscription in topic.subscriptions],
+    }
+
+
+async def document_of(request: web.BaseRequest) -> object:
+    try:
+        return json.loads(await read_body(request))
+    except ArgumentInvalid as error:
+        raise BadField("body", error.message) from error
+    except (ValueError, RecursionError) as error:
+        raise BadField("body", f"not JSON: {error}") from error
+
+
+def advance_ms(document: object) -> int:
+    if not isinstance(document, dict) or set(document) != {"advance_ms"}:
+        raise BadField("body", 'an object {"advance_ms": N} is expected')
+    return read_count("advance_ms", document["advance_ms"])

@@ -1,0 +1,73 @@
+"""The HTTP door: which of the doors behind it a request is for, and what the log gets to see of those that are none.
+
+The law of this file: nothing that a peer sends is written to the log, where a token or a key could be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from sbpair.emulator.frontends.arm.arm_request import is_arm
+from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
+from sbpair.emulator.frontends.http import control_frontend as control_door
+from sbpair.emulator.frontends.http import identity_frontend as identity_door
+from sbpair.emulator.service_errors import log_mistake
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
+    from sbpair.emulator.frontends.http.control_frontend import ControlFrontend
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
+
+logger = logging.getLogger(__name__)
+
+
+class QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """What is no HTTP is its sender's mistake, and worth a line of information; everything else is ours."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **others: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.info("A request that is no HTTP was refused: %s.", type(exc_info).__name__)
+        elif isinstance(exc_info, Exception):
+            log_mistake(self.logger, "request", exc_info)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **others)
+
+    def debug(self, msg: object, *args: object, exc_info: Any = None, **others: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.exception(msg, *args, exc_info=exc_info)
+        else:
+            super().debug(msg, *args, exc_info=exc_info, **others)
+
+
+def http_door(
+    namespace: Namespace, control: ControlFrontend, arm: ArmFrontend, identity: IdentityFrontend | None = None
+) -> web.Server:
+    atom = AtomFrontend(namespace)
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path.lower().lstrip("/").replace("%24", "$")
+        if path.startswith(control_door.PREFIX):
+            return await control.handle(request)
+        if identity is not None and path.startswith(identity_door.PREFIX):
+            return identity.handle(request)
+        if namespace.down:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=503)
+        if is_arm(request.raw_path):
+            return await arm.handle(request)
+        if namespace.points.latency_seconds:
+            await asyncio.sleep(namespace.points.latency_seconds)
+        answer = await atom.handle(request)
+        # The emulator's clock, which is not always the machine's.
+        answer.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
+        return answer
+
+    return web.Server(handle, access_log=None, logger=QuietLog(logger))

@@ -1,0 +1,1 @@
+"""Management of a pair's entities: plan, compare, provision, audit, prune, partition."""

@@ -1,0 +1,163 @@
+"""What lies in the backlog, by looking: how old it is, where it wants to go, and whether that is there.
+
+Nothing is locked, settled or sent. What cannot be looked at, for want of a claim or an answer, is said and not raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sbpair.azure.interfaces import DestinationEntity
+from sbpair.errors import AccessError, SbpairError, Unavailable
+from sbpair.management.audit_findings import DestinationSummary, Unseen
+from sbpair.move.message.route import MISSING, DeadLetter, Send, route
+from sbpair.move.peek.destination_lookup import DestinationLookup
+from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.rate_limit import RateLimiter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sbpair.model.pair import Pair
+    from sbpair.model.queues import Retrying, Utilisation
+    from sbpair.move.peek.peeker import Peeked, PeekedMessage
+
+    OnEvent = Callable[[Peeked | Retrying], object]
+
+Sleep = Callable[[float], Awaitable[object]]
+
+QUEUES_AT_ONCE = 8
+CALL_SECONDS = 10.0
+"""How long the primary is waited for: an audit is often run because it is away."""
+
+
+@asynccontextmanager
+async def open_look(pair: Pair, limit: int, *, sleep: Sleep, on_event: OnEvent) -> AsyncIterator[BacklogScan]:
+    """Looks at no more than `most` messages of a queue. Nothing is connected before there is something to look at."""
+    from sbpair.azure.credentials import token_getter
+    from sbpair.azure.destinations import open_destinations
+
+    clock = time.monotonic
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(open_destinations(pair.primary, call_seconds=CALL_SECONDS))
+        get_token = await stack.enter_async_context(token_getter(pair))
+        places = DestinationLookup(pair.primary, control, stack, get_token)
+        looker = Peeker(pair.secondary, get_token, RateLimiter(clock()), clock, sleep, on_event, limit)
+        yield BacklogScan(pair, looker, places)
+
+
+@dataclass
+class BacklogScan:
+    """One look at the queues of a pair, and what came of it."""
+
+    pair: Pair
+    looker: Peeker
+    places: DestinationLookup
+    _messages: Counter[str] = field(default_factory=Counter)
+    _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
+    _unseen: dict[str, str] = field(default_factory=dict)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
+
+    async def at_all(self, fills: Mapping[str, Utilisation], now: float) -> dict[str, Utilisation]:
+        """The fills of these queues, by path, with what was seen of each. `now` is seconds since 1970. Never raises."""
+        async with asyncio.TaskGroup() as tasks:
+            looks = {
+                path: tasks.create_task(self._at(path, fill, now), name=f"look at {path}")
+                for path, fill in fills.items()
+            }
+        return {path: look.result() for path, look in looks.items()}
+
+    def destinations(self) -> tuple[DestinationSummary, ...]:
+        """Every destination of what was looked at, by name."""
+        return tuple(self._destination(name, number) for name, number in sorted(self._messages.items()))
+
+    def unseen(self) -> tuple[Unseen, ...]:
+        unseen = dict(self._unseen)
+        if self.places.unanswered:
+            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.places.unanswered}")
+        if any(
+            isinstance(each, DestinationEntity) and each.detects_duplicates is None for each in self._found.values()
+        ):
+            why = "whether destinations detect duplicates: that takes the Manage claim"
+            unseen.setdefault(self.pair.primary.name, why)
+        return tuple(Unseen(name, reason) for name, reason in unseen.items())
+
+    async def _at(self, path: str, fill: Utilisation, now: float) -> Utilisation:
+        async with self._turns:
+            if self.pair.secondary.name in self._unseen:
+                return fill
+            position, oldest = PeekPosition(path), _Oldest()
+            try:
+                await self.looker.look(position, partial(self._take, oldest))
+            except SbpairError as error:
+                self._could_not(path, error)
+            if position.blind:
+                self._unseen[path] = "what lies behind an unreadable message"
+        return replace(
+            fill,
+            looked_at=position.messages,
+            saw_all=position.ended,
+            oldest_seconds=None if oldest.ms is None else max(0.0, now - oldest.ms / 1000),
+        )
+
+    def _could_not(self, path: str, error: SbpairError) -> None:
+        # Whoever may not look, or cannot connect, need not try with every queue.
+        everywhere = isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages)
+        if everywhere:
+            self._unseen[self.pair.secondary.name] = f"what lies in the queues: {_why(error)}"
+        else:
+            self._unseen[path] = error.message
+
+    async def _take(self, oldest: _Oldest, seen: PeekedMessage) -> None:
+        oldest.take(seen.facts.enqueued_at)
+        decision = route(seen.facts)
+        if not isinstance(decision, Send):
+            self._messages[""] += 1
+            self._found.setdefault("", decision if isinstance(decision, DeadLetter) else None)
+            return
+        name = self.places.name(decision.destination)
+        self._messages[name] += 1
+        if name not in self._found:
+            self._found[name] = await self._find(decision.destination)
+
+    async def _find(self, path: str) -> DestinationEntity | DeadLetter | None:
+        try:
+            return await self.places.find(path)
+        except SbpairError as error:
+            self._unseen[self.pair.primary.name] = f"the destinations: {_why(error)}"
+            return None
+
+    def _destination(self, name: str, messages: int) -> DestinationSummary:
+        found = self._found.get(name)
+        if isinstance(found, DestinationEntity):
+            return DestinationSummary(
+                name, messages, found=True, topic=found.is_topic, detects_duplicates=found.detects_duplicates
+            )
+        if isinstance(found, DeadLetter):
+            if found.reason != MISSING:
+                return DestinationSummary(name, messages, reason=found.description)
+            missing = f"there is no such queue or topic in {self.pair.primary.name}"
+            return DestinationSummary(name, messages, found=False, reason=missing)
+        return DestinationSummary(name, messages)
+
+
+@dataclass
+class _Oldest:
+    """When the oldest of many messages was enqueued, in ms since 1970."""
+
+    ms: int | None = None
+
+    def take(self, at_ms: int) -> None:
+        if at_ms > 0:
+            self.ms = at_ms if self.ms is None else min(self.ms, at_ms)
+
+
+def _why(error: SbpairError) -> str:
+    return f"{error.message} ({error.hint})" if isinstance(error, AccessError) and error.hint else error.message

@@ -1,0 +1,1 @@
+"""Messages as lines and JSON: reading, sending, receiving and rendering them."""

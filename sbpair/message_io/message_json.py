@@ -1,0 +1,218 @@
+"""One line of a file as a message: its bytes as they are, or an object of JSON with the message's fields. Pure.
+
+The law: what is not understood is refused, and never left out: a name that is a slip of the pen is a property lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import json
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from azure.servicebus import ServiceBusMessage
+
+from sbpair.errors import UsageError
+from sbpair.failover import sdk_messages
+from sbpair.model.durations import ticks
+
+if TYPE_CHECKING:
+    from sbpair.failover.sdk_messages import Message
+
+HINT = 'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
+TICKS_PER_MICROSECOND = 10
+_INT32, _INT64 = 2**31, 2**63
+_MAX_REFUSED = 60
+
+
+def of_bytes(line: bytes) -> Message:
+    """The line as the body of a message that has nothing else but an id."""
+    return sdk_messages.outgoing(ServiceBusMessage(line))
+
+
+def of_json(line: bytes) -> Message:
+    """The message that an object of JSON describes. Raises UsageError, which says what is wrong with it."""
+    described = _object(line)
+    fields: dict[str, Any] = {}
+    for name, value in described:
+        field = _field(name)
+        if field in fields:
+            raise UsageError(f"its {field} is there twice", hint=HINT)
+        given = value is not None or field in _BODIES
+        fields[field] = _READERS[field](value, field) if given else None
+    bodies = [fields.pop(name) for name in _BODIES if name in fields]
+    if len(bodies) != 1:
+        raise UsageError("a message has one body, as text or as body_base64", hint=HINT)
+    try:
+        message = ServiceBusMessage(bodies[0], **{_ARGUMENTS.get(name, name): value for name, value in fields.items()})
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error).rstrip("."), hint=HINT) from None
+    return sdk_messages.outgoing(message)
+
+
+def key_of(message: Message) -> tuple[object, object]:
+    """What the messages of one batch must have in common: the session, and the partition key."""
+    return (message.properties.group_id if message.properties else None, sdk_messages.partition_key(message))
+
+
+# Inside -----------------------------------------------------------------------------------------
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object of JSON as it is written: with names that stand twice."""
+
+
+def _object(line: bytes) -> _Pairs:
+    try:
+        found = _DECODER.decode(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UsageError("it is not UTF-8", hint="save it as UTF-8, or give the body as body_base64") from None
+    except json.JSONDecodeError as error:
+        said = f"{error.msg[0].lower()}{error.msg[1:]}"
+        raise UsageError(f"it is not JSON: {said} (column {error.colno})", hint=HINT) from None
+    except ValueError:
+        raise UsageError("it has a number with more digits than any property can hold", hint=HINT) from None
+    except RecursionError:
+        raise UsageError("it is nested too deeply", hint=HINT) from None
+    if not isinstance(found, _Pairs):
+        raise UsageError(f"a message is an object, and this is {_kind(found)}", hint=HINT)
+    return found
+
+
+def _constant(name: str) -> float:
+    raise UsageError(f"{name} is not JSON", hint=HINT)
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_constant)
+
+
+def _field(name: str) -> str:
+    plain = name.lower().replace("_", "").replace("-", "")
+    if plain in _SPELLINGS:
+        return _SPELLINGS[plain]
+    close = difflib.get_close_matches(plain, _SPELLINGS, 1)
+    meant = f"; did you mean {_SPELLINGS[close[0]]}?" if close else f"; there are {', '.join(_READERS)}"
+    raise UsageError(f"{_shown(name)} is no field of a message{meant}", hint=f"{HINT}; your own go into properties")
+
+
+def _text(value: Any, field: str) -> str:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"its {field} has half a character, which has no encoding", hint=HINT) from None
+        return value
+    raise UsageError(f"its {field} must be text, and is {_kind(value)}", hint=f"put it between quotes: {HINT}")
+
+
+def _name(value: Any, field: str) -> str:
+    if not (text := _text(value, field)):
+        raise UsageError(f"its {field} is empty", hint="leave it out, or say what it is")
+    return text
+
+
+def _body(value: Any, field: str) -> bytes:
+    return _text(value, field).encode()
+
+
+def _bytes(value: Any, field: str) -> bytes:
+    try:
+        return base64.b64decode(_text(value, field), validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError(f"its {field} is not base64", hint="the letters of base64 alone, with = at the end") from None
+
+
+def _ttl(value: Any, field: str) -> timedelta:
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _text(value, field)
+    try:
+        life = timedelta(microseconds=ticks(text) // TICKS_PER_MICROSECOND)
+    except UsageError as error:
+        raise UsageError(f"its {field}: {error.message}", hint=error.hint) from None
+    except OverflowError:
+        raise UsageError(f"its {field} is longer than any time", hint="leave it out for one that has no end") from None
+    if not life:
+        raise UsageError(f"its {field} is no time at all", hint="leave it out, or say how long, as 90s, 1h30m or PT1M")
+    return life
+
+
+def _moment(value: Any, field: str) -> datetime:
+    text = _text(value, field)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"its {field} is {_shown(text)}, and no time", hint="write 2026-12-01T10:00:00Z") from None
+    if moment.tzinfo is None:
+        raise UsageError(f"its {field} {_shown(text)} has no time zone", hint="write 2026-12-01T10:00:00Z, or +01:00")
+    return moment
+
+
+def _properties(value: Any, field: str) -> dict[str | bytes, Any]:
+    if not isinstance(value, _Pairs):
+        raise UsageError(f"its {field} must be an object, and is {_kind(value)}", hint=HINT)
+    found: dict[str | bytes, Any] = {}
+    for name, each in value:
+        if name in found:
+            raise UsageError(f"its property {_shown(name)} is there twice", hint=HINT)
+        found[_text(name, field)] = _property(each, name)
+    return found
+
+
+def _property(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return _text(value, f"property {_shown(name)}")
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        # The SDK takes a plain integer for an int, and refuses a larger one.
+        return value if -_INT32 <= value < _INT32 else {"TYPE": "LONG", "VALUE": value}
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    what = "a number that no property can hold" if isinstance(value, int | float) else _kind(value)
+    raise UsageError(f"its property {_shown(name)} is {what}", hint="properties are text, numbers, true, false or null")
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", _Pairs: "an object"}
+    return kinds.get(type(value), "null" if value is None else "text")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MAX_REFUSED else f"{text[:_MAX_REFUSED]}…")
+
+
+_READERS: Final[dict[str, Callable[[Any, str], Any]]] = {
+    "body": _body,
+    "body_base64": _bytes,
+    "message_id": _name,
+    "session_id": _name,
+    "partition_key": _name,
+    "correlation_id": _text,
+    "subject": _text,
+    "to": _text,
+    "reply_to": _text,
+    "reply_to_session_id": _text,
+    "content_type": _text,
+    "ttl": _ttl,
+    "scheduled": _moment,
+    "properties": _properties,
+}
+_BODIES: Final = ("body", "body_base64")
+_ARGUMENTS: Final = {
+    "ttl": "time_to_live",
+    "scheduled": "scheduled_enqueue_time_utc",
+    "properties": "application_properties",
+}
+# How the SDKs and the portal spell them, without regard to case, '_' and '-'.
+_SPELLINGS: Final = {
+    **{name.replace("_", ""): name for name in (*_READERS, *_ARGUMENTS)},
+    "label": "subject",
+    "timetolive": "ttl",
+    "scheduledenqueuetime": "scheduled",
+    "scheduledenqueuetimeutc": "scheduled",
+    "applicationproperties": "properties",
+    "userproperties": "properties",
+}

@@ -1,0 +1,1 @@
+"""The nouns of pairs, namespaces and entities: frozen dataclasses and pure functions on them."""

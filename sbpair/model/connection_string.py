@@ -1,0 +1,96 @@
+"""Service Bus connection strings, parsed into endpoints. No error repeats a value of one."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from sbpair.errors import ConnectionStringError
+from sbpair.model.pair import AMQP_PORT, AMQPS_PORT, Credential, Endpoint, SasKey, SasToken, authority_of, first_label
+
+
+def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_file: str | None = None) -> Endpoint:
+    """Read a Service Bus connection string, as the portal and the emulator print it.
+
+    Raises ConnectionStringError, which says which part is wrong and never repeats a value.
+    """
+    parts = _connection_string_parts(text)
+    address = parts.get("endpoint")
+    if not address:
+        raise _bad_connection_string("it has no Endpoint=")
+    host, port = _host_and_port(address)
+    emulator = parts.get("usedevelopmentemulator", "false").lower() == "true"
+    return Endpoint(
+        name=name or first_label(host),
+        authority=authority_of(host, port),
+        host=host,
+        port=port or (AMQP_PORT if emulator else AMQPS_PORT),
+        tls=not emulator,
+        credential=_connection_string_credential(parts),
+        ca_file=ca_file,
+        emulator=emulator,
+    )
+
+
+def looks_like_connection_string(text: str) -> bool:
+    """Whether `text` holds what must not stand where other users of the machine can read it."""
+    lowered = text.lower()
+    return any(mark in lowered for mark in ("sharedaccesskey=", "sharedaccesssignature", "endpoint=sb:"))
+
+
+def _host_and_port(address: str) -> tuple[str, int | None]:
+    try:
+        url = urlsplit(address)
+        host, port = url.hostname, url.port
+    except ValueError:
+        raise _bad_connection_string("the host or the port of its Endpoint is malformed") from None
+    if url.scheme != "sb" or not host:
+        raise _bad_connection_string("its Endpoint is not of the form sb://<host>/")
+    if port == 0:
+        raise _bad_connection_string("the port of its Endpoint is not a number from 1 to 65535")
+    return host, port
+
+
+_KNOWN_PARTS = frozenset(
+    (
+        "endpoint",
+        "sharedaccesskeyname",
+        "sharedaccesskey",
+        "sharedaccesssignature",
+        "entitypath",
+        "usedevelopmentemulator",
+    )
+)
+
+
+def _connection_string_parts(text: str) -> dict[str, str]:
+    parts: dict[str, str] = {}
+    for piece in filter(None, (piece.strip() for piece in text.strip().split(";"))):
+        key, equals, value = piece.partition("=")
+        if not equals:
+            raise _bad_connection_string("a part of it has no '='")
+        lowered = key.strip().lower()
+        if lowered in parts:
+            # Only a known key is named: an unknown one may be a piece of a secret that holds a ';'.
+            raise _bad_connection_string(
+                f"it has {lowered!r} twice" if lowered in _KNOWN_PARTS else "a key stands twice"
+            )
+        parts[lowered] = value.strip()
+    return parts
+
+
+def _connection_string_credential(parts: dict[str, str]) -> Credential:
+    if token := parts.get("sharedaccesssignature"):
+        return SasToken(token)
+    name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
+    if name and key:
+        return SasKey(name, key)
+    missing = "SharedAccessKeyName" if not name else "SharedAccessKey"
+    raise _bad_connection_string(f"it has no {missing}=")
+
+
+def _bad_connection_string(what: str) -> ConnectionStringError:
+    return ConnectionStringError(
+        f"the connection string cannot be read: {what}",
+        hint="copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
+        "SharedAccessKeyName=<name>;SharedAccessKey=<key>",
+    )

@@ -1,0 +1,63 @@
+"""Durations: text such as `90s` or `PT1M`, and ticks of 100 ns."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from sbpair.errors import UsageError
+
+# The service refuses anything above this, and Python's timedelta, with its six decimals, rounds it up.
+TIMESPAN_MAX = "P10675199DT2H48M5.4775807S"
+TIMESPAN_MAX_DAYS = 10_675_199
+TICKS_PER_SECOND = 10_000_000
+
+
+def ticks(duration: str) -> int:
+    """The 100 ns ticks of a duration: `90s`, `1m`, `1.5h`, `1h30m`, `PT1M`, or a bare number of seconds.
+
+    Days are 24 hours; years and months, which have no fixed length, are refused. Raises UsageError.
+    """
+    text = duration.strip()
+    if number := _BARE_SECONDS.fullmatch(text):
+        parts = {"s": number.group(0)}
+    else:
+        match = _ISO_DURATION.fullmatch(text) or _SPOKEN_DURATION.fullmatch(text)
+        parts = {unit: value for unit, value in match.groupdict().items() if value} if match else {}
+    if not parts:
+        raise UsageError(f"{duration!r} is not a duration", hint="write 90s, 1m, 1h30m or PT1M")
+    return int(sum(Decimal(value) * _UNIT_SECONDS[unit] for unit, value in parts.items()) * TICKS_PER_SECOND)
+
+
+def iso_duration(count: int) -> str:
+    """Ticks as ISO 8601 text; anything from the days of TimeSpan.MaxValue on is that value."""
+    days, rest = divmod(count, 86_400 * TICKS_PER_SECOND)
+    if days >= TIMESPAN_MAX_DAYS:
+        return TIMESPAN_MAX
+    minutes, rest = divmod(rest, 60 * TICKS_PER_SECOND)
+    hours, minutes = divmod(minutes, 60)
+    whole, fraction = divmod(rest, TICKS_PER_SECOND)
+    seconds = f"{whole}.{fraction:07d}".rstrip("0").rstrip(".") if fraction else f"{whole or ''}"
+    time = "".join(f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M"), (seconds, "S")) if value)
+    return f"P{f'{days}D' if days else ''}{f'T{time}' if time else ''}" if days or time else "PT0S"
+
+
+_UNIT_SECONDS = {
+    "w": Decimal(604_800),
+    "d": Decimal(86_400),
+    "h": Decimal(3_600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}
+_N = r"\d{1,12}(?:\.\d{1,9})?"
+_BARE_SECONDS = re.compile(_N, re.ASCII)
+_ISO_DURATION = re.compile(
+    rf"P(?:(?P<w>{_N})W)?(?:(?P<d>{_N})D)?(?:T(?:(?P<h>{_N})H)?(?:(?P<m>{_N})M)?(?:(?P<s>{_N})S)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+_SPOKEN_DURATION = re.compile(
+    rf"(?:(?P<w>{_N})\s*w)?\s*(?:(?P<d>{_N})\s*d)?\s*(?:(?P<h>{_N})\s*h)?\s*(?:(?P<m>{_N})\s*m)?\s*"
+    rf"(?:(?P<s>{_N})\s*s)?\s*(?:(?P<ms>{_N})\s*ms)?",
+    re.ASCII | re.IGNORECASE,
+)

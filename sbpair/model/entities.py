@@ -1,0 +1,179 @@
+"""An application's own entities: queues, topics, subscriptions and rules, as they are asked for and as they are read.
+
+Frozen data, and nothing else. Only what both management clients, azure-servicebus and azure-mgmt-servicebus, can set is
+here. Durations are ISO 8601 text, as in QueueSpec; every default is the service's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import ClassVar
+
+from sbpair.model.durations import TIMESPAN_MAX
+from sbpair.model.queues import QueueSpec
+
+DEFAULT_RULE = "$Default"
+"""The rule that the service gives a new subscription: it takes every message."""
+
+EVERY_MESSAGE = "1=1"
+NO_MESSAGE = "1=0"
+
+
+@dataclass(frozen=True, slots=True)
+class Queue(QueueSpec):
+    """A queue with all that can be said of one; QueueSpec is as much of it as a backlog queue needs.
+
+    `max_message_size_in_kilobytes` is None for what the tier has by itself: 256, and 1024 on Premium. What
+    `enable_partitioning` makes of a size is not in `max_size_in_megabytes`, which is one part of it, also when read.
+    """
+
+    duplicate_detection_history_time_window: str = "PT10M"
+    enable_partitioning: bool = False
+    enable_express: bool = False
+    user_metadata: str = ""
+    max_message_size_in_kilobytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic. Sizes are as in Queue."""
+
+    kind: ClassVar[str] = "topic"
+
+    path: str
+    max_size_in_megabytes: int = 1024
+    default_message_time_to_live: str = TIMESPAN_MAX
+    auto_delete_on_idle: str = TIMESPAN_MAX
+    requires_duplicate_detection: bool = False
+    duplicate_detection_history_time_window: str = "PT10M"
+    enable_batched_operations: bool = True
+    support_ordering: bool = True
+    status: str = "Active"
+    enable_partitioning: bool = False
+    enable_express: bool = False
+    user_metadata: str = ""
+    max_message_size_in_kilobytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription of `topic`. Its size, duplicates and partitions are the topic's."""
+
+    kind: ClassVar[str] = "subscription"
+
+    topic: str
+    name: str
+    lock_duration: str = "PT1M"
+    max_delivery_count: int = 10
+    default_message_time_to_live: str = TIMESPAN_MAX
+    auto_delete_on_idle: str = TIMESPAN_MAX
+    dead_lettering_on_message_expiration: bool = False
+    dead_lettering_on_filter_evaluation_exceptions: bool = True
+    enable_batched_operations: bool = True
+    requires_session: bool = False
+    forward_to: str = ""
+    forward_dead_lettered_messages_to: str = ""
+    user_metadata: str = ""
+    status: str = "Active"
+
+    @property
+    def path(self) -> str:
+        return f"{self.topic}/Subscriptions/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Messages of which a SQL expression is true; every message by default."""
+
+    expression: str = EVERY_MESSAGE
+
+    def __str__(self) -> str:
+        return self.expression
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationFilter:
+    """Messages that have each of these properties with just this value. An empty one is not asked for.
+
+    `properties` are application properties, sorted by name; only text can be said to azure-mgmt-servicebus.
+    """
+
+    correlation_id: str = ""
+    message_id: str = ""
+    to: str = ""
+    reply_to: str = ""
+    label: str = ""
+    session_id: str = ""
+    reply_to_session_id: str = ""
+    content_type: str = ""
+    properties: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        system = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "properties")
+        return " and ".join(f"{name} = {value!r}" for name, value in (*system, *self.properties) if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of a subscription: what `filter` selects is taken, and changed by the SQL `action` where there is one."""
+
+    kind: ClassVar[str] = "rule"
+
+    topic: str
+    subscription: str
+    name: str
+    filter: SqlFilter | CorrelationFilter = SqlFilter()
+    action: str = ""
+
+    @property
+    def path(self) -> str:
+        return f"{self.topic}/Subscriptions/{self.subscription}/Rules/{self.name}"
+
+
+AnyEntity = Queue | Topic | Subscription | Rule
+Described = AnyEntity | QueueSpec
+
+
+def asking_for_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
+    """The same, partitioned."""
+    if isinstance(entity, (Queue, Topic)):
+        return replace(entity, enable_partitioning=True)
+    return Queue(**asdict(entity), enable_partitioning=True)
+
+
+NAMES = frozenset({"path", "topic", "subscription", "name"})
+"""The fields that say which entity is meant; all others are its properties."""
+
+PROPERTY_NAMES = {
+    "lock_duration": "LockDuration",
+    "max_size_in_megabytes": "MaxSizeInMegabytes",
+    "max_delivery_count": "MaxDeliveryCount",
+    "default_message_time_to_live": "DefaultMessageTimeToLive",
+    "auto_delete_on_idle": "AutoDeleteOnIdle",
+    "dead_lettering_on_message_expiration": "EnableDeadLetteringOnMessageExpiration",
+    "dead_lettering_on_filter_evaluation_exceptions": "EnableDeadLetteringOnFilterEvaluationExceptions",
+    "enable_batched_operations": "EnableBatchedOperations",
+    "requires_session": "RequiresSession",
+    "requires_duplicate_detection": "RequiresDuplicateDetection",
+    "duplicate_detection_history_time_window": "DuplicateDetectionHistoryTimeWindow",
+    "support_ordering": "SupportOrdering",
+    "forward_to": "ForwardTo",
+    "forward_dead_lettered_messages_to": "ForwardDeadLetteredMessagesTo",
+    "status": "Status",
+    "enable_partitioning": "EnablePartitioning",
+    "enable_express": "EnableExpress",
+    "user_metadata": "UserMetadata",
+    "max_message_size_in_kilobytes": "MaxMessageSizeInKilobytes",
+    "filter": "Filter",
+    "action": "Action",
+}
+"""The service's own names, which the portal, the articles and the old clients use."""
+
+DURATIONS = frozenset(
+    {
+        "lock_duration",
+        "default_message_time_to_live",
+        "auto_delete_on_idle",
+        "duplicate_detection_history_time_window",
+    }
+)

@@ -1,0 +1,161 @@
+"""A pair of namespaces, and how each of them is reached."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from sbpair.errors import NameInvalid, UsageError
+
+AMQP_PORT = 5672
+AMQPS_PORT = 5671
+
+MAX_BACKLOG_QUEUES = 10_000
+"""A namespace of the Standard tier holds no more entities than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class SasKey:
+    """A shared access key: who holds it can mint tokens for as long as the key lives."""
+
+    name: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SasToken:
+    """A ready-made `SharedAccessSignature …`: it cannot be renewed here when it expires."""
+
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whoever azure-identity's DefaultAzureCredential finds to be signed in."""
+
+
+Credential = SasKey | SasToken | Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One namespace of a pair, and how it is reached.
+
+    `name` is the namespace's own name (`contoso`), which backlog paths are made of. `authority` is the
+    host, with the port where the connection string has one; tokens are made out to it. `host` and `port`
+    are where to connect, which differ from it behind a proxy or a private link. `ca_file` holds the
+    certificates to trust instead of the machine's.
+    """
+
+    name: str
+    authority: str
+    host: str
+    port: int
+    tls: bool
+    credential: Credential
+    ca_file: str | None = None
+    emulator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two namespaces: messages for `primary` wait in backlog queues of `secondary` while it is away.
+
+    `failover_interval` and `ping_interval` are seconds.
+    """
+
+    name: str
+    primary: Endpoint
+    secondary: Endpoint
+    backlog_queues: int = 10
+    failover_interval: float = 60.0
+    ping_interval: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not _PAIR_NAME.fullmatch(self.name):
+            raise NameInvalid(
+                f"{self.name!r} cannot be the name of a pair",
+                hint="use up to 64 letters, digits, '.', '-' and '_', with a letter or a digit first",
+            )
+        if self.backlog_queues < 1:
+            raise UsageError(
+                f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at least 1",
+                hint="10 is the default, and what the original used",
+            )
+        if self.backlog_queues > MAX_BACKLOG_QUEUES:
+            raise UsageError(
+                f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at most"
+                f" {MAX_BACKLOG_QUEUES}",
+                hint="10 is the default, and what the original used",
+            )
+        self._check_seconds("failover_interval", self.failover_interval, 0, 3600)
+        self._check_seconds("ping_interval", self.ping_interval, 1, 1800)
+        if self.primary.authority.lower() == self.secondary.authority.lower():
+            raise UsageError(
+                f"pair {self.name!r}: the primary and the secondary are the same namespace",
+                hint="a backlog in the namespace that it stands in for would be away together with it",
+            )
+
+    def _check_seconds(self, option: str, value: float, minimum: int, limit: int) -> None:
+        if not minimum <= value <= limit:
+            raise UsageError(
+                f"pair {self.name!r}: {option} is {value:g} s, and must be from {minimum} s to {limit} s",
+                hint="60 s is the default, and what the original used",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceGroup:
+    """Where Azure Resource Manager keeps namespaces. Raises UsageError for what can be none."""
+
+    subscription: str
+    name: str
+
+    def __post_init__(self) -> None:
+        if not _SUBSCRIPTION.fullmatch(self.subscription):
+            raise UsageError(
+                f"{self.subscription!r} is not the id of a subscription",
+                hint="write it as 00000000-0000-0000-0000-000000000000: az account show --query id",
+            )
+        if not _RESOURCE_GROUP.fullmatch(self.name):
+            raise UsageError(
+                f"{self.name!r} is not the name of a resource group",
+                hint="up to 90 letters, digits, '.', '-', '_' and parentheses: az group list --query [].name",
+            )
+
+
+def first_label(host: str) -> str:
+    """`contoso` for `contoso.servicebus.windows.net`, lower-case as the service compares it.
+
+    An address has no labels, and stands for itself.
+    """
+    return host.lower() if is_address(host) else host.split(".", 1)[0].lower()
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address, which says nothing about a namespace's name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine itself."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def authority_of(host: str, port: int | None) -> str:
+    """`host[:port]` as it stands in a URL: an IPv6 address in brackets."""
+    bracketed = f"[{host}]" if ":" in host else host
+    return bracketed if port is None else f"{bracketed}:{port}"
+
+
+_SUBSCRIPTION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+_RESOURCE_GROUP = re.compile(r"[\w.()-]{0,89}[\w()-]")
+_PAIR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

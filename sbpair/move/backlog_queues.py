@@ -1,0 +1,44 @@
+"""Which backlog queues there are to empty. Reads only."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sbpair import backlog
+from sbpair.errors import EntityMissing, NotAuthorized
+from sbpair.move.events import QueuesFound
+
+if TYPE_CHECKING:
+    from sbpair.azure.interfaces import QueueControl
+    from sbpair.model.pair import Pair
+
+log = logging.getLogger(__name__)
+
+
+async def find(pair: Pair, control: QueueControl) -> QueuesFound:
+    """Every queue under the prefix where that may be asked, a stranded one too; else 0 to the count."""
+    primary = pair.primary.name
+    wanted = [backlog.queue_path(primary, index) for index in range(pair.backlog_queues)]
+    try:
+        states = await control.list_under(backlog.prefix(primary))
+    except NotAuthorized:
+        log.info("no Manage claim on %s: taking queues 0 to %d", pair.secondary.name, pair.backlog_queues - 1)
+        return QueuesFound(tuple(wanted), (), managed=False)
+    queues = sorted((state.spec.path for state in states), key=lambda path: _order(primary, path))
+    known = {path.lower() for path in wanted}
+    return QueuesFound(tuple(queues), tuple(path for path in queues if path.lower() not in known), managed=True)
+
+
+def none_there(pair: Pair) -> EntityMissing:
+    """What to say where there is none of them."""
+    return EntityMissing(
+        f"{pair.secondary.name} has no backlog queue of {pair.primary.name}",
+        entity=backlog.prefix(pair.primary.name),
+        hint="check the names of both namespaces; 'sbpair provision' creates the queues",
+    )
+
+
+def _order(primary: str, path: str) -> tuple[bool, int, str]:
+    index = backlog.index_of(primary, path)
+    return (index is None, index or 0, path)

@@ -1,0 +1,182 @@
+"""A message's raw sections as Facts, and a Send applied to them: what a move changes, and nothing else. Pure.
+
+Body, footer and every property and application property that is not named here keep their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sbpair.amqp import codec, splice
+from sbpair.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, Header, Properties, Sections
+from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
+from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
+from sbpair.errors import ProtocolError
+from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts, Send
+
+T = TypeVar("T")
+
+SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
+LOCKED_UNTIL, MESSAGE_STATE = "x-opt-locked-until", "x-opt-message-state"
+SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
+PARTITION_KEY = "x-opt-partition-key"
+ACTIVE, DEFERRED, SCHEDULED = range(3)
+
+SERVICE_ANNOTATIONS = frozenset(
+    (
+        ENQUEUED,
+        SEQUENCE_NUMBER,
+        "x-opt-enqueue-sequence-number",
+        LOCKED_UNTIL,
+        MESSAGE_STATE,
+        "x-opt-deadletter-source",
+    )
+)
+"""What the service writes on a message: it says where a message has been, and not what it is."""
+
+# Where these stand in the properties section.
+_ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
+
+
+def facts_of(queue: str, payload: bytes) -> tuple[Sections, Facts]:
+    """Split a delivery and say what is known of it. Raises ProtocolError for what is no message at all.
+
+    What is wrong inside of a section that a move reads or changes is the facts' flaw: `restored` is only for messages
+    without one, and does not fail for them.
+    """
+    sections = Sections.split(payload)
+    flaws: list[str] = []
+    _read("header", sections.read_header, flaws)
+    annotations = _read("message annotations", sections.read_message_annotations, flaws) or Map()
+    properties = _read("properties", sections.read_properties, flaws) or Properties()
+    aliases = _read("application properties", lambda: _aliases(sections), flaws)
+    facts = Facts(
+        queue=queue,
+        sequence_number=_number(annotations, SEQUENCE_NUMBER),
+        enqueued_at=_number(annotations, ENQUEUED),
+        message_id=_printable(text_of(properties.message_id)),
+        path=aliases.path if aliases and not flaws else None,
+        session_id=aliases.session_id if aliases else None,
+        ttl_ticks=aliases.ttl_ticks if aliases else None,
+        scheduled_at=aliases.scheduled_at if aliases else None,
+        size=len(payload),
+        content_type=properties.content_type,
+        flaw="; ".join(flaws),
+    )
+    return sections, facts
+
+
+def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
+    """The message as it was before it went into the backlog, encoded."""
+    return Sections(
+        header=header_of(sections.header, send.ttl_ms),
+        message_annotations=annotations_of(sections, send),
+        properties=properties_of(sections, send, now_ms),
+        application_properties=splice.without(sections.application_properties, among(ALIASES)),
+        body=sections.body,
+        footer=sections.footer,
+    ).join()
+
+
+def locked_until(sections: Sections) -> int:
+    """When the delivery's lock runs out, in ms since 1970; 0 where the service did not say."""
+    return _annotation(sections, LOCKED_UNTIL)
+
+
+def partition_key(sections: Sections) -> str | None:
+    key = (_read("message annotations", sections.read_message_annotations, []) or Map()).get(PARTITION_KEY)
+    return str(key) if isinstance(key, str) else None
+
+
+def sequence_number(sections: Sections) -> int:
+    return _annotation(sections, SEQUENCE_NUMBER)
+
+
+def enqueued_at(sections: Sections) -> int:
+    """In ms since 1970."""
+    return _annotation(sections, ENQUEUED)
+
+
+def is_deferred(sections: Sections) -> bool:
+    """Whether somebody has put the message aside: it counts, and is never delivered by itself."""
+    return message_state(sections) == DEFERRED
+
+
+def message_state(sections: Sections) -> int:
+    """ACTIVE, DEFERRED or SCHEDULED, as the service says it of a message that is only looked at."""
+    return _annotation(sections, MESSAGE_STATE)
+
+
+def _annotation(sections: Sections, name: str) -> int:
+    return _number(_read("message annotations", sections.read_message_annotations, []) or Map(), name)
+
+
+def _read(what: str, read: Callable[[], T], flaws: list[str]) -> T | None:
+    try:
+        return read()
+    except AliasError as error:
+        flaws.append(str(error))
+    except ProtocolError as error:
+        flaws.append(f"its {what} cannot be read: {error.message}")
+    return None
+
+
+def _aliases(sections: Sections) -> Aliases:
+    ours = among(ALIASES)
+    pairs = splice.map_pairs(sections.application_properties)
+    # The keys alone tell whether a value has to be decoded: one that is broken, and not ours, is none of our business.
+    return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if ours(key))
+
+
+def among(names: frozenset[str]) -> Callable[[Value], bool]:
+    # A key may be of any type, a list too, that no set takes.
+    return lambda key: isinstance(key, str) and key in names
+
+
+def _printable(text: str | None) -> str | None:
+    """Half a surrogate pair is a legal char to AMQP, and stops every terminal and file."""
+    return None if text is None else text.encode(errors="replace").decode()
+
+
+def _number(annotations: Map, name: str) -> int:
+    value = annotations.get(name)
+    return int(value) if isinstance(value, int) else 0
+
+
+def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
+    """The header as the sender wrote it, with its time to live back: nobody has delivered the message yet."""
+    had, ttl = Sections(header=raw).read_header(), None
+    if ttl_ms is not None:
+        ttl = min(ttl_ms, MAX_TTL_HEADER_MS)
+    elif had.ttl is not None and had.ttl != MAX_TTL_HEADER_MS:
+        # Nobody's alias, but somebody's wish all the same. The full value is what the service writes for "none".
+        ttl = had.ttl
+    if had.durable is None and had.priority is None and ttl is None:
+        return b""
+    return Header(durable=had.durable, priority=had.priority, ttl=ttl).encode()
+
+
+def annotations_of(sections: Sections, send: Send) -> bytes:
+    """The message annotations without the service's own, and with the schedule."""
+    doomed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
+    raw = splice.without(sections.message_annotations, among(doomed))
+    if send.scheduled_at is None:
+        return raw
+    return splice.with_pairs(raw, MESSAGE_ANNOTATIONS, {SCHEDULE: Timestamp(send.scheduled_at)})
+
+
+def properties_of(sections: Sections, send: Send, now_ms: int) -> bytes:
+    """The properties with their session back, and an expiry where it stands there."""
+    fields: dict[int, str | Timestamp] = {}
+    if send.session_id is not None:
+        fields[_GROUP_ID] = send.session_id
+    if send.ttl_ms is not None and _states_expiry(sections, send.ttl_ms):
+        fields[_CREATION] = Timestamp(now_ms)
+        fields[_ABSOLUTE_EXPIRY] = Timestamp(min(now_ms + send.ttl_ms, Timestamp.HIGH))
+    return splice.with_fields(sections.properties, PROPERTIES, fields) if fields else sections.properties
+
+
+def _states_expiry(sections: Sections, ttl_ms: int) -> bool:
+    """Whether the expiry is written out: where it does not fit the header, or where a stale one stands there."""
+    return ttl_ms > MAX_TTL_HEADER_MS or sections.read_properties().absolute_expiry_time is not None

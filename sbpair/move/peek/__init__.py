@@ -1,0 +1,1 @@
+"""Reading of queues without locks: peeked messages and lookups of their destinations."""

@@ -1,0 +1,123 @@
+"""The destinations of a backlog in the primary: whether they are there, and what they take. Reads only.
+
+Each is asked for once: by management where that may be done, else by opening a link to it over which nothing goes. Once
+nobody answers, nobody is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from sbpair.amqp_client.client import connect
+from sbpair.azure.interfaces import DestinationEntity
+from sbpair.errors import (
+    EntityMissing,
+    NotAuthorized,
+    ProtocolError,
+    SbpairError,
+    ServiceRefused,
+    Unavailable,
+    Unreachable,
+)
+from sbpair.move.message.route import DeadLetter, missing, refused
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from sbpair.amqp_client.client import AmqpClient, GetToken
+    from sbpair.azure.interfaces import DestinationControl
+    from sbpair.model.pair import Endpoint
+
+MAX_DESTINATIONS = 1_000
+"""How many destinations are told apart; what is for others is counted together, and not held against anything."""
+
+OTHERS = "*"
+"""Stands for all destinations beyond the most: no entity can have that path."""
+
+
+class DestinationLookup:
+    """The destinations in the primary, each asked for once: by management, else by a link over which nothing goes."""
+
+    def __init__(
+        self, endpoint: Endpoint, control: DestinationControl, stack: AsyncExitStack, get_token: GetToken | None
+    ) -> None:
+        self._endpoint = endpoint
+        self._control = control
+        self._stack = stack
+        self._get_token = get_token
+        self._names: dict[str, str] = {}
+        self._found: dict[str, DestinationEntity | DeadLetter | None] = {}
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._opening = asyncio.Lock()
+        self._wire: AmqpClient | None = None
+        self._managed = True
+        self.unanswered = ""
+
+    async def tier(self) -> str | None:
+        try:
+            return await self._control.tier()
+        except NotAuthorized:
+            return None
+        except Unavailable as error:
+            self._give_up(error)
+            return None
+
+    def name(self, path: str) -> str:
+        """What a destination is counted as: Service Bus compares paths without regard to case."""
+        path = path.strip("/")
+        if len(self._names) >= MAX_DESTINATIONS:
+            return self._names.get(path.lower(), OTHERS)
+        return self._names.setdefault(path.lower(), path)
+
+    def entities(self) -> dict[str, DestinationEntity]:
+        """Those that were found, by what they are counted as."""
+        return {self._names[name]: found for name, found in self._found.items() if isinstance(found, DestinationEntity)}
+
+    async def find(self, path: str) -> DestinationEntity | DeadLetter | None:
+        """What is there; what would become of a message where there is nothing; None where nobody says."""
+        name = self.name(path).lower()
+        if name == OTHERS:
+            return None
+        if name not in self._found:
+            async with self._asking[name]:
+                if name not in self._found:
+                    self._found[name] = await self._ask(path)
+        return self._found[name]
+
+    async def _ask(self, path: str) -> DestinationEntity | DeadLetter | None:
+        try:
+            return None if self.unanswered else await self._read(path)
+        except EntityMissing as error:
+            return missing(path, error.message)
+        except ServiceRefused as error:
+            return refused(path, error.message)
+        except (NotAuthorized, Unavailable, ProtocolError) as error:
+            self._give_up(error)
+            return None
+
+    async def _read(self, path: str) -> DestinationEntity:
+        if self._managed:
+            try:
+                return await self._control.get(path)
+            except NotAuthorized:
+                self._managed = False
+        return await self._by_link(path)
+
+    async def _by_link(self, path: str) -> DestinationEntity:
+        async with self._opening:
+            if self._wire is None:
+                connecting = connect(self._endpoint, get_token=self._get_token)
+                self._wire = await self._stack.enter_async_context(connecting)
+        try:
+            sender = await self._wire.sender(path)
+        except Unreachable:
+            if self._wire.error is not None:
+                raise
+            return DestinationEntity(path, is_topic=None, filters=None)  # it is there, and takes nothing for now
+        sender.close()
+        return DestinationEntity(path, is_topic=None, filters=None, message_bytes=sender.max_message_size or None)
+
+    def _give_up(self, error: SbpairError) -> None:
+        self.unanswered = self.unanswered or error.message

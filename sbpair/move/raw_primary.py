@@ -1,0 +1,193 @@
+"""The primary's side of the engine that moves bytes: links to its destinations, and batches of raw messages on them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
+from sbpair.amqp.types import Symbol
+from sbpair.amqp_client.client import AmqpClient, connect
+from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawSender
+from sbpair.errors import InDoubt, Unreachable
+from sbpair.move.destination_queue import key_of
+from sbpair.move.message.envelope import PARTITION_KEY
+
+if TYPE_CHECKING:
+    from sbpair.amqp_client.client import GetToken
+    from sbpair.amqp_client.raw_links import PendingSettlement
+    from sbpair.errors import SbpairError
+    from sbpair.model.pair import Endpoint
+    from sbpair.move.interface import Batch, RoutedMessage
+    from sbpair.move.message.decode import Content
+    from sbpair.move.message.route import Send
+
+MAX_SENDERS = 200
+"""How many links to the primary a lane keeps open."""
+
+ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
+"""What a batch may need around its members, and each of them around itself."""
+
+Now = Callable[[], float]
+
+_NOT_CONNECTED = Unreachable("there is no connection to the primary", hint="it may work a little later")
+
+
+class Sendable(Protocol):
+    """An arrival that has content: what is no message is sent nowhere."""
+
+    content: Content
+
+
+@dataclass(slots=True)
+class RawBatch:
+    """`format` is the message-format of `payload`: a batch's, or a single message's."""
+
+    count: int
+    payload: bytes
+    format: int = 0
+
+
+class RawPendingOutcome:
+    def __init__(self, link: RawDestinationLink, waiting: PendingSettlement, seconds: float) -> None:
+        self._link = link
+        self._waiting = waiting
+        self._seconds = seconds
+
+    async def outcome(self) -> None:
+        try:
+            await self._waiting.outcome(self._seconds)
+        except InDoubt:
+            self._link.spent = True
+            raise
+
+
+class RawDestinationLink:
+    """An open link to one destination. `spent`: a peer that did not answer on it is next asked on another one."""
+
+    def __init__(self, sender: RawSender, now: Now, answer_seconds: float) -> None:
+        self.sender = sender
+        self.spent = False
+        self._now = now
+        self._answer_seconds = answer_seconds
+
+    @property
+    def room(self) -> int:
+        return self.sender.credit
+
+    def pack(self, orders: Sequence[RoutedMessage]) -> RawBatch:
+        now_ms = int(self._now() * 1000)
+        pieces: list[bytes] = []
+        count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
+        for arrival, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", orders):
+            parts = arrival.content.restored(send, now_ms)
+            size = sum(map(len, parts))
+            left -= size + MEMBER_BYTES
+            if left < 0 and count:
+                break
+            count += 1
+            pieces.append(member_head(size))
+            pieces += parts
+        if count == 1:
+            return RawBatch(1, b"".join(pieces[1:]))
+        return RawBatch(count, b"".join((_envelope(orders[:count]), *pieces)), BATCH_FORMAT)
+
+    def post(self, parcel: Batch) -> RawPendingOutcome:
+        mine = cast("RawBatch", parcel)
+        return RawPendingOutcome(self, self.sender.post(mine.payload, message_format=mine.format), self._answer_seconds)
+
+
+def _envelope(orders: Sequence[RoutedMessage]) -> bytes:
+    """What is said of a batch as a whole: the key that its members share, by which the service finds the partition."""
+    first = orders[0]
+    key = key_of(first)
+    if key is None or any(key_of(order) != key for order in orders):
+        return b""
+    if first.send.session_id is not None:
+        return Properties(group_id=key).encode()
+    return encode_map(MESSAGE_ANNOTATIONS, {Symbol(PARTITION_KEY): key})
+
+
+class RawPrimary:
+    """The primary's side of a lane: a connection that is made anew when it has gone, and a sender a destination."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        get_token: GetToken | None = None,
+        now: Now = time.time,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self._connect = partial(connect, endpoint, get_token=get_token)
+        self._now = now
+        self._answer_seconds = answer_seconds
+        self._wire: AmqpClient | None = None
+        self._broken_off: SbpairError | None = None
+        self._open = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._links: dict[str, RawDestinationLink] = {}
+
+    async def ready(self, destination: str) -> RawDestinationLink:
+        link = await self._link(destination)
+        await link.sender.ready(seconds=self._answer_seconds)
+        return link
+
+    async def check(self) -> None:
+        """Connect and sign in, if that is still to be done. Raises AccessError, Unavailable."""
+        await self._connected()
+
+    @property
+    def broken(self) -> SbpairError | None:
+        return _NOT_CONNECTED if self._wire is None else self._wire.error
+
+    async def lost(self) -> None:
+        if self._wire is not None:
+            await self._wire.lost()
+
+    def break_off(self, error: SbpairError) -> None:
+        self._broken_off = error
+        if self._wire is not None:
+            self._wire.break_off(error)
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def _link(self, destination: str) -> RawDestinationLink:
+        # Service Bus compares paths without regard to case: one link serves every spelling.
+        name = destination.lower()
+        wire = await self._connected()
+        link = self._links.pop(name, None)
+        if link is None or link.spent or link.sender.error is not None:
+            if link is not None and link.sender.idle:
+                link.sender.close()
+            self._make_room()
+            link = RawDestinationLink(await wire.sender(destination), self._now, self._answer_seconds)
+        self._links[name] = link
+        return link
+
+    def _make_room(self) -> None:
+        """Let go of the link that was used least recently, where there are many."""
+        if len(self._links) >= MAX_SENDERS:
+            name = next((name for name, link in self._links.items() if link.sender.idle), None)
+            if name is not None:
+                self._links.pop(name).sender.close()
+
+    async def _connected(self) -> AmqpClient:
+        # Without a turn of the loop where there is nothing to do: see `Destination.ready`.
+        if self._wire is not None and self._wire.error is None:
+            return self._wire
+        async with self._opening:
+            if self._broken_off is not None:
+                raise self._broken_off
+            if self._wire is None or self._wire.error is not None:
+                self._links.clear()
+                self._wire = None
+                await self._open.aclose()
+                self._wire = await self._open.enter_async_context(self._connect())
+            return self._wire

@@ -1,0 +1,190 @@
+"""The backlog's side of the engine that moves bytes: a queue, received from by our own AMQP client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, cast
+
+from sbpair.amqp.message import Sections
+from sbpair.amqp_client.client import AmqpClient, lock_token
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
+from sbpair.errors import SbpairError
+from sbpair.model.message_key import NO_KEY
+from sbpair.move.interface import PeekedHeader
+from sbpair.move.message import envelope
+from sbpair.move.message.decode import Decoder
+from sbpair.move.service_clock import Now, ServiceClock
+
+if TYPE_CHECKING:
+    from sbpair.amqp.events import Delivery
+    from sbpair.amqp.performatives import Outcome
+    from sbpair.amqp_client.raw_links import RawReceiver
+    from sbpair.model.message_key import Key
+    from sbpair.move.interface import Failures, ReceivedMessage
+    from sbpair.move.message.decode import Content
+    from sbpair.move.message.route import Facts
+
+_MAX_RENEW = 100
+_PAGE = 100
+_id_of = attrgetter("id")
+_payload_of, _delivery_of = attrgetter("payload"), attrgetter("delivery")
+_number_of = attrgetter("sequence_number")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RawReceivedMessage:
+    """`content` is None for a delivery that is no message at all; its facts say so.
+
+    `payload` is the message as it came, where the source keeps it.
+    """
+
+    facts: Facts
+    lock_until: float
+    delivery: Delivery
+    content: Content | None
+    turn: int
+    partition_key: str | None = None
+    key: Key = NO_KEY
+    payload: bytes = b""
+
+
+class RawSource:
+    def __init__(
+        self, wire: AmqpClient, receiver: RawReceiver, queue: str, now: Now = time.time, *, keeps_payload: bool = False
+    ) -> None:
+        self.queue = queue
+        self._keeps_payload = keeps_payload
+        self._wire = wire
+        self._receiver = receiver
+        self._clock = ServiceClock(now)
+        self._loop = asyncio.get_running_loop()
+        self._opener = Decoder(queue)
+
+    @classmethod
+    async def open(cls, wire: AmqpClient, queue: str, *, keeps_payload: bool = False) -> RawSource:
+        """Receive from `queue`. `keeps_payload` is for whoever wants messages as they came."""
+        return cls(wire, await wire.receiver(queue), queue, keeps_payload=keeps_payload)
+
+    @property
+    def clock_ahead_ms(self) -> int:
+        return self._clock.ahead_ms
+
+    @property
+    def service_ms(self) -> int | None:
+        return self._clock.service_ms
+
+    @property
+    def error(self) -> SbpairError | None:
+        return self._receiver.error
+
+    @property
+    def broken(self) -> SbpairError | None:
+        return self._wire.error
+
+    async def lost(self) -> None:
+        await self._wire.lost()
+
+    def break_off(self, error: SbpairError) -> None:
+        self._wire.break_off(error)
+
+    def grant(self, limit: int) -> None:
+        # Credit costs a frame each time: there is no hurry while half of it is left.
+        if not limit // 2 < self._receiver.credit < limit:
+            self._receiver.grant(limit)
+
+    async def reopen(self) -> bool:
+        if not self._receiver.unused:
+            return False
+        self._receiver.close()
+        self._receiver = await self._wire.receiver(self.queue)
+        return True
+
+    def interrupt(self) -> None:
+        self._receiver.interrupt()
+
+    async def take(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
+        deliveries = await self._receiver.take(limit, seconds=seconds)
+        self._clock.look()
+        return self._arrivals(deliveries)
+
+    async def stop(self) -> None:
+        left = await self._receiver.stop()
+        while left:
+            try:
+                await self._receiver.settle(left, RELEASED)
+            except SbpairError as error:
+                log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
+            # What was still on its way must not overtake what goes back: behind this answer nothing comes any more.
+            left = self._receiver.left()
+
+    async def complete(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
+        return await self._settle(arrivals, ACCEPTED)
+
+    async def release(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
+        return await self._settle(arrivals, RELEASED)
+
+    async def dead_letter(self, arrival: ReceivedMessage, reason: str, description: str) -> None:
+        for _, error in await self._settle([arrival], dead_letter(reason, description)):
+            raise error
+
+    async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
+        mine = cast("Sequence[RawReceivedMessage]", arrivals)
+        for start in range(0, len(mine), _MAX_RENEW):
+            chunk = mine[start : start + _MAX_RENEW]
+            tokens = [lock_token(arrival.delivery.tag) for arrival in chunk]
+            moments = await self._wire.renew_locks(self.queue, tokens)
+            self._clock.look()
+            for arrival, until_ms in zip(chunk, moments, strict=False):
+                arrival.lock_until = self._clock.until(until_ms)
+
+    def pages(self) -> AsyncIterator[list[PeekedHeader]]:
+        return pages_of(self._wire, self.queue)
+
+    async def _settle(self, arrivals: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
+        mine = cast("Sequence[RawReceivedMessage]", arrivals)
+        # In the order in which they came: what stands together is settled in one word.
+        deliveries = sorted(map(_delivery_of, mine), key=_id_of)
+        failures = await self._receiver.settle_each(deliveries, outcome)
+        arrival_of = {arrival.delivery.id: arrival for arrival in mine} if failures else {}
+        return [(arrival_of[delivery.id], error) for delivery, error in failures]
+
+    def _arrivals(self, deliveries: list[Delivery]) -> list[RawReceivedMessage]:
+        if not deliveries:
+            return []
+        payloads = list(map(_payload_of, deliveries))
+        facts, contents, partition_keys, locks = zip(*self._opener.open_all(payloads), strict=True)
+        moments = map(self._clock.moments(locks).__getitem__, locks)
+        turns = map(_number_of, facts)
+        arrivals = list(map(RawReceivedMessage, facts, moments, deliveries, contents, turns, partition_keys))
+        for delivery in deliveries:
+            delivery.payload = b""
+        if self._keeps_payload:
+            for arrival, payload in zip(arrivals, payloads, strict=True):
+                arrival.payload = payload
+        if not all(contents):
+            for arrival in arrivals:
+                if arrival.content is None:
+                    arrival.facts = arrival.facts._replace(message_id=f"delivery {arrival.delivery.tag.hex()}")
+        return arrivals
+
+
+async def pages_of(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:
+    """What lies in a queue, locked or not, without receiving from it."""
+    start = 0
+    while payloads := await wire.peek(queue, start, _PAGE):
+        page = [_seen(Sections.split(payload)) for payload in payloads]
+        yield page
+        start = page[-1].sequence_number + 1
+
+
+def _seen(sections: Sections) -> PeekedHeader:
+    return PeekedHeader(
+        envelope.sequence_number(sections), envelope.enqueued_at(sections), envelope.is_deferred(sections)
+    )

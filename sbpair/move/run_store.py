@@ -1,0 +1,106 @@
+"""What a run keeps on disk, together: the lease, the state file, its own entry among the runs, and the journal.
+
+The law: the lease first, before anything is written, and last to be let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from sbpair.errors import SbpairError
+from sbpair.runs.database import RunDatabase, now_ms
+from sbpair.runs.journal import Journal
+from sbpair.runs.lease import Lease
+from sbpair.runs.run_log import RunEntry, new_id
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
+    from sbpair.move.receipt import Receipt
+
+INTERRUPTED = 130
+BUG = 1
+
+
+class RunStore:
+    """Opened for one run, as a context; without a directory, nothing is kept, and the journal is in memory.
+
+    `receipt` answers the figures as they are now. `may_send` raises where nothing may be sent for another reason than
+    this machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is
+    moved.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        directory: Path | None,
+        command: str,
+        receipt: Callable[[], Receipt],
+        *,
+        lease: bool = True,
+        run: str | None = None,
+        may_send: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.run = run or new_id(now_ms())
+        self.journal = Journal(run=self.run, may_send=may_send)
+        self._receipt = receipt
+        self._recorded: RunEntry | None = None
+        self._last: Receipt | None = None
+        with ExitStack() as stack:
+            if directory is not None:
+                self._open(stack, pair, directory, command, may_send, lease=lease)
+            self._opened = stack.pop_all()
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._opened:
+            if isinstance(error, SbpairError):
+                self.finish(error.exit_code, error=error.message)
+            elif isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+                self.finish(INTERRUPTED, stopped=True)
+            elif error is not None:
+                self.finish(BUG, error=type(error).__name__)
+
+    def record(self) -> None:
+        """Write the figures down, where they are not what they were."""
+        receipt = self._receipt()
+        if self._recorded is not None and receipt != self._last:
+            self._recorded.record(receipt.document())
+            self._last = receipt
+
+    def finish(self, exit_code: int, *, stopped: bool = False, error: str = "") -> None:
+        """Write down how the run ended; whatever raised through the context is written down by itself."""
+        if self._recorded is not None:
+            self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
+
+    def _open(
+        self,
+        stack: ExitStack,
+        pair: Pair,
+        directory: Path,
+        command: str,
+        may_send: Callable[[], None],
+        *,
+        lease: bool,
+    ) -> None:
+        if lease:
+            may_send = _both(stack.enter_context(Lease(directory, self.run)).check, may_send)
+        state = stack.enter_context(RunDatabase(directory, pair))
+        self._recorded = RunEntry(state, command, run_id=self.run)
+        stack.callback(self._recorded.close)
+        self.journal = Journal(state, run=self.run, left_behind=self._recorded.left_behind, may_send=may_send)
+        stack.callback(self.journal.close)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        first()
+        second()
+
+    return check
