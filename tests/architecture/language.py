@@ -1,0 +1,150 @@
+"""Checks of the language of docstrings, help and Markdown: `python tests/architecture/language.py [PATH ...]`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_SENTENCE_WORDS = 40
+MAX_TICS_PER_1000 = 2.0
+
+TICS = re.compile(
+    r"\b(what|whoever|nobody|somebody|(?:is|are|was|were|be) told|tells?|says?|that there (?:are|is)|made anew"
+    r"|goes by|of late|for want of|ha(?:s|ve) \w+ be)\b",
+    re.IGNORECASE,
+)
+"""Turns of phrase that make a reader stop. A few are right where nothing else is; the rate of all of them is bounded."""
+
+_NO_VERBS = """
+a an the this that these those it its they their there here one ones each every all any some many both either
+neither none no not nothing what whatever when whenever where wherever which whichever who whom whose why how whether
+if as at by for from in into of on onto out over per to under until unless up upon via with within without while
+and but or so than then thus also only just even still yet already again more most much less least few several
+such other another same own our we you he she his her them us i me my your is are was were has had does did can could
+may might must shall should will would seconds messages number numbers true false
+"""
+NO_VERBS = frozenset(_NO_VERBS.split())
+"""Words that no docstring of a function begins with: it begins with a verb."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text of the project: `kind` is function, property, class, module or prose."""
+
+    place: str
+    kind: str
+    text: str
+
+    @property
+    def words(self) -> int:
+        return len(re.findall(r"[A-Za-z]+", self.text))
+
+    @property
+    def tics(self) -> list[str]:
+        return [match.group(0) for match in TICS.finditer(prose_of(self.text))]
+
+
+def prose_of(text: str) -> str:
+    """Return `text` without code: fenced and indented blocks, `code spans`, tables' rules and links' targets."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"(?m)^(?: {4,}|\t).*$", "", text) if "```" in text else text
+    text = re.sub(r"`[^`]*`", "X", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Split prose into sentences. A table's cell, a list item and a heading each end one."""
+    for block in re.split(r"\n\s*\n|\n\s*(?=[-*|#]|\d+\. )|\|", prose_of(text)):
+        yield from re.split(r"(?<=[.!?:;])\s+", " ".join(block.split()))
+
+
+def long_sentences(text: str) -> list[str]:
+    """Return the sentences that go past the bound."""
+    return [each for each in sentences(text) if len(re.findall(r"[A-Za-z][\w'-]*", each)) > MAX_SENTENCE_WORDS]
+
+
+def docstrings(path: Path) -> Iterator[Text]:
+    """Yield every docstring of a Python file, attribute docstrings included."""
+    tree = ast.parse(path.read_text())
+    where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield Text(f"{where}:{getattr(node, 'lineno', 1)}", _kind(node), text)
+            for before, after in zip(node.body, node.body[1:], strict=False):
+                if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+                    value = after.value
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        yield Text(f"{where}:{after.lineno}", "attribute", value.value)
+
+
+def _kind(node: ast.AST) -> str:
+    if isinstance(node, ast.Module):
+        return "module"
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    names = {ast.unparse(each).rsplit(".", 1)[-1] for each in node.decorator_list}
+    return "property" if names & {"property", "cached_property"} else "function"
+
+
+def starts_wrong(text: Text) -> bool:
+    """Return whether a docstring's first word is one that it may not begin with.
+
+    A property's docstring names a value, as an attribute's does: a noun phrase is right there.
+    """
+    first = text.text.split()[0]
+    if first.strip("`*.,:") == "What":
+        return True
+    if text.kind != "function":
+        return False
+    word = first.strip("`*.,:;").lower()
+    return first.startswith("`") or word in NO_VERBS or not word[:1].isalpha()
+
+
+def python_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the Python files at or below these paths."""
+    return sorted(
+        file for path in paths for file in ([path] if path.suffix == ".py" else path.rglob("*.py")) if file.is_file()
+    )
+
+
+def rate(texts: Iterable[Text]) -> float:
+    """Return the tics per 1 000 words."""
+    texts = list(texts)
+    words = sum(each.words for each in texts)
+    return 1000 * sum(len(each.tics) for each in texts) / words if words else 0.0
+
+
+def main(arguments: list[str]) -> None:
+    """Print each finding and the figures."""
+    paths = [Path(each).resolve() for each in arguments] or [ROOT / "sbpair"]
+    texts = [each for file in python_files(paths) for each in docstrings(file)]
+    files = [file for path in paths for file in ([path] if path.suffix == ".md" else path.rglob("*.md"))]
+    texts += [Text(str(file), "prose", file.read_text()) for file in files if file.is_file()]
+    for each in texts:
+        if starts_wrong(each):
+            sys.stdout.write(
+                f"{each.place}: {each.kind} begins with {each.text.split()[0]!r}: {each.text.splitlines()[0][:70]}"
+                + "\n"
+            )
+        for sentence in long_sentences(each.text):
+            sys.stdout.write(f"{each.place}: {len(sentence.split())} words: {sentence[:90]}" + "\n")
+        if each.tics:
+            sys.stdout.write(f"{each.place}: {', '.join(each.tics)}" + "\n")
+    words = sum(each.words for each in texts)
+    sys.stdout.write(
+        f"{len(texts)} texts, {words} words, {rate(texts):.2f} tics per 1 000 words (at most {MAX_TICS_PER_1000})"
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
