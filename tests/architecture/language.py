@@ -18,7 +18,7 @@ TICS = re.compile(
     r"|goes by|of late|for want of|ha(?:s|ve) \w+ be)\b",
     re.IGNORECASE,
 )
-"""Turns of phrase that make a reader stop. A few are right where nothing else is; the rate of all of them is bounded."""
+"""Turns of phrase that make a reader stop. Some are right in their place, so only their rate is bounded."""
 
 _NO_VERBS = """
 a an the this that these those it its they their there here one ones each every all any some many both either
@@ -123,27 +123,26 @@ def rate(texts: Iterable[Text]) -> float:
     return 1000 * sum(len(each.tics) for each in texts) / words if words else 0.0
 
 
+def findings(texts: Iterable[Text]) -> Iterator[str]:
+    """Yield a line for each thing to rewrite."""
+    for each in texts:
+        if starts_wrong(each):
+            yield f"{each.place}: {each.kind} begins with {each.text.split()[0]!r}: {each.text.splitlines()[0][:70]}"
+        for sentence in long_sentences(each.text):
+            yield f"{each.place}: {len(sentence.split())} words: {sentence[:90]}"
+        if each.tics:
+            yield f"{each.place}: {', '.join(each.tics)}"
+
+
 def main(arguments: list[str]) -> None:
     """Print each finding and the figures."""
     paths = [Path(each).resolve() for each in arguments] or [ROOT / "sbpair"]
     texts = [each for file in python_files(paths) for each in docstrings(file)]
     files = [file for path in paths for file in ([path] if path.suffix == ".md" else path.rglob("*.md"))]
     texts += [Text(str(file), "prose", file.read_text()) for file in files if file.is_file()]
-    for each in texts:
-        if starts_wrong(each):
-            sys.stdout.write(
-                f"{each.place}: {each.kind} begins with {each.text.split()[0]!r}: {each.text.splitlines()[0][:70]}"
-                + "\n"
-            )
-        for sentence in long_sentences(each.text):
-            sys.stdout.write(f"{each.place}: {len(sentence.split())} words: {sentence[:90]}" + "\n")
-        if each.tics:
-            sys.stdout.write(f"{each.place}: {', '.join(each.tics)}" + "\n")
     words = sum(each.words for each in texts)
-    sys.stdout.write(
-        f"{len(texts)} texts, {words} words, {rate(texts):.2f} tics per 1 000 words (at most {MAX_TICS_PER_1000})"
-        + "\n"
-    )
+    figures = f"{len(texts)} texts, {words} words, {rate(texts):.2f} tics per 1 000 words (at most {MAX_TICS_PER_1000})"
+    sys.stdout.write("".join(f"{line}\n" for line in [*findings(texts), figures]))
 
 
 if __name__ == "__main__":
