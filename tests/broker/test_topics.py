@@ -146,7 +146,7 @@ def test_rules_have_names_that_differ(topic, monkeypatch) -> None:
         subscription.remove_rule("other")
     with pytest.raises(EntityNotFound):
         subscription.change_rule(SubscriptionRule("other"))
-    monkeypatch.setattr("sbpair.emulator.entities.topic.RULES_MOST", 2)
+    monkeypatch.setattr("sbpair.emulator.entities.topic.MAX_RULES", 2)
     subscription.add_rule(SubscriptionRule("second"))
     with pytest.raises(EntityFull):
         subscription.add_rule(SubscriptionRule("third"))
@@ -308,7 +308,7 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
 
 
 def test_there_are_only_so_many_subscriptions(topic, monkeypatch) -> None:
-    monkeypatch.setattr("sbpair.emulator.entities.topic.SUBSCRIPTIONS_MOST", 1)
+    monkeypatch.setattr("sbpair.emulator.entities.topic.MAX_SUBSCRIPTIONS", 1)
     topic.create_subscription("one")
     with pytest.raises(EntityFull):
         topic.create_subscription("two")

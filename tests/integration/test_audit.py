@@ -164,7 +164,7 @@ async def test_what_lies_in_a_backlog_is_told() -> None:
         assert made.unseen == ()
 
 
-@pytest.mark.parametrize(("most", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
+@pytest.mark.parametrize(("limit", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
 def test_no_more_is_looked_at_than_was_asked_for(limit: int, looked_at: int, saw_all: bool) -> None:
     @sync
     async def scenario() -> None:

@@ -516,7 +516,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sbpair import DedupReceiver, Pair
-from sbpair.model import endpoint_from_connection_string as at
+from sbpair.model.connection_string import endpoint_from_connection_string as at
 pair = Pair("p", at(os.environ["ONE"], name="contoso"), at(os.environ["OTHER"], name="contoso-dr"))
 with DedupReceiver(pair, "orders", store=sys.argv[1]) as receiver:
     if sys.argv[2] == "unrecorded":

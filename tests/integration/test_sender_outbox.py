@@ -243,7 +243,7 @@ SENDS = """
 import sys, warnings
 from azure.servicebus import ServiceBusMessage
 from sbpair import Pair, PairedClient
-from sbpair.model import endpoint_from_connection_string
+from sbpair.model.connection_string import endpoint_from_connection_string
 
 warnings.simplefilter("ignore")
 path, *ends = sys.argv[1:]

@@ -100,7 +100,7 @@ def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
-    monkeypatch.setattr("sbpair.replay.segment.PART_LEAST_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
     file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)])
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     assert len(groups) == min(shards, MAX_PARTS)
@@ -140,7 +140,7 @@ def test_few_small_messages_are_in_one_group_however_many_shards_there_are(tmp_p
 
 
 def test_what_failed_half_way_is_not_said_to_be_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.segment.PART_LEAST_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
     archive = Archive(str(tmp_path), "r1")
     archive.create()
     segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8)

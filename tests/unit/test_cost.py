@@ -74,7 +74,7 @@ def test_nothing_costs_more_than_the_dearest_or_less_than_nothing(tier, after, n
 
 
 @pytest.mark.parametrize(
-    ("tier", "number", "least", "most"),
+    ("tier", "number", "minimum", "limit"),
     [
         ("standard", 13_000_000, "0", "10.4"),
         ("standard", 14_000_000, "0.8", "11.2"),

@@ -222,10 +222,17 @@ def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
 
 def test_a_receipt_tells_its_own_operations_and_nobody_elses():
     tally = Tally()
-    for what, count in (("taken", 4), ("sent", 2), ("taken", 1), ("empty_receives", 3), ("looks", 1)):
+    for what, count in (("received", 4), ("sent", 2), ("received", 1), ("empty_receives", 3), ("management_calls", 1)):
         tally.spent(what, count)
     told = tally.receipt().document()["operations"]
-    assert told == {"taken": 5, "sent": 2, "renewals": 0, "empty_receives": 3, "looks": 1, "own": 11}
+    assert told == {
+        "received": 5,
+        "sent": 2,
+        "renewals": 0,
+        "empty_receives": 3,
+        "management_calls": 1,
+        "by_sbpair": 11,
+    }
 
 
 def test_what_is_gone_is_what_has_ended_outside_of_the_queue():

@@ -92,7 +92,7 @@ def test_without_a_limit_and_with_a_calm_service_nothing_waits(played):
     now = sum(amount for what, amount in calm if what == "wait")
     play(pace, calm, 1)
     assert pace.delay(now, 100_000) == 0.0
-    assert pace.max_batch(now) is None
+    assert pace.limit(now) is None
     assert pace.max_batch(now) >= 100_000
 
 
@@ -139,7 +139,7 @@ def test_filters_count():
 
 def test_the_two_namespaces_have_budgets_of_their_own():
     pace = RateLimiter(0.0, primary=500.0, secondary=100.0)
-    assert (pace.receivable(0.0), pace.max_batch(0.0)) == (20, 100.0)
+    assert (pace.receivable(0.0), pace.limit(0.0)) == (20, 100.0)
     pace.received(0.0, 30)
     assert (pace.receivable(0.0), pace.delay(0.0, 50)) == (0, 0.0)
     assert pace.receive_delay(0.0) == pytest.approx(0.11)
@@ -162,10 +162,10 @@ def test_a_busy_service_halves_the_pace_after_a_pause_and_gets_it_back_by_and_by
     pace = going(800)
     pace.busy(9.5)
     assert pace.paused(9.5) == pace.delay(9.5, 1) == BUSY_SECONDS
-    assert pace.max_batch(11.5) == 400
-    seen = [pace.max_batch(11.5 + second) for second in range(60)]
+    assert pace.limit(11.5) == 400
+    seen = [pace.limit(11.5 + second) for second in range(60)]
     assert all(later - earlier == pytest.approx(400 / RECOVERY_SECONDS) for earlier, later in pairwise(seen))
-    assert pace.max_batch(11.5 + RECOVERY_SECONDS) == pytest.approx(800)
+    assert pace.limit(11.5 + RECOVERY_SECONDS) == pytest.approx(800)
 
 
 def test_what_many_lanes_hear_at_once_counts_once():
@@ -173,7 +173,7 @@ def test_what_many_lanes_hear_at_once_counts_once():
     for _ in range(50):
         pace.busy(9.5)
         pace.busy(10.0)
-    assert pace.max_batch(12.0) == pytest.approx(400, rel=0.05)
+    assert pace.limit(12.0) == pytest.approx(400, rel=0.05)
     assert pace.paused(9.5) == BUSY_SECONDS
 
 
@@ -182,7 +182,7 @@ def test_a_service_that_stays_busy_is_left_alone_for_longer_and_longer_but_not_f
     for _ in range(12):
         pace.busy(now)
         pauses.append(pace.paused(now))
-        limits.append(pace.max_batch(now))
+        limits.append(pace.limit(now))
         now += pace.paused(now)
     assert pauses[:5] == [2.0, 4.0, 8.0, 10.0, 10.0]
     assert limits[0] == 400
@@ -198,7 +198,7 @@ def test_a_rate_below_the_least_still_holds_when_the_service_is_busy(rate, busy_
     for seconds in busy_after:
         now += seconds
         pace.busy(now)
-        assert pace.max_batch(now) == rate
+        assert pace.limit(now) == rate
 
 
 @given(st.floats(1, 50_000), st.lists(st.floats(0, 20), max_size=20))
@@ -207,8 +207,8 @@ def test_a_pace_that_was_slowed_down_comes_back_to_its_rate(rate, busy_after):
     for seconds in busy_after:
         now += seconds
         pace.busy(now)
-        assert MIN_RATE <= pace.max_batch(now) <= rate
-    assert pace.max_batch(now + MAX_BUSY_SECONDS + rate / 10) == rate
+        assert MIN_RATE <= pace.limit(now) <= rate
+    assert pace.limit(now + MAX_BUSY_SECONDS + rate / 10) == rate
 
 
 # What is asked for

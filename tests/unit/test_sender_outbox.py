@@ -90,7 +90,7 @@ def test_one_that_is_refused_stays_lets_others_pass_and_comes_again(path: Path) 
     box.close()
 
 
-@pytest.mark.parametrize("bounds", [{"messages_most": 3}, {"bytes_most": 7}])
+@pytest.mark.parametrize("bounds", [{"max_messages": 3}, {"max_bytes": 7}])
 def test_a_full_outbox_takes_none_of_what_has_no_room_and_says_so(path: Path, bounds: Any) -> None:
     box = Outbox(path, a_pair(), **bounds)
     box.put("orders", [b"aa", b"bb"])
@@ -161,7 +161,7 @@ def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path, wrong: str) -> No
         Outbox(tmp_path / wrong if wrong else wrong, a_pair())
 
 
-@pytest.mark.parametrize("bounds", [{"messages_most": 0}, {"bytes_most": -1}, {"messages_most": True}])
+@pytest.mark.parametrize("bounds", [{"max_messages": 0}, {"max_bytes": -1}, {"max_messages": True}])
 def test_bounds_that_are_none_are_refused(path: Path, bounds: Any) -> None:
     with pytest.raises(UsageError, match="outbox_"):
         Outbox(path, a_pair(), **bounds)
@@ -277,7 +277,8 @@ TestOutboxAgainstTheModel.settings = settings(max_examples=15, stateful_step_cou
 
 CHILD = """
 import os, signal, sys
-from sbpair.model import Pair, endpoint_from_connection_string
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
 from sbpair.failover.outbox import Outbox
 
 what, path, kill_at, *ends = sys.argv[1:]

@@ -112,6 +112,14 @@ def rule_xml(rule: SubscriptionRule) -> str:
     )
 
 
+TYPE_NAMES = {
+    TrueRuleFilter: "TrueFilter",
+    FalseRuleFilter: "FalseFilter",
+    SqlRuleFilter: "SqlFilter",
+    CorrelationRuleFilter: "CorrelationFilter",
+}
+
+
 def filter_xml(shown: Filter) -> str:
     if isinstance(shown, CorrelationRuleFilter):
         texts = "".join(element(name, getattr(shown, field)) for field, name in CORRELATED.items())
@@ -119,7 +127,7 @@ def filter_xml(shown: Filter) -> str:
         content = texts + properties
     else:
         content = _sql(shown.expression, shown.parameters if isinstance(shown, SqlRuleFilter) else ())
-    return f'<Filter i:type="{type(shown).__name__}">{content}</Filter>'
+    return f'<Filter i:type="{TYPE_NAMES[type(shown)]}">{content}</Filter>'
 
 
 def action_xml(action: SqlAction | None) -> str:
