@@ -31,8 +31,8 @@ __all__ = [
 _HOMES = {
     "ActiveSender": "sbpair.replication.sync",
     "DedupReceiver": "sbpair.replication.sync",
-    "Endpoint": "sbpair.model",
-    "Pair": "sbpair.model",
+    "Endpoint": "sbpair.model.pair",
+    "Pair": "sbpair.model.pair",
     "PairedClient": "sbpair.failover.sync",
     "PassiveSender": "sbpair.replication.sync",
     "load_pair": "sbpair.config",

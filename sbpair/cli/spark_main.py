@@ -1,4 +1,4 @@
-"""The file for spark-submit: `spark-submit … submitted.py replay run …`, in the words of the command line."""
+"""The file for spark-submit: `spark-submit … spark_main.py replay run …`, in the words of the command line."""
 
 import runpy
 import sys

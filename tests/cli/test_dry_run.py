@@ -74,8 +74,8 @@ def test_the_document_adds_up_and_the_exit_code_says_whether_anything_would_be_d
     assert sum(each["messages"] for each in told["dead_letters"]) == lost
     assert told["limits"] == {"rate": None, "primary_credits": 500.0, "secondary_credits": 500.0}
     assert told["tiers"] == {"primary": "Standard", "secondary": "Standard"}
-    assert told["operations"]["own"] == 5 * 3 + lost * 2 + 2
-    assert told["cost"]["own"]["least"] <= told["cost"]["own"]["most"]
+    assert told["operations"]["by_sbpair"] == 5 * 3 + lost * 2 + 2
+    assert told["cost"]["by_sbpair"]["minimum"] <= told["cost"]["by_sbpair"]["maximum"]
     assert 0 <= told["newest_seconds"] <= told["oldest_seconds"]
 
 

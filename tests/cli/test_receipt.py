@@ -19,7 +19,7 @@ def test_only_what_is_not_zero_everywhere_is_told() -> None:
     tally.ended("c/t/0", "released")
     tally.received("c/t/2", 1)
     tally.sent("c/t/2", "bil\x1bling", 1, 100)
-    tally.spent("taken", 26)
+    tally.spent("received", 26)
     tally.spent("sent", 12)
     assert written(tally) == [
         "",

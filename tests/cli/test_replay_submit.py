@@ -83,7 +83,7 @@ def test_the_command_has_the_settings_and_no_secret_and_nothing_is_done(
     at = command.index("replay")
     assert command[at:] == ["replay", *said]
     program, job = Path(command[0]), Path(command[at - 1])
-    assert (program.name, program.exists(), job.name, job.exists()) == ("spark-submit", True, "submitted.py", True)
+    assert (program.name, program.exists(), job.name, job.exists()) == ("spark-submit", True, "spark_main.py", True)
     settings = dict(word.split("=", 1) for before, word in pairwise(command[:at]) if before == "--conf")
     assert settings["spark.speculation"] == "false"
     assert settings["spark.executor.memory"] == "4g"

@@ -49,7 +49,7 @@ def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) 
         assert [each["sent"] for each in lines if each["event"] == "destination-progress"] == [3]
         [receipt] = [json.loads(line) for line in out.splitlines()]
         assert (receipt["schema"], receipt["sent"]) == ("sbpair/syphon/1", 3)
-        assert receipt["operations"]["taken"] == 6
+        assert receipt["operations"]["received"] == 6
         assert receipt["operations"]["sent"] == 3
 
     on_a_pair(tmp_path, check)

@@ -47,4 +47,4 @@ def _operations(spent: Mapping[str, int]) -> str:
         ("management_calls", "to count and peek"),
     )
     said = ", ".join(f"{spent[name]} {text}" for name, text in words if spent.get(name))
-    return f"billable operations: {spent.get('own', 0)}{f' ({said})' if said else ''}"
+    return f"billable operations: {spent.get('by_sbpair', 0)}{f' ({said})' if said else ''}"
