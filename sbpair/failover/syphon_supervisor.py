@@ -41,8 +41,8 @@ class SyphonOptions:
 
     state: Path | None = None
     lease_queue: str | None = None
-    terms: MoveLimits | None = None
-    hold: int = 1_000
+    limits: MoveLimits | None = None
+    max_held: int = 1_000
     ordered: bool = True
     allow_missing: bool = False
     on_event: Callable[[SyphonEvent], None] = lambda _event: None
@@ -84,11 +84,11 @@ class SyphonSupervisor:
                 stop=self.stop,
                 hurry=self.hurry,
                 on_event=options.on_event,
-                hold=options.hold,
+                max_held=options.max_held,
                 state=options.state,
                 lease_queue=options.lease_queue,
                 ordered=options.ordered,
-                terms=options.terms,
+                limits=options.limits,
                 allow_missing=options.allow_missing,
             )
         except SbpairError as error:
@@ -135,8 +135,8 @@ class SyphonMixin(Generic[S]):
         *,
         state: Path | None = None,
         lease_queue: str | None = None,
-        terms: MoveLimits | None = None,
-        hold: int = 1_000,
+        limits: MoveLimits | None = None,
+        max_held: int = 1_000,
         ordered: bool = True,
         allow_missing: bool = False,
         on_event: Callable[[SyphonEvent], None] = lambda _event: None,
@@ -151,5 +151,7 @@ class SyphonMixin(Generic[S]):
             raise ValueError("the client has been closed: make another one")
         if self._syphon is not None and self._syphon.running:
             raise UsageError("this client has a syphon already", hint="one brings all of the backlog back")
-        self._syphon = self._begun(SyphonOptions(state, lease_queue, terms, hold, ordered, allow_missing, on_event))
+        self._syphon = self._begun(
+            SyphonOptions(state, lease_queue, limits, max_held, ordered, allow_missing, on_event)
+        )
         return self._syphon

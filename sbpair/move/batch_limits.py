@@ -14,11 +14,11 @@ class BatchLimits:
     more for what stands between.
     """
 
-    moving: int
+    prefetch: int
     min_round: int
-    whole: int
-    settled: int
+    min_contiguous: int
+    max_unsettled: int
 
 
-USUAL = BatchLimits(moving=480, min_round=50, whole=100, settled=400)
+DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=480, min_round=50, min_contiguous=100, max_unsettled=400)
 """Of a lane: more costs memory and gains nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
-from sbpair.move.interface import arrival_of, key_of, size_of
+from sbpair.move.interface import get_key, get_message, get_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ class BatchSend:
 
     def __init__(self, orders: Sequence[RoutedMessage], parcel: Batch) -> None:
         self.orders = orders
-        self.arrivals: list[ReceivedMessage] = list(map(arrival_of, orders))
-        self.keys: list[Key] = list(map(key_of, self.arrivals))
+        self.arrivals: list[ReceivedMessage] = list(map(get_message, orders))
+        self.keys: list[Key] = list(map(get_key, self.arrivals))
         self.number = 0
         self._parcel = parcel
         self._answer: PendingOutcome | None = None
@@ -32,12 +32,12 @@ class BatchSend:
     @property
     def size(self) -> int:
         """Bytes that its messages have in the backlog."""
-        return sum(map(size_of, self.arrivals))
+        return sum(map(get_size, self.arrivals))
 
     def depart(self, link: DestinationLink) -> SbpairError | None:
         """Leave now; answers why not, where it has not left."""
         try:
-            self._answer = link.post(self._parcel)
+            self._answer = link.send(self._parcel)
         except SbpairError as error:
             return error
         return None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair.move.batch_limits import USUAL, BatchLimits
+from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS, BatchLimits
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import Tally
 from sbpair.move.wrong_primary import WrongPrimaryBreaker
@@ -34,14 +34,14 @@ class MoveContext:
     tally: Tally = field(default_factory=Tally)
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[SyphonEvent], None] = lambda _event: None
-    stride: BatchLimits = USUAL
-    hold: int = 1_000
-    hold_bytes: int = 16 * 1024 * 1024
+    batch_limits: BatchLimits = DEFAULT_BATCH_LIMITS
+    max_held: int = 1_000
+    max_held_bytes: int = 16 * 1024 * 1024
     jitter: Callable[[], float] = random.random
     ordered: bool = True
     ttl: TimeToLive = TimeToLive.ORIGINAL
-    pace: RateLimiter | None = None
-    cost: Cost | None = None
+    rate_limiter: RateLimiter | None = None
+    send_cost: Cost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
-    guard: WrongPrimaryBreaker = field(default_factory=WrongPrimaryBreaker)
-    refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)
+    breaker: WrongPrimaryBreaker = field(default_factory=WrongPrimaryBreaker)
+    dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

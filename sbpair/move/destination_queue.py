@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sbpair.move.batch_limits import USUAL
-from sbpair.move.interface import turn_of
+from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
+from sbpair.move.interface import get_ordinal
 
 if TYPE_CHECKING:
     from sbpair.move.interface import ReceivedMessage, RoutedMessage
@@ -27,7 +27,9 @@ class DestinationQueue:
     `cost` is what a message costs in credits, once that is known.
     """
 
-    def __init__(self, destination: str, *, ordered: bool = True, min_round: int = USUAL.min_round) -> None:
+    def __init__(
+        self, destination: str, *, ordered: bool = True, min_round: int = DEFAULT_BATCH_LIMITS.min_round
+    ) -> None:
         self.destination = destination
         self.failures = 0
         self.resting: str | None = None
@@ -55,8 +57,8 @@ class DestinationQueue:
 
     def add(self, orders: Sequence[RoutedMessage]) -> None:
         """Messages have come; one that comes again has its old place, in front of those behind it in the backlog."""
-        come = sorted(orders, key=turn_of)
-        if self._waiting and come[0].turn < self._waiting[-1].turn:
+        come = sorted(orders, key=get_ordinal)
+        if self._waiting and come[0].ordinal < self._waiting[-1].ordinal:
             self.put_back(come)
         else:
             self._waiting += come
@@ -71,16 +73,16 @@ class DestinationQueue:
 
     def put_back(self, orders: Iterable[RoutedMessage]) -> None:
         """What did not get through waits again, in its old place: in front of what came later."""
-        back = sorted(orders, key=turn_of)
-        if back and self._waiting and back[-1].turn > self._waiting[0].turn:
-            self._waiting = deque(sorted([*back, *self._waiting], key=turn_of))
+        back = sorted(orders, key=get_ordinal)
+        if back and self._waiting and back[-1].ordinal > self._waiting[0].ordinal:
+            self._waiting = deque(sorted([*back, *self._waiting], key=get_ordinal))
         else:
             self._waiting.extendleft(reversed(back))
 
     def drop(self, arrival: ReceivedMessage) -> bool:
         """Take one that waits off the road, for it is no longer ours. False where it does not wait."""
         for order in self._waiting:
-            if order.arrival is arrival:
+            if order.message is arrival:
                 self._waiting.remove(order)
                 return True
         return False
@@ -93,7 +95,7 @@ class DestinationQueue:
         closed: set[str | int | None] = set()
         kept: list[RoutedMessage] = []
         for order in self.take(min(limit, MAX_ROUND)):
-            alone = self._singly or order.turn in self._suspects
+            alone = self._singly or order.ordinal in self._suspects
             key = self._key(order, alone=alone)
             group = groups.get(key)
             if key in closed or (alone and group) or (group is None and len(groups) == max_groups):
@@ -109,28 +111,28 @@ class DestinationQueue:
     def _key(self, order: RoutedMessage, *, alone: bool) -> str | int | None:
         """What messages have in common that may not overtake each other."""
         if alone and not self._ordered:
-            return order.turn
-        return key_of(order) if self._keyed else None
+            return order.ordinal
+        return partition_key_of(order) if self._keyed else None
 
     # What the destination has said.
 
     def refused_together(self, orders: Sequence[RoutedMessage]) -> None:
         """It does not take these in one batch: one of them is to blame, or the batch. Each goes alone now."""
-        self._suspects.update(order.turn for order in orders)
+        self._suspects.update(order.ordinal for order in orders)
         self._blameless = True
-        self._mixed = len({key_of(order) for order in orders}) > 1
+        self._mixed = len({partition_key_of(order) for order in orders}) > 1
 
     def answered_alone(self, order: RoutedMessage, *, accepted: bool) -> None:
         """One that was refused together with others has left by itself. Where none is to blame, it is the batch."""
-        if order.turn not in self._suspects:
+        if order.ordinal not in self._suspects:
             return
-        self._suspects.discard(order.turn)
+        self._suspects.discard(order.ordinal)
         self._blameless = self._blameless and accepted
         if not self._suspects and self._blameless:
             self._singly = self._singly or not self._mixed
             self._keyed = self._keyed or self._mixed
 
 
-def key_of(order: RoutedMessage) -> str | None:
+def partition_key_of(order: RoutedMessage) -> str | None:
     """What decides on the partition of a message in a partitioned entity, unless it detects duplicates."""
-    return order.send.session_id or order.arrival.partition_key
+    return order.send.session_id or order.message.partition_key

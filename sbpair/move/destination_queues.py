@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sbpair.move.batch_limits import USUAL
+from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
 from sbpair.move.destination_queue import DestinationQueue
-from sbpair.move.interface import turn_of
+from sbpair.move.interface import get_ordinal
 
 if TYPE_CHECKING:
     from sbpair.move.interface import ReceivedMessage
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class DestinationQueues:
     """One for each destination that something was ever sent to, made when it is first asked for."""
 
-    def __init__(self, guard: WrongPrimaryBreaker, *, ordered: bool, min_round: int = USUAL.min_round) -> None:
+    def __init__(
+        self, guard: WrongPrimaryBreaker, *, ordered: bool, min_round: int = DEFAULT_BATCH_LIMITS.min_round
+    ) -> None:
         self._guard = guard
         self._ordered = ordered
         self._min_round = min_round
@@ -46,7 +48,7 @@ class DestinationQueues:
         """Whether anybody sends."""
         return any(road.workers for road in self)
 
-    def resting(self) -> list[DestinationQueue]:
+    def backing_off(self) -> list[DestinationQueue]:
         """Those that take nothing for now."""
         return [road for road in self if road.resting is not None]
 
@@ -56,7 +58,7 @@ class DestinationQueues:
 
     def waiting(self) -> list[ReceivedMessage]:
         """What nothing is done with."""
-        return [order.arrival for road in self for order in road]
+        return [order.message for road in self for order in road]
 
     def drop(self, arrival: ReceivedMessage) -> bool:
         """Take one that waits off its road, for it is no longer ours. False where it waits on none."""
@@ -64,8 +66,8 @@ class DestinationQueues:
 
     def drop_youngest(self) -> ReceivedMessage | None:
         """Take the last one of all that wait off its road."""
-        youngest = max((order for road in self for order in road), key=turn_of, default=None)
+        youngest = max((order for road in self for order in road), key=get_ordinal, default=None)
         if youngest is None:
             return None
-        self.to(youngest.send.destination).drop(youngest.arrival)
-        return youngest.arrival
+        self.to(youngest.send.destination).drop(youngest.message)
+        return youngest.message

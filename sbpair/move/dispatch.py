@@ -42,7 +42,7 @@ class Dispatcher:
         self._max_workers = 1 if ordered else UNORDERED_ROUNDS
         self._gathering = False
 
-    def set_out(self, road: DestinationQueue) -> None:
+    def schedule(self, road: DestinationQueue) -> None:
         """Begin to send, now or soon."""
         if self._may_begin(road):
             if road.is_due:
@@ -74,4 +74,4 @@ class Dispatcher:
         finally:
             road.workers -= 1
             self._changed.set()
-        self.set_out(road)
+        self.schedule(road)

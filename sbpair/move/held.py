@@ -11,7 +11,7 @@ from operator import is_
 from typing import TYPE_CHECKING
 
 from sbpair.errors import MessageLockLost, SbpairError
-from sbpair.move.interface import key_of, size_of
+from sbpair.move.interface import get_key, get_size
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
@@ -24,7 +24,7 @@ RENEW_LEFT_SECONDS = 25.0
 """Locks are renewed when this much is left of them."""
 
 
-RENEW_REST_SECONDS = 1.0
+MIN_RENEW_INTERVAL_SECONDS = 1.0
 """How often locks are looked at in the worst case: those of a queue whose lock is shorter than what should be left."""
 
 
@@ -75,7 +75,7 @@ class HeldMessages:
     def take_all(self, arrivals: dict[Key, ReceivedMessage]) -> None:
         """Take deliveries over, none of which is of a message that is in hand."""
         self._by_key.update(arrivals)
-        sizes = list(map(size_of, arrivals.values()))
+        sizes = list(map(get_size, arrivals.values()))
         self.bytes += sum(sizes)
         self.largest = max([self.largest, *sizes])
 
@@ -103,13 +103,13 @@ class HeldMessages:
 
     def let_go_all(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Of what is in hand."""
-        keys = list(map(key_of, arrivals))
+        keys = list(map(get_key, arrivals))
         if not all(map(is_, map(self._by_key.get, keys), arrivals)):
             for arrival in arrivals:
                 self.let_go(arrival)
             return
         deque(map(self._by_key.__delitem__, keys), maxlen=0)
-        self.bytes -= sum(map(size_of, arrivals))
+        self.bytes -= sum(map(get_size, arrivals))
 
     async def keep_locks(self, source: MessageSource, tally: Tally) -> None:
         """Renew locks until cancelled."""
@@ -122,7 +122,7 @@ class HeldMessages:
                 continue
             # A lock that is taken later runs out later: nothing that arrives while this sleeps is more urgent.
             soonest = min(arrival.lock_until for arrival in locked)
-            await asyncio.sleep(max(RENEW_REST_SECONDS, soonest - RENEW_LEFT_SECONDS - loop.time()))
+            await asyncio.sleep(max(MIN_RENEW_INTERVAL_SECONDS, soonest - RENEW_LEFT_SECONDS - loop.time()))
             due = loop.time() + RENEW_LEFT_SECONDS
             await self._renew([each for each in self if 0.0 < each.lock_until <= due], source, tally)
 

@@ -21,25 +21,25 @@ class ReceivedMessage(Protocol):
     key: Key
 
     @property
-    def turn(self) -> int:
+    def ordinal(self) -> int:
         """Its place among those of its source."""
 
 
 class RoutedMessage(NamedTuple):
     """A delivery, and where its message is to go. `turn` is the delivery's."""
 
-    arrival: ReceivedMessage
+    message: ReceivedMessage
     send: Send
-    turn: int
+    ordinal: int
 
 
 # For `map`: what is done for every message is done by calls for many of them.
-facts_of: Callable[[ReceivedMessage], Facts] = attrgetter("facts")
-key_of: Callable[[ReceivedMessage], Key] = attrgetter("key")
-size_of: Callable[[ReceivedMessage], int] = attrgetter("facts.size")
-lock_of: Callable[[RoutedMessage], float] = attrgetter("arrival.lock_until")
-arrival_of: Callable[[RoutedMessage], ReceivedMessage] = attrgetter("arrival")
-turn_of: Callable[[ReceivedMessage | RoutedMessage], int] = attrgetter("turn")
+get_facts: Callable[[ReceivedMessage], Facts] = attrgetter("facts")
+get_key: Callable[[ReceivedMessage], Key] = attrgetter("key")
+get_size: Callable[[ReceivedMessage], int] = attrgetter("facts.size")
+get_lock_until: Callable[[RoutedMessage], float] = attrgetter("message.lock_until")
+get_message: Callable[[RoutedMessage], ReceivedMessage] = attrgetter("message")
+get_ordinal: Callable[[ReceivedMessage | RoutedMessage], int] = attrgetter("ordinal")
 
 
 class PeekedHeader(NamedTuple):
@@ -60,10 +60,10 @@ class SideConnection(Protocol):
     def broken(self) -> SbpairError | None:
         """Why there is no connection at this moment; None where there is one."""
 
-    async def lost(self) -> None:
+    async def wait_lost(self) -> None:
         """Wait until the connection that there is has gone."""
 
-    def break_off(self, error: SbpairError) -> None:
+    def abort(self, error: SbpairError) -> None:
         """End the connection at once, and make none any more: whoever waits for an answer is told this error."""
 
 
@@ -87,7 +87,7 @@ class MessageSource(SideConnection, Protocol):
     def grant(self, limit: int) -> None:
         """Let there be at most that many deliveries that nobody has taken."""
 
-    async def take(self, limit: int, *, seconds: float) -> Sequence[ReceivedMessage]:
+    async def receive(self, limit: int, *, seconds: float) -> Sequence[ReceivedMessage]:
         """What has come, waiting up to `seconds` for the first; [] when nothing did. Raises Unavailable."""
 
     async def reopen(self) -> bool:
@@ -97,7 +97,7 @@ class MessageSource(SideConnection, Protocol):
         """
 
     def interrupt(self) -> None:
-        """Make a `take` that waits answer now."""
+        """Make a `receive` that waits answer now."""
 
     async def stop(self) -> None:
         """Let nothing more come until the next `grant`; give back what came and nobody took. Raises nothing."""
@@ -113,7 +113,7 @@ class MessageSource(SideConnection, Protocol):
     async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Renew locks; sets each one's `lock_until`. Raises MessageLockLost where one is gone."""
 
-    def pages(self) -> AsyncIterator[list[PeekedHeader]]:
+    def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
         """All messages of the queue, looked at without locking them."""
 
 
@@ -136,10 +136,10 @@ class DestinationLink(Protocol):
     @property
     def room(self) -> int: ...
 
-    def pack(self, orders: Sequence[RoutedMessage]) -> Batch:
+    def encode(self, orders: Sequence[RoutedMessage]) -> Batch:
         """As many of these, from the first on, as may leave together; the first by itself, however large it is."""
 
-    def post(self, parcel: Batch) -> PendingOutcome:
+    def send(self, parcel: Batch) -> PendingOutcome:
         """Let it leave now. Raises as `Destination.ready` does, where it has not left."""
 
 

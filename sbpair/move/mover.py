@@ -24,7 +24,7 @@ from sbpair.move.destination_queues import DestinationQueues
 from sbpair.move.dispatch import Dispatcher
 from sbpair.move.events import DeadLettered, DestinationBackingOff, DestinationRecovered
 from sbpair.move.held import HeldMessages
-from sbpair.move.interface import RoutedMessage, facts_of, key_of, lock_of, turn_of
+from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_lock_until, get_ordinal
 from sbpair.move.message.route import DeadLetter, Expire, Send, TimeToLive, keys_of, missing, refused, router
 from sbpair.move.receipt import NamedMessage
 from sbpair.move.settlement_buffer import SettlementBuffer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REST_SECONDS, MAX_REST_SECONDS = 1.0, 60.0
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
 
 LARGEST_BYTES = 1024 * 1024
 """How large a message is taken to be before the first one has come."""
@@ -57,22 +57,24 @@ class Mover:
     """
 
     def __init__(
-        self, source: MessageSource, primary: Destination, tasks: asyncio.TaskGroup, setting: MoveContext
+        self, source: MessageSource, primary: Destination, tasks: asyncio.TaskGroup, context: MoveContext
     ) -> None:
         self._source = source
         self._primary = primary
         self._tasks = tasks
-        self._setting = setting
-        self._route = router(setting.ttl, self._service_ms)
+        self._context = context
+        self._route = router(context.ttl, self._service_ms)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue.lower()
-        self._roads = DestinationQueues(setting.guard, ordered=setting.ordered, min_round=setting.stride.min_round)
+        self._roads = DestinationQueues(
+            context.breaker, ordered=context.ordered, min_round=context.batch_limits.min_round
+        )
         self._hands = HeldMessages(self._drop_lost)
         self._heirs: dict[int, ReceivedMessage] = {}  # by the elder that has to end before they may be sent
         self._doubtful: set[int] = set()
         self._patience: set[asyncio.Timeout] = set()
         self._accepted_ones = SettlementBuffer(
-            self._hands, tasks, self._settle, f"settle in {source.queue}", setting.stride
+            self._hands, tasks, self._settle, f"settle in {source.queue}", context.batch_limits
         )
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -82,10 +84,10 @@ class Mover:
             self._advance,
             stopping=self._stopping,
             changed=self._changed,
-            ordered=setting.ordered,
+            ordered=context.ordered,
         )
         self.fatal: SbpairError | None = None
-        self.trouble: Unavailable | None = None
+        self.settlement_error: Unavailable | None = None
 
     # What a lane asks.
 
@@ -96,24 +98,24 @@ class Mover:
     @property
     def room(self) -> int:
         """How many more deliveries may be taken in, if none is larger than the largest so far."""
-        left = self._setting.hold_bytes - self._hands.bytes
+        left = self._context.max_held_bytes - self._hands.bytes
         if left <= 0:
             return 0
-        resting = sum(map(len, self._roads.resting()))
-        limit = min(self._setting.hold - self.held, self._setting.stride.moving + resting - self.held)
+        resting = sum(map(len, self._roads.backing_off()))
+        limit = min(self._context.max_held - self.held, self._context.batch_limits.prefetch + resting - self.held)
         return max(0, min(limit, max(1, left // (self._hands.largest or LARGEST_BYTES))))
 
-    def holds(self) -> set[int]:
+    def held_numbers(self) -> set[int]:
         """The sequence numbers of what is in hand."""
         return {arrival.facts.sequence_number for arrival in self._hands}
 
-    def resting(self) -> dict[str, str]:
+    def backing_off(self) -> dict[str, str]:
         """Destinations that take nothing for now, and why."""
-        return {road.destination: road.resting or "" for road in self._roads.resting()}
+        return {road.destination: road.resting or "" for road in self._roads.backing_off()}
 
     def waiting(self) -> dict[str, int]:
         """How many messages wait for each destination that takes nothing for now."""
-        return {road.destination: len(road) for road in self._roads.resting()}
+        return {road.destination: len(road) for road in self._roads.backing_off()}
 
     @property
     def oldest_ms(self) -> int | None:
@@ -125,12 +127,12 @@ class Mover:
         """Whether everything in hand waits for destinations that have failed so often in a row."""
         return self._roads.stuck(failures) == self.held
 
-    def undead(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
+    def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
         """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
-        refusals = self._setting.refusals.items()
+        refusals = self._context.dead_letter_refusals.items()
         return [why for key, (count, why) in refusals if key[1] == self._queue and count >= times]
 
-    async def changed(self, seconds: float) -> None:
+    async def wait_changed(self, seconds: float) -> None:
         """Wait until something has ended or begun to rest, but not longer."""
         self._changed.clear()
         with suppress(TimeoutError):
@@ -143,19 +145,19 @@ class Mover:
         """Take deliveries over."""
         come, repeats = self._by_key(arrivals), 0
         keys = come.keys()
-        if len(come) == len(arrivals) and not (self._hands.know_any(keys) or self._setting.journal.seen_any(keys)):
+        if len(come) == len(arrivals) and not (self._hands.know_any(keys) or self._context.journal.seen_any(keys)):
             # As nearly always: it costs a third of looking at one after the other.
             self._hands.take_all(come)
             self._direct(arrivals)
         else:
             repeats = sum([self._accept(arrival) for arrival in arrivals])
         self._hands.all_taken()
-        self._setting.tally.received(self._source.queue, len(arrivals), repeats=repeats)
+        self._context.tally.received(self._source.queue, len(arrivals), repeats=repeats)
         self._spent("received", arrivals)
 
     def _by_key(self, arrivals: Sequence[ReceivedMessage]) -> dict[Key, ReceivedMessage]:
-        """Deliveries by their keys, which they are given here as `key_of` has them."""
-        keys = keys_of(self._setting.namespace, list(map(facts_of, arrivals)))
+        """Deliveries by their keys, which they are given here as `get_key` has them."""
+        keys = keys_of(self._context.namespace, list(map(get_facts, arrivals)))
         for arrival, key in zip(arrivals, keys, strict=True):
             arrival.key = key
         return dict(zip(keys, arrivals, strict=True))
@@ -163,7 +165,7 @@ class Mover:
     def _accept(self, arrival: ReceivedMessage) -> bool:
         """Take one over. Answers whether its message has been delivered before."""
         before = self._hands.take(arrival)
-        seen = self._setting.journal.seen(arrival.key)
+        seen = self._context.journal.seen(arrival.key)
         if before is None or self._succeeds(arrival, before):
             self._welcome(arrival, seen=seen)
         return seen or before is not None
@@ -179,7 +181,7 @@ class Mover:
         return True
 
     def _welcome(self, arrival: ReceivedMessage, *, seen: bool) -> None:
-        if seen and self._setting.journal.was_accepted(arrival.key):
+        if seen and self._context.journal.was_accepted(arrival.key):
             self._confirm(arrival)
         else:
             self._direct([arrival])
@@ -192,44 +194,44 @@ class Mover:
         for patience in self._patience:
             patience.reschedule(self._loop.time())
         while self._roads.busy or self.held > len(self._held()):
-            await self.changed(1.0)
+            await self.wait_changed(1.0)
         held = self._held()
         self._heirs.clear()
         await self._release(held)
 
-    async def stir(self) -> None:
+    async def touch_link(self) -> None:
         """Give the youngest of what waits back, to have it again: a link over which nothing goes is taken away."""
         youngest = self._roads.drop_youngest()
         if youngest is not None:
             await self._release([youngest])
 
-    def give_up(self, error: SbpairError) -> None:
+    def fail(self, error: SbpairError) -> None:
         """No message's fault: every one of them would meet the same."""
         self.fatal = self.fatal or error
         self._stopping.set()
         self._source.interrupt()
         self._changed.set()
 
-    def write_off(self) -> None:
+    def abandon_all(self) -> None:
         """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
         heirs = list(self._heirs.values())
         self._heirs.clear()
         for arrival in heirs:
-            if self._setting.journal.was_accepted(arrival.key):
+            if self._context.journal.was_accepted(arrival.key):
                 self._end(arrival, "already_sent")  # it was its elder that was counted when the primary took it
         for arrival in self._hands:
             self._return(arrival)
 
     async def keep_locks(self) -> None:
         """Renew the locks of what is in hand, until cancelled."""
-        await self._hands.keep_locks(self._source, self._setting.tally)
+        await self._hands.keep_locks(self._source, self._context.tally)
 
     # Onto a road, and along it.
 
     def _direct(self, arrivals: Sequence[ReceivedMessage]) -> None:
         orders: defaultdict[str, list[RoutedMessage]] = defaultdict(list)
-        decisions = self._route(list(map(facts_of, arrivals)))
-        for arrival, decision, turn in zip(arrivals, decisions, map(turn_of, arrivals), strict=True):
+        decisions = self._route(list(map(get_facts, arrivals)))
+        for arrival, decision, turn in zip(arrivals, decisions, map(get_ordinal, arrivals), strict=True):
             if isinstance(decision, Send):
                 orders[decision.destination].append(_order((arrival, decision, turn)))
             else:
@@ -237,22 +239,22 @@ class Mover:
         for destination, come in orders.items():
             road = self._roads.to(destination)
             road.add(come)
-            self._departures.set_out(road)
+            self._departures.schedule(road)
 
     async def _advance(self, road: DestinationQueue) -> None:
         """One round with what is at the head of a road."""
         try:
             link = await self._may_leave(road)
-            if self._setting.cost is not None and road.cost is None:
-                road.cost = await self._setting.cost(road.destination)
+            if self._context.send_cost is not None and road.cost is None:
+                road.cost = await self._context.send_cost(road.destination)
             if link is not None:
                 await self._send_round(road, link)
         except (Unavailable, ProtocolError) as error:
             await self._rest(road, error)
         except (ServiceRefused, EntityMissing) as error:
-            self._refuse(road, road.take(self._setting.guard.limit(MAX_ROUND)), error)
+            self._refuse(road, road.take(self._context.breaker.limit(MAX_ROUND)), error)
         except SbpairError as error:
-            self.give_up(error)
+            self.fail(error)
 
     async def _may_leave(self, road: DestinationQueue) -> DestinationLink | None:
         """Wait until the destination takes a message; None where `finish` has ended the wait."""
@@ -261,7 +263,7 @@ class Mover:
             async with patience:
                 self._patience.add(patience)
                 link = await self._primary.ready(road.destination)
-                self._setting.guard.found()
+                self._context.breaker.found()
         except TimeoutError:
             return None
         finally:
@@ -288,15 +290,15 @@ class Mover:
         now = self._loop.time()
         for group in road.next_round(self._limit(road), link.room):
             orders = group
-            if min(map(lock_of, group)) <= now:
+            if min(map(get_lock_until, group)) <= now:
                 # Whatever has come in their place goes before those behind them.
                 self._return_lost(group, now)
-                left_over += [order for order in group if order.arrival.lock_until > now]
+                left_over += [order for order in group if order.message.lock_until > now]
                 continue
-            if self._setting.ttl is not TimeToLive.ORIGINAL:
+            if self._context.ttl is not TimeToLive.ORIGINAL:
                 orders = [order for order in map(self._directed_anew, orders) if order is not None]
             if orders:
-                parcel = link.pack(orders)
+                parcel = link.encode(orders)
                 flights.append(BatchSend(orders[: parcel.count], parcel))
                 left_over += orders[parcel.count :]
         if left_over:
@@ -306,20 +308,20 @@ class Mover:
     def _return_lost(self, orders: list[RoutedMessage], now: float) -> None:
         """Those whose lock is over are somebody else's by now, or will be delivered to us again."""
         for order in orders:
-            if order.arrival.lock_until <= now:
-                self._return(order.arrival)
+            if order.message.lock_until <= now:
+                self._return(order.message)
 
     def _directed_anew(self, order: RoutedMessage) -> RoutedMessage | None:
         """Where time counts, what was decided when a message came may be different by now."""
-        [decision] = self._route([order.arrival.facts])
+        [decision] = self._route([order.message.facts])
         if isinstance(decision, Send):
             return order._replace(send=decision)
-        self._spawn(self._dead_letter(order.arrival, decision), order.arrival)
+        self._spawn(self._dead_letter(order.message, decision), order.message)
         return None
 
     async def _pace(self, road: DestinationQueue, flights: list[BatchSend]) -> bool:
         """Wait until so many may leave; False where they may not any more."""
-        pace = self._setting.pace
+        pace = self._context.rate_limiter
         if pace is not None:
             count = sum(len(flight.orders) for flight in flights)
             seconds = pace.reserve(self._loop.time(), count, road.cost or 1.0)
@@ -328,17 +330,17 @@ class Mover:
                     return False
                 seconds = pace.paused(self._loop.time())
             now = self._loop.time()
-            return all(order.arrival.lock_until > now for flight in flights for order in flight.orders)
+            return all(order.message.lock_until > now for flight in flights for order in flight.orders)
         return True
 
     def _limit(self, road: DestinationQueue) -> int:
-        pace = self._setting.pace
+        pace = self._context.rate_limiter
         if pace is None:
             return MAX_ROUND
         return min(MAX_ROUND, pace.max_batch(self._loop.time(), road.cost or 1.0))
 
     async def _write_down(self, road: DestinationQueue, flights: list[BatchSend]) -> None:
-        journal = self._setting.journal
+        journal = self._context.journal
         numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
         try:
             await journal.on_disk()
@@ -384,10 +386,10 @@ class Mover:
         for flight in flights:
             if len(flight.orders) == 1:
                 road.answered_alone(flight.orders[0], accepted=True)
-            self._setting.tally.sent(self._source.queue, road.destination, len(flight.orders), flight.size)
+            self._context.tally.sent(self._source.queue, road.destination, len(flight.orders), flight.size)
             self._spent("sent", flight.arrivals)
             self._accepted_ones.add(flight.keys, flight.arrivals)
-        self._setting.journal.note_accepted([flight.number for flight in flights])
+        self._context.journal.note_accepted([flight.number for flight in flights])
 
     def _failed(self, road: DestinationQueue, flight: BatchSend, error: SbpairError) -> SbpairError | None:
         """What becomes of messages that were not accepted. Answers why the road must rest, if it must."""
@@ -396,7 +398,7 @@ class Mover:
             road.put_back(flight.orders)
             return error
         if isinstance(error, (ServiceRefused, EntityMissing)):
-            self._setting.journal.unsent(flight.number)
+            self._context.journal.unsent(flight.number)
             if isinstance(error, ServiceRefused) and len(flight.orders) > 1:
                 # One of them is to blame, or their being together: they are told apart by sending them in another way.
                 road.refused_together(flight.orders)
@@ -408,35 +410,35 @@ class Mover:
         return error
 
     def _unsent(self, road: DestinationQueue, flight: BatchSend) -> None:
-        self._setting.journal.unsent(flight.number)
+        self._context.journal.unsent(flight.number)
         road.put_back(flight.orders)
 
     def _refuse(self, road: DestinationQueue, orders: Sequence[RoutedMessage], error: SbpairError) -> None:
         if isinstance(error, EntityMissing):
-            doubt = self._setting.guard.missing(road.destination.lower(), len(orders))
+            doubt = self._context.breaker.missing(road.destination.lower(), len(orders))
             if doubt is not None:
                 road.put_back(orders)
-                self.give_up(doubt)
+                self.fail(doubt)
                 return
         self._awake(road)
         decide = missing if isinstance(error, EntityMissing) else refused
         for order in orders:
             road.answered_alone(order, accepted=False)
-            self._spawn(self._dead_letter(order.arrival, decide(road.destination, error.message)), order.arrival)
+            self._spawn(self._dead_letter(order.message, decide(road.destination, error.message)), order.message)
 
     def _awake(self, road: DestinationQueue) -> None:
         if road.resting is not None:
-            self._setting.on_event(DestinationRecovered(self._source.queue, road.destination))
+            self._context.on_event(DestinationRecovered(self._source.queue, road.destination))
         road.resting, road.failures = None, 0
 
     async def _rest(self, road: DestinationQueue, error: SbpairError) -> None:
         road.failures += 1
         road.resting = error.message
-        if isinstance(error, Throttled) and self._setting.pace is not None:
-            self._setting.pace.busy(self._loop.time())
-        longest = min(MAX_REST_SECONDS, REST_SECONDS * 2 ** min(road.failures - 1, 16))
-        seconds = longest * (0.5 + self._setting.jitter() / 2)
-        self._setting.on_event(
+        if isinstance(error, Throttled) and self._context.rate_limiter is not None:
+            self._context.rate_limiter.busy(self._loop.time())
+        longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(road.failures - 1, 16))
+        seconds = longest * (0.5 + self._context.jitter() / 2)
+        self._context.on_event(
             DestinationBackingOff(self._source.queue, road.destination, error.message, seconds, len(road))
         )
         self._changed.set()
@@ -452,16 +454,16 @@ class Mover:
 
     def _confirm(self, arrival: ReceivedMessage) -> None:
         """The primary has it from before: only the backlog is still to be told."""
-        self._setting.tally.ended(self._source.queue, "already_sent")
+        self._context.tally.ended(self._source.queue, "already_sent")
         self._spawn(self._complete([arrival]), arrival)
 
     async def _settle(self, arrivals: list[ReceivedMessage]) -> None:
         """Complete what the primary has, once that is written down."""
         try:
-            await self._setting.journal.on_disk()
+            await self._context.journal.on_disk()
         except SbpairError as error:
             # The primary has them all the same; but nothing more is sent.
-            self.give_up(error)
+            self.fail(error)
         await self._complete(arrivals)
 
     async def _complete(self, arrivals: list[ReceivedMessage]) -> None:
@@ -473,7 +475,7 @@ class Mover:
             self._not_settled("completed", failures)
             failed = {id(arrival) for arrival, _ in failures}
             done = [arrival for arrival in arrivals if id(arrival) not in failed]
-        self._setting.journal.completed(list(map(key_of, done)))
+        self._context.journal.completed(list(map(get_key, done)))
         self._end_all(arrivals)
 
     async def _dead_letter(self, arrival: ReceivedMessage, decision: DeadLetter | Expire) -> None:
@@ -482,20 +484,20 @@ class Mover:
             await self._source.dead_letter(arrival, decision.reason, decision.description)
         except SbpairError as error:
             # It is not given back, or it would come again at once: until its lock is over, it rests.
-            count, _ = self._setting.refusals.get(arrival.key, (0, ""))
-            self._setting.refusals[arrival.key] = (count + 1, error.message)
+            count, _ = self._context.dead_letter_refusals.get(arrival.key, (0, ""))
+            self._context.dead_letter_refusals[arrival.key] = (count + 1, error.message)
             if count + 1 < DEAD_LETTER_TRIES:
                 self._not_settled("dead-lettered", [(arrival, error)])
             self._return(arrival)
             return
-        self._setting.refusals.pop(arrival.key, None)
+        self._context.dead_letter_refusals.pop(arrival.key, None)
         named = self._named(arrival, decision.description)
         bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
-        self._setting.tally.dead_lettered(named, bucket=bucket)
-        self._setting.on_event(
+        self._context.tally.dead_lettered(named, bucket=bucket)
+        self._context.on_event(
             DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
         )
-        self._setting.journal.completed([arrival.key])
+        self._context.journal.completed([arrival.key])
         self._end(arrival, None)
 
     async def _release(self, arrivals: list[ReceivedMessage]) -> None:
@@ -511,16 +513,16 @@ class Mover:
             log.info("%s: not %s: %s: %s", self._source.queue, what, numbers, failures[0][1])
         for _, error in failures:
             if isinstance(error, Unavailable):
-                self.trouble = error
+                self.settlement_error = error
 
     def _return(self, arrival: ReceivedMessage) -> None:
         if not self._hands.has(arrival):
             return
         key = arrival.key
-        if self._setting.journal.was_accepted(key):
+        if self._context.journal.was_accepted(key):
             self._end(arrival, None)  # it was counted when the primary took it
             return
-        self._setting.journal.returned([key])
+        self._context.journal.returned([key])
         self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
 
     def _end_all(self, arrivals: list[ReceivedMessage]) -> None:
@@ -537,7 +539,7 @@ class Mover:
             return
         self._doubtful.discard(id(arrival))
         if bucket is not None:
-            self._setting.tally.ended(self._source.queue, bucket)
+            self._context.tally.ended(self._source.queue, bucket)
         self._changed.set()
         heir = self._heirs.pop(id(arrival), None) if self._heirs else None
         if heir is not None:
@@ -553,14 +555,14 @@ class Mover:
     def _service_ms(self) -> int:
         """What time it is by the service's clock, which also says when messages came; by ours, until that is known."""
         known = self._source.service_ms
-        return self._setting.now_ms() if known is None else known
+        return self._context.now_ms() if known is None else known
 
     def _spent(self, what: str, arrivals: Sequence[ReceivedMessage]) -> None:
         """Count operations with these. While none has been large, that costs nothing a message."""
         count = len(arrivals)
         if self._hands.largest > UNIT_BYTES:
             count += sum([units(each.facts.size) - 1 for each in arrivals if each.facts.size > UNIT_BYTES])
-        self._setting.tally.spent(what, count)
+        self._context.tally.spent(what, count)
 
     def _held(self) -> list[ReceivedMessage]:
         """What nothing is done with: it waits on its road, or for an elder that does."""
@@ -571,12 +573,12 @@ class Mover:
 
     def _doubt(self, flight: BatchSend, why: str) -> None:
         """Sent, and no answer: each is named once, and stays named, for it may be there twice."""
-        self._setting.journal.doubtful(flight.number)
+        self._context.journal.doubtful(flight.number)
         self._spent("sent", flight.arrivals)
         for arrival in flight.arrivals:
             if id(arrival) not in self._doubtful:
                 self._doubtful.add(id(arrival))
-                self._setting.tally.doubtful(self._named(arrival, why))
+                self._context.tally.doubtful(self._named(arrival, why))
 
     def _named(self, arrival: ReceivedMessage, reason: str) -> NamedMessage:
         facts = arrival.facts

@@ -15,7 +15,7 @@ from sbpair.amqp.types import Symbol
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawSender
 from sbpair.errors import InDoubt, Unreachable
-from sbpair.move.destination_queue import key_of
+from sbpair.move.destination_queue import partition_key_of
 from sbpair.move.message.envelope import PARTITION_KEY
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RawDestinationLink:
     def room(self) -> int:
         return self.sender.credit
 
-    def pack(self, orders: Sequence[RoutedMessage]) -> RawBatch:
+    def encode(self, orders: Sequence[RoutedMessage]) -> RawBatch:
         now_ms = int(self._now() * 1000)
         pieces: list[bytes] = []
         count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
@@ -97,7 +97,7 @@ class RawDestinationLink:
             return RawBatch(1, b"".join(pieces[1:]))
         return RawBatch(count, b"".join((_envelope(orders[:count]), *pieces)), BATCH_FORMAT)
 
-    def post(self, parcel: Batch) -> RawPendingOutcome:
+    def send(self, parcel: Batch) -> RawPendingOutcome:
         mine = cast("RawBatch", parcel)
         return RawPendingOutcome(self, self.sender.post(mine.payload, message_format=mine.format), self._answer_seconds)
 
@@ -105,8 +105,8 @@ class RawDestinationLink:
 def _envelope(orders: Sequence[RoutedMessage]) -> bytes:
     """What is said of a batch as a whole: the key that its members share, by which the service finds the partition."""
     first = orders[0]
-    key = key_of(first)
-    if key is None or any(key_of(order) != key for order in orders):
+    key = partition_key_of(first)
+    if key is None or any(partition_key_of(order) != key for order in orders):
         return b""
     if first.send.session_id is not None:
         return Properties(group_id=key).encode()
@@ -146,11 +146,11 @@ class RawPrimary:
     def broken(self) -> SbpairError | None:
         return _NOT_CONNECTED if self._wire is None else self._wire.error
 
-    async def lost(self) -> None:
+    async def wait_lost(self) -> None:
         if self._wire is not None:
             await self._wire.lost()
 
-    def break_off(self, error: SbpairError) -> None:
+    def abort(self, error: SbpairError) -> None:
         self._broken_off = error
         if self._wire is not None:
             self._wire.break_off(error)

@@ -49,7 +49,7 @@ class RawReceivedMessage:
     lock_until: float
     delivery: Delivery
     content: Content | None
-    turn: int
+    ordinal: int
     partition_key: str | None = None
     key: Key = NO_KEY
     payload: bytes = b""
@@ -88,10 +88,10 @@ class RawSource:
     def broken(self) -> SbpairError | None:
         return self._wire.error
 
-    async def lost(self) -> None:
+    async def wait_lost(self) -> None:
         await self._wire.lost()
 
-    def break_off(self, error: SbpairError) -> None:
+    def abort(self, error: SbpairError) -> None:
         self._wire.break_off(error)
 
     def grant(self, limit: int) -> None:
@@ -109,7 +109,7 @@ class RawSource:
     def interrupt(self) -> None:
         self._receiver.interrupt()
 
-    async def take(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
+    async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
         deliveries = await self._receiver.take(limit, seconds=seconds)
         self._clock.look()
         return self._arrivals(deliveries)
@@ -144,8 +144,8 @@ class RawSource:
             for arrival, until_ms in zip(chunk, moments, strict=False):
                 arrival.lock_until = self._clock.until(until_ms)
 
-    def pages(self) -> AsyncIterator[list[PeekedHeader]]:
-        return pages_of(self._wire, self.queue)
+    def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
+        return peek_queue(self._wire, self.queue)
 
     async def _settle(self, arrivals: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
         mine = cast("Sequence[RawReceivedMessage]", arrivals)
@@ -175,7 +175,7 @@ class RawSource:
         return arrivals
 
 
-async def pages_of(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:
+async def peek_queue(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:
     """What lies in a queue, locked or not, without receiving from it."""
     start = 0
     while payloads := await wire.peek(queue, start, _PAGE):

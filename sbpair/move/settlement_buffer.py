@@ -33,13 +33,13 @@ class SettlementBuffer:
         tasks: asyncio.TaskGroup,
         settle: Callable[[list[ReceivedMessage]], Coroutine[object, object, None]],
         name: str,
-        stride: BatchLimits,
+        batch_limits: BatchLimits,
     ) -> None:
         self._hands = hands
         self._tasks = tasks
         self._settle = settle
         self._name = name
-        self._stride = stride
+        self._batch_limits = batch_limits
         self._accepted: dict[Key, ReceivedMessage] = {}
         self._late: asyncio.Task[None] | None = None
         self._hurried = self._deciding = False
@@ -53,7 +53,9 @@ class SettlementBuffer:
 
         When this turn of the loop is over: what else is accepted in it stands between.
         """
-        if not self._deciding and (self._hurried or len(self._accepted) >= min(self._stride.whole, self._all_at)):
+        if not self._deciding and (
+            self._hurried or len(self._accepted) >= min(self._batch_limits.min_contiguous, self._all_at)
+        ):
             self._deciding = True
             self._tasks.create_task(self._settle_due(), name=self._name)
         if self._accepted and self._late is None:
@@ -66,12 +68,12 @@ class SettlementBuffer:
 
     @property
     def _all_at(self) -> float:
-        return min(self._stride.settled, MAX_OVERALL * len(self._hands))
+        return min(self._batch_limits.max_unsettled, MAX_OVERALL * len(self._hands))
 
     async def _settle_due(self) -> None:
         self._deciding = False
         whole = [] if self._hurried else self._hands.first_among(self._accepted)
-        if len(whole) >= self._stride.whole:
+        if len(whole) >= self._batch_limits.min_contiguous:
             for arrival in whole:
                 del self._accepted[arrival.key]
             await self._settle(whole)

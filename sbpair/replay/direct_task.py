@@ -21,7 +21,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, StateRefused, Unavailable
 from sbpair.move.batch_limits import BatchLimits
-from sbpair.move.interface import facts_of
+from sbpair.move.interface import get_facts
 from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.mover import Mover
 from sbpair.move.raw_primary import RawPrimary
@@ -34,7 +34,7 @@ from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, he
 from sbpair.replay.retry import TRIES as CONNECTIONS
 from sbpair.replay.retry import back_off_seconds
 from sbpair.replay.schema import KEY
-from sbpair.replay.send_task import TRIES, WAIT_SECONDS, setting_of
+from sbpair.replay.send_task import TRIES, WAIT_SECONDS, move_context
 from sbpair.replay.shard_source import LOOK_SECONDS
 from sbpair.replay.task_lease import TaskLease
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STRIDE = BatchLimits(moving=1_500, min_round=100, whole=1_000, settled=1_000)
+BATCH_LIMITS = BatchLimits(prefetch=1_500, min_round=100, min_contiguous=1_000, max_unsettled=1_000)
 """What is settled at a time is a chunk of the ledger, which costs as much as sending thirty messages."""
 
-HOLD = 3_000
+MAX_HELD = 3_000
 """How many messages a task has in hand, with those of resting destinations: after a kill, so many may be in doubt."""
 
 Known = set[tuple[Any, ...]]
@@ -86,8 +86,8 @@ class RecordedSource(RawSource):
         self._others = EntryBuffer(ledger)
         self._in_hand = HeldRecord(ledger)
 
-    async def take(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
-        arrivals = await super().take(limit, seconds=seconds)
+    async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
+        arrivals = await super().receive(limit, seconds=seconds)
         if self._known:
             await super().complete([each for each in arrivals if self._has(each)])
             arrivals = [each for each in arrivals if not self._has(each)]
@@ -130,7 +130,7 @@ class RecordedSource(RawSource):
 
 def _entries(arrivals: Sequence[ReceivedMessage]) -> list[Entry]:
     """One for each, by calls for many of them: it is done twice for every message."""
-    facts = list(map(facts_of, arrivals))
+    facts = list(map(get_facts, arrivals))
     return list(map(_entry, zip(map(_key_of, facts), map(_path_of, facts), repeat(None), repeat(None), strict=False)))
 
 
@@ -161,35 +161,37 @@ class Direct:
 
     async def run(self) -> int:
         """How many the primary has accepted. Raises Unavailable where a side stays away, LeaseLost, MachineLacks."""
-        setting = replace(setting_of(self._job, self._permit, self._ledger), stride=STRIDE, hold=HOLD)
+        context = replace(
+            move_context(self._job, self._permit, self._ledger), batch_limits=BATCH_LIMITS, max_held=MAX_HELD
+        )
         await self._permit.ready()
         async with token_getter(self._job.pair()) as get_token:
             primary = RawPrimary(self._job.primary.endpoint(), get_token=get_token)
             try:
-                await self._until_over(primary, setting, get_token)
+                await self._until_over(primary, context, get_token)
             finally:
                 await primary.close()
                 self._ledger.write_doubts()
-        self._keep_unconfirmed(setting)
-        return setting.tally.receipt().sent
+        self._keep_unconfirmed(context)
+        return context.tally.receipt().sent
 
-    def _keep_unconfirmed(self, setting: MoveContext) -> None:
+    def _keep_unconfirmed(self, context: MoveContext) -> None:
         """The backlog may give them again to whoever resumes, who is not to send them."""
-        entries = [Entry((self._queue, *key[2:]), None) for key in setting.journal.unconfirmed()]
+        entries = [Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()]
         self._ledger.has_nothing_in_hand(but=entries)
 
-    async def _until_over(self, primary: RawPrimary, setting: MoveContext, get_token: Any) -> None:
+    async def _until_over(self, primary: RawPrimary, context: MoveContext, get_token: Any) -> None:
         """Go on over as many connections as it takes."""
         failures = 0
         while True:
-            before = setting.tally.count(self._queue, "received")
+            before = context.tally.count(self._queue, "received")
             try:
                 async with connect(self._job.secondary.endpoint(), get_token=get_token) as wire:
                     source = RecordedSource(wire, await wire.receiver(self._queue), self._queue)
                     source.keep_books(self._ledger, self._shard, self._known)
-                    await self._connected(source, primary, setting)
+                    await self._connected(source, primary, context)
             except Unavailable as error:
-                failures = failures + 1 if setting.tally.count(self._queue, "received") == before else 1
+                failures = failures + 1 if context.tally.count(self._queue, "received") == before else 1
                 if failures >= CONNECTIONS or self._archive.stopped():
                     raise
                 log.info("%s: %s; trying again", self._queue, error.message)
@@ -197,10 +199,10 @@ class Direct:
             else:
                 return
 
-    async def _connected(self, source: RecordedSource, primary: RawPrimary, setting: MoveContext) -> None:
+    async def _connected(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
         failure: SbpairError | None = None
         async with asyncio.TaskGroup() as tasks:
-            mover = Mover(source, primary, tasks, setting)
+            mover = Mover(source, primary, tasks, context)
             keeping = tasks.create_task(mover.keep_locks(), name="keep locks")
             try:
                 await self._empty(source, mover)
@@ -208,8 +210,10 @@ class Direct:
                 failure = error
             await mover.finish()
             keeping.cancel()
-        mover.write_off()
-        failure = mover.fatal or source.unwritten or failure or (None if self._archive.stopped() else mover.trouble)
+        mover.abandon_all()
+        failure = (
+            mover.fatal or source.unwritten or failure or (None if self._archive.stopped() else mover.settlement_error)
+        )
         if failure is not None:
             raise failure
 
@@ -222,10 +226,10 @@ class Direct:
             if mover.held and mover.stuck(TRIES):
                 break
             if mover.room == 0:
-                await mover.changed(WAIT_SECONDS)
+                await mover.wait_changed(WAIT_SECONDS)
                 continue
             source.grant(mover.room)
-            arrivals = await source.take(mover.room, seconds=self._wait(mover))
+            arrivals = await source.receive(mover.room, seconds=self._wait(mover))
             if arrivals:
                 self._ending.came(arrivals)
                 mover.accept(arrivals)

@@ -42,7 +42,7 @@ class DrainCutoff:
     async def reached(self, source: MessageSource) -> bool:
         """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
         self._looked = asyncio.get_running_loop().time()
-        async for page in source.pages():
+        async for page in source.peek_pages():
             if any(not seen.deferred and is_ours(self._run, seen) for seen in page):
                 self._quiet = 0
                 return asyncio.get_running_loop().time() - self._came >= self._run.options.strangers_seconds

@@ -18,7 +18,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.move.message.route import key_of
-from sbpair.move.raw_source import RawSource, pages_of
+from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive import REPORT, Archive
 from sbpair.replay.drain_cutoff import DrainCutoff, is_ours
 from sbpair.replay.event_loop import run
@@ -121,7 +121,7 @@ class Drain:
         while self._unstored is None and not self._archive.stopped():
             source.grant(MAX_TAKE)
             limit = max(1, self._options.segment_messages - len(segment))
-            arrivals = await source.take(min(MAX_TAKE, limit), seconds=self._wait(segment))
+            arrivals = await source.receive(min(MAX_TAKE, limit), seconds=self._wait(segment))
             if arrivals:
                 self._ending.came(arrivals)
                 await self._take(source, segment, arrivals)
@@ -214,7 +214,7 @@ async def _left(job: TaskJob, get_token: GetToken | None, *, all_of_them: bool =
     found: Counter[str] = Counter()
     async with connect(job.secondary.endpoint(), get_token=get_token) as wire:
         for queue in job.run.queues:
-            async for page in pages_of(wire, queue):
+            async for page in peek_queue(wire, queue):
                 found[queue] += sum(is_ours(job.run, seen) for seen in page)
                 if found[queue] and not all_of_them:
                     break

@@ -46,11 +46,11 @@ async def send_all(job: TaskJob, batches: Iterator[Any]) -> int:
     source = ShardSource(batches, job.open(), ledger)
     permit = TaskLease(job.open(), job.beacon)
     await permit.ready()
-    setting = setting_of(job, permit, ledger)
+    context = move_context(job, permit, ledger)
     async with token_getter(job.pair()) as get_token:
         primary = RawPrimary(job.primary.endpoint(), get_token=get_token)
         try:
-            await _move(source, primary, setting)
+            await _move(source, primary, context)
         finally:
             await primary.close()
             await source.write_accepted()
@@ -58,10 +58,10 @@ async def send_all(job: TaskJob, batches: Iterator[Any]) -> int:
         raise source.error
     ledger.write_doubts()
     source.close()
-    return setting.tally.receipt().sent
+    return context.tally.receipt().sent
 
 
-def setting_of(job: TaskJob, permit: TaskLease, ledger: Ledger) -> MoveContext:
+def move_context(job: TaskJob, permit: TaskLease, ledger: Ledger) -> MoveContext:
     """What a mover goes by that has no journal but a ledger."""
     options = job.run.options
     pace = None
@@ -73,8 +73,8 @@ def setting_of(job: TaskJob, permit: TaskLease, ledger: Ledger) -> MoveContext:
         journal=Journal(may_send=permit.check),
         ordered=options.ordered,
         ttl=options.ttl,
-        pace=pace,
-        guard=WrongPrimaryBreaker(trusted=options.allow_missing),
+        rate_limiter=pace,
+        breaker=WrongPrimaryBreaker(trusted=options.allow_missing),
     )
 
 
@@ -90,19 +90,19 @@ class Naming(Tally):
         self._ledger.doubt(Entry(key, named.destination, named.reason))
 
 
-async def _move(source: ShardSource, primary: RawPrimary, setting: MoveContext) -> None:
+async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) -> None:
     async with asyncio.TaskGroup() as tasks:
-        mover = Mover(source, primary, tasks, setting)
+        mover = Mover(source, primary, tasks, context)
         while mover.fatal is None and source.error is None and not source.is_stopped():
             if mover.room == 0 or source.ended:
                 if mover.stuck(TRIES) or (source.ended and not mover.held):
                     break
-                await mover.changed(WAIT_SECONDS)
+                await mover.wait_changed(WAIT_SECONDS)
                 continue
-            arrivals = await source.take(mover.room)
+            arrivals = await source.receive(mover.room)
             if arrivals:
                 mover.accept(arrivals)
         await mover.finish()
-        mover.write_off()
+        mover.abandon_all()
     if mover.fatal is not None:
         raise mover.fatal

@@ -47,7 +47,7 @@ class ArchivedMessage:
 
     facts: Facts
     partition_key: str | None
-    turn: int
+    ordinal: int
     row: RowKey
     shard: int
     content: Content | None
@@ -89,7 +89,7 @@ class ShardSource:
         """Whether nothing more will come."""
         return self._over and not self._ahead
 
-    async def take(self, limit: int, *, seconds: float = 0.0) -> list[ArchivedMessage]:
+    async def receive(self, limit: int, *, seconds: float = 0.0) -> list[ArchivedMessage]:
         """The next rows that have not ended yet; [] at the end."""
         del seconds
         if not self._ahead and not self._over:
@@ -169,13 +169,13 @@ class ShardSource:
     async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
         del arrivals
 
-    async def lost(self) -> None:
+    async def wait_lost(self) -> None:
         await asyncio.Event().wait()
 
-    def break_off(self, error: SbpairError) -> None:
+    def abort(self, error: SbpairError) -> None:
         self.error = error
 
-    async def pages(self) -> AsyncIterator[list[PeekedHeader]]:
+    async def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
         empty: tuple[list[PeekedHeader], ...] = ()
         for page in empty:
             yield page

@@ -56,7 +56,7 @@ class DepthSampler:
 
     def tell_destinations(self) -> None:
         """Tell of those that have changed."""
-        sent = _summed(self._plan.setting.tally.sent_to().items())
+        sent = _summed(self._plan.context.tally.sent_to().items())
         waiting = _summed(pair for lane in self._lanes.all for pair in lane.waiting().items())
         for key in sorted(sent.keys() | waiting.keys() | self._told.keys()):
             told = self._told.get(key)
@@ -64,7 +64,7 @@ class DepthSampler:
             now = DestinationProgress(name, sent.get(key, ("", 0))[1], waiting.get(key, ("", 0))[1])
             if told != now:
                 self._told[key] = now
-                self._plan.setting.on_event(now)
+                self._plan.context.on_event(now)
 
     async def _count(self) -> None:
         while True:
@@ -75,16 +75,16 @@ class DepthSampler:
 
     def _is_due(self, queue: str) -> bool:
         """A queue that was empty, and of which nothing has come since, is as it was."""
-        received = self._plan.setting.tally.count(queue, "received")
+        received = self._plan.context.tally.count(queue, "received")
         return self._counted.get(queue) != (0, received)
 
     async def _look(self, lane: QueueWorker) -> bool:
         """Count one queue, and tell. False where that is not to be asked again."""
-        setting, queue = self._plan.setting, lane.queue
+        context, queue = self._plan.context, lane.queue
         if self._plan.count is None:
             return False
-        if setting.pace is not None:
-            setting.pace.received(asyncio.get_running_loop().time(), COUNT_CREDITS)
+        if context.rate_limiter is not None:
+            context.rate_limiter.received(asyncio.get_running_loop().time(), COUNT_CREDITS)
         counts = lane.counts
         try:
             messages = await self._plan.count(queue)
@@ -97,7 +97,7 @@ class DepthSampler:
         if lane.counts != counts:
             # The lane knows it better by now, and may be done.
             return True
-        self._counted[queue] = (messages, setting.tally.count(queue, "received"))
+        self._counted[queue] = (messages, context.tally.count(queue, "received"))
         lane.report()
-        setting.on_event(QueueDepths(queue, messages, oldest_ms))
+        context.on_event(QueueDepths(queue, messages, oldest_ms))
         return True

@@ -51,14 +51,14 @@ class EffectiveLimits:
     primary_credits: float | None = None
     secondary_credits: float | None = None
 
-    def pace(self, now: float) -> RateLimiter:
+    def rate_limiter(self, now: float) -> RateLimiter:
         """The governor that all lanes of a run share."""
         return RateLimiter(now, rate=self.rate, primary=self.primary_credits, secondary=self.secondary_credits)
 
 
-def limits_of(terms: MoveLimits, tiers: PairTiers) -> EffectiveLimits:
+def effective_limits(limits: MoveLimits, tiers: PairTiers) -> EffectiveLimits:
     return EffectiveLimits(
-        terms.rate, credits_of(terms.credits, tiers.primary), credits_of(terms.credits, tiers.secondary)
+        limits.rate, credits_of(limits.credits, tiers.primary), credits_of(limits.credits, tiers.secondary)
     )
 
 

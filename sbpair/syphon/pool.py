@@ -78,10 +78,10 @@ class WorkerPool:
             if found.managed and not self._plan.stop.is_set():
                 self._start(tasks, found.queues)
 
-    def give_up(self, error: SbpairError) -> None:
+    def fail(self, error: SbpairError) -> None:
         """End all of them, those too that have nothing to send at this moment."""
         for lane in self.all:
-            lane.give_up(error)
+            lane.fail(error)
         self._plan.stop.set()
 
     async def _interrupt(self) -> None:
@@ -95,10 +95,10 @@ class WorkerPool:
         self._plan.stop.set()
         error = ConnectionFaulted("no answer was waited for any more", hint="run it again")
         for lane in self.all:
-            lane.break_off(error)
+            lane.abort(error)
         await asyncio.sleep(RELEASE_SECONDS)
         for lane in self.all:
-            lane.break_off(error, backlog=True)
+            lane.abort(error, backlog=True)
         for task in tuple(self._running.values()):
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""What a syphon would do, by looking alone: `forecast = await preview.run(pair)`.
+"""What a syphon would do, by looking alone: `forecast = await preview.make_forecast(pair)`.
 
 Nothing is locked, sent or settled, and no delivery count is raised: the backlog is peeked at, and destinations are
 asked for by management, or by opening a link to them over which nothing goes.
@@ -30,7 +30,7 @@ from sbpair.syphon.limits import (
     EffectiveLimits,
     MoveLimits,
     PairTiers,
-    limits_of,
+    effective_limits,
     tier_of,
 )
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.model.queues import Retrying
     from sbpair.move.events import QueuesFound
-    from sbpair.move.message.route import Route
+    from sbpair.move.message.route import Route, TimeToLive
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
 log = logging.getLogger(__name__)
@@ -51,13 +51,13 @@ OnEvent = Callable[["QueuesFound | Peeked | Retrying"], object]
 Sleep = Callable[[float], Awaitable[object]]
 
 
-async def run(
+async def make_forecast(
     pair: Pair,
-    terms: MoveLimits | None = None,
+    limits: MoveLimits | None = None,
     *,
     only: Sequence[str] = (),
     aside: Aside = lambda _facts, _decision: (None, False),
-    limits_of: Callable[[MoveLimits, PairTiers], EffectiveLimits] = limits_of,
+    effective_limits: Callable[[MoveLimits, PairTiers], EffectiveLimits] = effective_limits,
     in_turn: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
@@ -76,7 +76,7 @@ async def run(
     primary it knows destinations that do not exist. Raises what keeps it from looking, such as EntityMissing where
     there is no backlog queue at all; where the primary cannot be asked, the forecast says so.
     """
-    terms = terms or MoveLimits()
+    limits = limits or MoveLimits()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.azure.atom import open_queues
     from sbpair.azure.credentials import token_getter
@@ -89,20 +89,20 @@ async def run(
         get_token = await enter(token_getter(pair))
         places = DestinationLookup(pair.primary, there, stack, get_token)
         tiers = PairTiers(await places.tier(), await tier_of(here))
-        limits = limits_of(terms, tiers)
-        pace = RateLimiter(clock(), primary=limits.secondary_credits if terms.credits is not None else None)
+        effective = effective_limits(limits, tiers)
+        pace = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
         looker = Peeker(pair.secondary, get_token, pace, clock, sleep, on_event)
-        look = _PreviewScan(ForecastBuilder(terms.ttl, int(now() * 1000)), places, looker, aside)
+        look = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), places, looker, aside)
         found = await backlog_queues.find(pair, control)
         on_event(found)
         await look.at_all(tuple(only) or found.queues)
     if not look.there:
         raise backlog_queues.none_there(pair)
-    return _forecast(pair, look, terms, limits, tiers, look.sums.seconds(limits, in_turn=in_turn))
+    return _forecast(pair, look, limits.ttl, effective, tiers, look.sums.seconds(effective, in_turn=in_turn))
 
 
 def _forecast(
-    pair: Pair, look: _PreviewScan, terms: MoveLimits, limits: EffectiveLimits, tiers: PairTiers, seconds: float | None
+    pair: Pair, look: _PreviewScan, ttl: TimeToLive, limits: EffectiveLimits, tiers: PairTiers, seconds: float | None
 ) -> Forecast:
     sums = look.sums
     secondary, primary = (tier or DEFAULT_TIER for tier in (tiers.secondary, tiers.primary))
@@ -116,7 +116,7 @@ def _forecast(
         seconds=seconds,
         estimate=cost.estimate(spent, secondary=secondary, primary=primary),
         tiers=tiers,
-        ttl=terms.ttl,
+        ttl=ttl,
         now_ms=sums.now_ms,
         notes=(*look.notes, *_unchecked(look.places), *_assumed(pair, tiers)),
     )

@@ -28,7 +28,7 @@ from sbpair.runs.lease_terms import check_queue
 from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold as hold_session
 from sbpair.syphon.depth_sampler import DepthSampler
-from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, limits_of, tier_of
+from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.pool import WorkerPool
 from sbpair.syphon.worker import Count, QueueWorker, RunPlan
 
@@ -83,33 +83,33 @@ async def run(
     stop: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
     on_event: Callable[[SyphonEvent], None] = lambda _event: None,
-    hold: int = 1_000,
+    max_held: int = 1_000,
     state: Path | None = None,
     lease: bool = True,
     lease_queue: str | None = None,
     ordered: bool = True,
-    terms: MoveLimits | None = None,
-    gauge_seconds: float | None = None,
+    limits: MoveLimits | None = None,
+    sample_seconds: float | None = None,
     reconnect: bool = True,
     allow_missing: bool = False,
 ) -> SyphonResult:
     """Move what is in the pair's backlog queues to where it was meant to go.
 
     With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
-    Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most `hold`
-    messages are held for destinations that take nothing for now. Once `hurry` is set, after `stop`, not even the answer
-    to what is in flight is waited for: that is in doubt then, and the rest is given back, within a few seconds.
+    Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most
+    `max_held` messages are held for destinations that take nothing for now. Once `hurry` is set, after `stop`, not
+    even the answer to what is in flight is waited for: that is in doubt then, and the rest is given back, within a few seconds.
 
     `state` is the directory where the pair's journal and runs are kept, so that the next run knows what this one has
     moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.
     Without `state`, nothing is kept. With `lease_queue`, a queue with sessions in the secondary namespace, no mover of
     another machine that names it moves the pair at the same time either; where that lease is lost, so ends the run.
 
-    `ordered` keeps the order that a queue's messages for a destination have. `terms` are how fast it may go, and what
+    `ordered` keeps the order that a queue's messages for a destination have. `limits` are how fast it may go, and what
     becomes of a time to live; without them it goes as fast as it can.
 
-    `gauge_seconds` is for those who watch: `on_event` is told of destinations too, and, with the Manage claim, how many
-    messages each queue holds, counted no more often than that. Without it, nothing is counted for show.
+    `sample_seconds` is for those who watch: `on_event` is told of destinations too, and, with the Manage claim,
+    how many messages each queue holds, counted no more often than that. Without it, nothing is counted for show.
     A lane that has lost a connection, to either side, ends the other and makes both anew, unless `reconnect` is False:
     then ConnectionFaulted ends it, and a watch as a whole. Where none of the first destinations is in the primary, it
     stops with Unsafe before it dead-letters more, unless `allow_missing`.
@@ -127,40 +127,40 @@ async def run(
         books = stack.enter_context(
             RunStore(pair, state, command, tally.receipt, lease=lease, run=name, may_send=check)
         )
-        setting = MoveContext(
+        context = MoveContext(
             namespace=pair.secondary.name,
             tally=tally,
             journal=books.journal,
             on_event=on_event,
-            hold=hold,
+            max_held=max_held,
             ordered=ordered,
-            ttl=terms.ttl if terms is not None else TimeToLive.ORIGINAL,
-            guard=WrongPrimaryBreaker(trusted=allow_missing),
+            ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
+            breaker=WrongPrimaryBreaker(trusted=allow_missing),
         )
-        plan = RunPlan(pair, once, setting, stop, reconnect=reconnect, lease=across)
-        result = await _move(plan, terms, books, hurry or asyncio.Event(), gauge_seconds)
+        plan = RunPlan(pair, once, context, stop, reconnect=reconnect, lease=across)
+        result = await _move(plan, limits, books, hurry or asyncio.Event(), sample_seconds)
         error = result.failures[0][1].message if result.failures else ""
         books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
 async def _move(
-    plan: RunPlan, terms: MoveLimits | None, books: RunStore, hurry: asyncio.Event, gauge_seconds: float | None
+    plan: RunPlan, limits: MoveLimits | None, books: RunStore, hurry: asyncio.Event, sample_seconds: float | None
 ) -> SyphonResult:
     started = time.monotonic()
     lanes = WorkerPool(plan)
     async with AsyncExitStack() as stack:
-        prepared = await _unless_stopped(plan.stop, _prepare(stack, plan, terms))
+        prepared = await _unless_stopped(plan.stop, _prepare(stack, plan, limits))
         if prepared is not None:
             find, found = prepared
             lanes = WorkerPool(plan, find if found.managed and not plan.once else None)
-            gauge = None if gauge_seconds is None else DepthSampler(plan, lanes, gauge_seconds)
+            gauge = None if sample_seconds is None else DepthSampler(plan, lanes, sample_seconds)
             await _run_all(lanes, found.queues, hurry, books, gauge, plan.lease)
     result = _result(plan, lanes.all, time.monotonic() - started, books.run)
     return replace(result, hurried=hurry.is_set())
 
 
-async def _prepare(stack: AsyncExitStack, plan: RunPlan, terms: MoveLimits | None) -> tuple[_Finder, QueuesFound]:
+async def _prepare(stack: AsyncExitStack, plan: RunPlan, limits: MoveLimits | None) -> tuple[_Finder, QueuesFound]:
     """Have the plan be whole, and find the first queues."""
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
     from sbpair.azure.atom import open_queues
@@ -169,8 +169,8 @@ async def _prepare(stack: AsyncExitStack, plan: RunPlan, terms: MoveLimits | Non
     pair = plan.pair
     control = await stack.enter_async_context(open_queues(pair.secondary))
     plan.engine = RawEngine(pair, await stack.enter_async_context(token_getter(pair)))
-    if terms is not None:
-        await _limit(stack, pair, plan, terms)
+    if limits is not None:
+        await _limit(stack, pair, plan, limits)
     find = _Finder(plan, control)
     return find, await find()
 
@@ -202,37 +202,37 @@ async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str, stop: 
     return await stack.enter_async_context(hold_session(pair, queue, run, stop=stop, get_token=get_token))
 
 
-async def _limit(stack: AsyncExitStack, pair: Pair, plan: RunPlan, terms: MoveLimits) -> None:
-    """Have the run go no faster than its terms say, for namespaces of these tiers."""
+async def _limit(stack: AsyncExitStack, pair: Pair, plan: RunPlan, limits: MoveLimits) -> None:
+    """Have the run go no faster than its limits say, for namespaces of these tiers."""
     from sbpair.azure.destinations import open_destinations
 
     tiers = PairTiers()
-    if terms.credits is None or not math.isinf(terms.credits):
+    if limits.credits is None or not math.isinf(limits.credits):
         primary, secondary = [
             await stack.enter_async_context(open_destinations(side)) for side in (pair.primary, pair.secondary)
         ]
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
-        plan.setting.cost = SendCosts(primary).of
-    limits = limits_of(terms, tiers)
-    if any(limit is not None for limit in (limits.rate, limits.primary_credits, limits.secondary_credits)):
-        plan.setting.pace = limits.pace(asyncio.get_running_loop().time())
+        plan.context.send_cost = SendCosts(primary).of
+    effective = effective_limits(limits, tiers)
+    if any(limit is not None for limit in (effective.rate, effective.primary_credits, effective.secondary_credits)):
+        plan.context.rate_limiter = effective.rate_limiter(asyncio.get_running_loop().time())
 
 
 def _result(plan: RunPlan, lanes: list[QueueWorker], seconds: float, run: str) -> SyphonResult:
-    setting = plan.setting
+    context = plan.context
     missing = [lane for lane in lanes if isinstance(lane.error, EntityMissing)]
-    if len(missing) == len(lanes) and not plan.stop.is_set() and not setting.tally.receipt().received:
+    if len(missing) == len(lanes) and not plan.stop.is_set() and not context.tally.receipt().received:
         raise backlog_queues.none_there(plan.pair)
     # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
     failures = [(lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing]
     if plan.lease is not None:
-        setting.tally.spent("renewals", plan.lease.renewals)
+        context.tally.spent("renewals", plan.lease.renewals)
         if plan.lease.error is not None:
             # Lanes that had no connection at that moment were only stopped.
             failures.append((plan.lease.place.queue, plan.lease.error))
-    for named in _may_be_twice(setting.journal, run):
-        setting.tally.doubtful(named)
-    return SyphonResult(setting.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)
+    for named in _may_be_twice(context.journal, run):
+        context.tally.doubtful(named)
+    return SyphonResult(context.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)
 
 
 def _may_be_twice(journal: Journal, run: str) -> Iterator[NamedMessage]:
@@ -271,7 +271,7 @@ async def _run_all(
 
 
 async def _end_without(lease: SessionLease, lanes: WorkerPool) -> None:
-    lanes.give_up(await lease.lost())
+    lanes.fail(await lease.lost())
 
 
 async def _record(books: RunStore) -> None:
@@ -295,10 +295,10 @@ class _Finder:
     async def __call__(self) -> QueuesFound:
         found = await backlog_queues.find(self._plan.pair, self._control)
         if found.managed:
-            self._plan.count = _counter(self._control, self._plan.setting.tally)
+            self._plan.count = _counter(self._control, self._plan.context.tally)
         if found != self._told:
             self._told = found
-            self._plan.setting.on_event(found)
+            self._plan.context.on_event(found)
         return found
 
 

@@ -69,7 +69,7 @@ class RunPlan:
 
     pair: Pair
     once: bool
-    setting: MoveContext
+    context: MoveContext
     stop: asyncio.Event
     engine: RawEngine = field(init=False)
     count: Count | None = None
@@ -113,7 +113,7 @@ class QueueWorker:
                     if not await self._back_off(error):
                         return
                 else:
-                    plan.setting.on_event(QueueDone(self.queue))
+                    plan.context.on_event(QueueDone(self.queue))
                     return
         except SbpairError as error:
             self._fail(error, None)
@@ -127,17 +127,17 @@ class QueueWorker:
         if self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
 
-    def break_off(self, error: Unavailable, *, backlog: bool = False) -> None:
+    def abort(self, error: Unavailable, *, backlog: bool = False) -> None:
         """Wait for no answer of the primary any more; with `backlog`, nor of the backlog."""
         if self._ends is not None and backlog:
-            self._ends.break_off(error)
+            self._ends.abort(error)
         elif self._ends is not None:
-            self._ends.primary.break_off(error)
+            self._ends.primary.abort(error)
 
-    def give_up(self, error: SbpairError) -> None:
+    def fail(self, error: SbpairError) -> None:
         """Send nothing more, for a reason that is no message's fault; what is in flight is finished."""
         if self._moving is not None:
-            self._moving[1].give_up(error)
+            self._moving[1].fail(error)
 
     # What those ask who watch.
 
@@ -169,7 +169,7 @@ class QueueWorker:
                 return
             self._ends = ends
             try:
-                self._plan.setting.on_event(QueueOpened(self.queue))
+                self._plan.context.on_event(QueueOpened(self.queue))
                 await self._move(ends)
             finally:
                 self._ends = None
@@ -189,7 +189,7 @@ class QueueWorker:
         mover: Mover | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                mover = Mover(ends.source, ends.primary, tasks, plan.setting)
+                mover = Mover(ends.source, ends.primary, tasks, plan.context)
                 self._moving = ends.source, mover
                 beside = [tasks.create_task(each) for each in self._beside(ends, mover)]
                 try:
@@ -204,11 +204,11 @@ class QueueWorker:
         finally:
             self._moving = None
             if mover is not None:
-                mover.write_off()
-                self._undead = mover.undead(1)
+                mover.abandon_all()
+                self._undead = mover.unsettleable(1)
         if plan.once and not plan.stop.is_set():
             # The backlog has not heard of all that was done: the next connection tells it.
-            failure = failure or mover.trouble
+            failure = failure or mover.settlement_error
         if mover.fatal is not None or failure is not None:
             raise mover.fatal or failure  # type: ignore[misc]
 
@@ -228,9 +228,9 @@ class QueueWorker:
             error: SbpairError = await gone()
         except SbpairError as refusal:
             error = refusal
-        mover.give_up(error)
+        mover.fail(error)
         await asyncio.sleep(seconds)
-        ends.break_off(error)
+        ends.abort(error)
 
     async def _drain(self, ends: WorkerConnections, mover: Mover) -> None:
         source = ends.source
@@ -252,14 +252,14 @@ class QueueWorker:
             if arrivals:
                 self._failures = self._quiet = 0
                 mover.accept(arrivals)
-                if self._plan.setting.pace is not None:
-                    self._plan.setting.pace.received(asyncio.get_running_loop().time(), len(arrivals))
+                if self._plan.context.rate_limiter is not None:
+                    self._plan.context.rate_limiter.received(asyncio.get_running_loop().time(), len(arrivals))
                 self._tell(mover)
                 if await self._past_the_start(source, arrivals, mover):
                     await self._let_it_settle(source, mover)
                     return
                 continue
-            self._plan.setting.tally.spent("empty_receives", 1)
+            self._plan.context.tally.spent("empty_receives", 1)
             if self._plan.once and mover.fatal is None and await self._empty(source, mover):
                 return
 
@@ -272,7 +272,7 @@ class QueueWorker:
         while not self._plan.stop.is_set():
             source.grant(limit)
             try:
-                arrivals = await source.take(limit, seconds=max(0.0, until - loop.time()))
+                arrivals = await source.receive(limit, seconds=max(0.0, until - loop.time()))
             except Unavailable:
                 if mover.held or await self._unless_interrupted(source.reopen()) is False:
                     raise
@@ -286,17 +286,17 @@ class QueueWorker:
         now = asyncio.get_running_loop().time()
         if mover.held and now - self._used >= UNUSED_SECONDS:
             await source.stop()
-            await mover.stir()
+            await mover.touch_link()
             self._used = now
 
     async def _receivable(self, mover: Mover) -> int:
         """How many messages may be asked for. 0 after a wait for the pace, in which anything may have happened."""
-        pace, now = self._plan.setting.pace, asyncio.get_running_loop().time()
+        pace, now = self._plan.context.rate_limiter, asyncio.get_running_loop().time()
         if pace is None:
             return mover.room
         limit = min(mover.room, pace.receivable(now))
         if limit == 0:
-            await mover.changed(pace.receive_delay(now))
+            await mover.wait_changed(pace.receive_delay(now))
         return limit
 
     def _poll_seconds(self) -> float:
@@ -308,13 +308,13 @@ class QueueWorker:
 
     async def _blocked(self, mover: Mover) -> bool:
         """Nothing more may be taken in. True where waiting for room makes no sense."""
-        resting = tuple(sorted(mover.resting()))
+        resting = tuple(sorted(mover.backing_off()))
         if resting and resting != self._blocked_by:
-            self._plan.setting.on_event(QueueBlocked(self.queue, resting))
+            self._plan.context.on_event(QueueBlocked(self.queue, resting))
             self._blocked_by = resting
         if self._plan.once and mover.stuck(TRIES):
             return True
-        await mover.changed(EMPTY_WAIT_SECONDS)
+        await mover.wait_changed(EMPTY_WAIT_SECONDS)
         return False
 
     async def _empty(self, source: MessageSource, mover: Mover) -> bool:
@@ -324,7 +324,7 @@ class QueueWorker:
             return False
         if self._plan.count is None:
             return self._quiet >= 2
-        remaining = await self._plan.count(self.queue) - len(mover.undead())
+        remaining = await self._plan.count(self.queue) - len(mover.unsettleable())
         if remaining > mover.held and self._quiet >= len(COUNT_WAIT_SECONDS):
             remaining -= await self._deferred(source)
         self._tell(mover, remaining)
@@ -340,7 +340,7 @@ class QueueWorker:
         if not self._plan.once or not all(self._is_new(arrival.facts.enqueued_at) for arrival in arrivals):
             return False
         async for page in self._pages(source):
-            held = mover.holds()
+            held = mover.held_numbers()
             if all(self._is_new(each.enqueued_at) for each in page):
                 return True
             if not all(
@@ -354,15 +354,15 @@ class QueueWorker:
 
     async def _pages(self, source: MessageSource) -> AsyncIterator[list[PeekedHeader]]:
         """All messages of the queue, looked at without locking them."""
-        async for page in source.pages():
-            self._plan.setting.tally.spent("management_calls", 1)
+        async for page in source.peek_pages():
+            self._plan.context.tally.spent("management_calls", 1)
             yield page
 
     async def _let_it_settle(self, source: MessageSource, mover: Mover) -> None:
         while mover.held and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
             if source.error is not None:
                 raise source.error
-            await mover.changed(EMPTY_WAIT_SECONDS)
+            await mover.wait_changed(EMPTY_WAIT_SECONDS)
 
     async def _back_off(self, error: Unavailable) -> bool:
         """Wait before the next connection; False where there is to be none."""
@@ -371,7 +371,7 @@ class QueueWorker:
             self._fail(error, None)
             return False
         longest = min(MAX_BACK_OFF_SECONDS, BACK_OFF_SECONDS * 2 ** min(self._failures - 1, 16))
-        seconds = longest * (0.5 + self._plan.setting.jitter() / 2)
+        seconds = longest * (0.5 + self._plan.context.jitter() / 2)
         self._fail(error, seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -387,7 +387,7 @@ class QueueWorker:
             if isinstance(error, Unavailable) and not self._plan.once:
                 # A watch that has lost one of its queues for good would be taken for one that has them all.
                 self._plan.stop.set()
-        self._plan.setting.on_event(QueueFailed(self.queue, error.message, retry_seconds))
+        self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds))
 
     def _confess(self) -> None:
         """Say what was left because it can go neither here nor there."""
@@ -401,13 +401,13 @@ class QueueWorker:
     async def _report(self, mover: Mover) -> None:
         """Say how far the lane is when something has changed, but not more often than anybody looks."""
         while True:
-            await mover.changed(LONG_POLL_SECONDS)
+            await mover.wait_changed(LONG_POLL_SECONDS)
             await asyncio.sleep(REPORT_SECONDS)
             self._tell(mover)
 
     def _tell(self, mover: Mover, remaining: int | None = None) -> None:
-        tally = self._plan.setting.tally
-        self._plan.setting.on_event(
+        tally = self._plan.context.tally
+        self._plan.context.on_event(
             QueueProgress(
                 self.queue,
                 tally.count(self.queue, "received"),

@@ -32,14 +32,14 @@ class WorkerConnections:
 
     async def backlog_gone(self) -> ConnectionFaulted:
         """Wait until the connection to the backlog has gone: every lock went with it."""
-        await self.source.lost()
+        await self.source.wait_lost()
         return self._faulted("backlog", "primary", self.source.broken)
 
     async def primary_gone(self) -> ConnectionFaulted:
         """Wait until the connection to the primary has gone, and has not come back. Raises AccessError."""
         why: Exception | None = None
         while why is None:
-            await self.primary.lost()
+            await self.primary.wait_lost()
             why = await self._primary_again()
         return self._faulted("primary", "backlog", why)
 
@@ -51,10 +51,10 @@ class WorkerConnections:
             return self._faulted("primary", "backlog", self.primary.broken)
         return None
 
-    def break_off(self, error: SbpairError) -> None:
+    def abort(self, error: SbpairError) -> None:
         """End both at once: whoever waits for an answer over one of them fails with this error."""
-        self.primary.break_off(error)
-        self.source.break_off(error)
+        self.primary.abort(error)
+        self.source.abort(error)
 
     async def _primary_again(self) -> Exception | None:
         """Why it could not be connected to within the time; None where it could."""

@@ -109,7 +109,7 @@ def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed(
         "level": "info",
         "event": "progress",
         "queue": "q",
-        "left": 9,
+        "remaining": 9,
         "counted": True,
         "received": 5,
         "sent": 2,
@@ -126,7 +126,7 @@ def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed(
         "sent": 2,
         "per_second": 0.1,
         "waiting": 1,
-        "resting": None,
+        "backing_off": None,
     }
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
     taken(lines, QueueProgress("q", 6, 3, 3, None, 3))

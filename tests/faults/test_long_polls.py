@@ -79,7 +79,7 @@ def test_what_is_held_for_hours_keeps_its_locks_and_its_order_and_a_stop_gives_a
         fail = engine._delivery_failed
         engine._delivery_failed = lambda message: (lost.append(message), fail(message))
         stage.strand(*range(50))
-        watching = stage.start(hold=30)
+        watching = stage.start(max_held=30)
         await stage.until(lambda: engine.locked_count == 30)
         for _ in range(6 * 60):
             await asyncio.sleep(60.0)

@@ -57,7 +57,7 @@ def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(ahead_second
     async def scene(stage: Stage) -> None:
         await three_messages(stage)
         stage.world.ahead = ahead_seconds
-        check(stage, await stage.start(once=True, terms=TERMS))
+        check(stage, await stage.start(once=True, limits=TERMS))
 
     play(scene)
 
@@ -66,7 +66,7 @@ def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(ahead_second
 def test_nor_does_one_that_is_set_on_the_way(ahead_seconds: float) -> None:
     async def scene(stage: Stage) -> None:
         await three_messages(stage)
-        running = stage.start(terms=TERMS, hold=1)
+        running = stage.start(limits=TERMS, max_held=1)
         await stage.until(lambda: stage.of(QueueOpened))
         stage.world.ahead = ahead_seconds
         await stage.until(lambda: len(stage.ids(stage.destination())) == 2)

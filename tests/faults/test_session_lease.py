@@ -54,7 +54,7 @@ def sent(stage: Stage) -> int:
 async def start(stage: Stage, messages: int, **terms: Any) -> asyncio.Task[runner.SyphonResult]:
     """A syphon with a lease, that has sent a third of its messages."""
     stage.strand(*range(messages))
-    running = stage.start(lease_queue=LEASES, terms=SLOWLY, **terms)
+    running = stage.start(lease_queue=LEASES, limits=SLOWLY, **terms)
     await stage.until(lambda: sent(stage) == min(messages // 3, 10))
     await asyncio.sleep(0.5)
     return running
@@ -290,7 +290,7 @@ def test_a_mover_that_was_frozen_for_longer_than_its_lock_sends_nothing_when_it_
         queue = leases(stage)
         stage.strand(*range(300))
         frozen = Process("frozen")
-        run = runner.run(stage.world.pair, once=True, lease_queue=LEASES, terms=SLOWLY)
+        run = runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY)
         running = frozen.start(stage.loop, run)
         await stage.until(lambda: sent(stage) == 10)
         await asyncio.sleep(0.5)
@@ -312,7 +312,7 @@ def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(said: bool) -
         leases(stage)
         stage.strand(*range(30))
         dead = Process("dead")
-        dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease_queue=LEASES, terms=SLOWLY))
+        dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY))
         await stage.until(lambda: sent(stage) == 10)
         if not said:
             for line in stage.network.lines:

@@ -79,7 +79,7 @@ class World:
 
     async def look(self, terms: MoveLimits | None = None) -> Forecast:
         before = self.traces()
-        made = await preview.run(
+        made = await preview.make_forecast(
             self.pair,
             terms,
             on_event=self.told.append,
@@ -433,7 +433,7 @@ async def test_a_connection_that_breaks_is_made_again_and_nothing_is_counted_twi
             if isinstance(event, Peeked) and event.messages == 500 and next(broken, None) is not None:
                 w.emulator.faults.end(w.emulator.faults.namespace_down("contoso-dr"))
 
-        said = await preview.run(w.pair, on_event=break_it, sleep=w.sleep)
+        said = await preview.make_forecast(w.pair, on_event=break_it, sleep=w.sleep)
         assert [flow.messages for flow in said.flows] == [1_000, 1_000]
         assert next(broken, None) is None
 

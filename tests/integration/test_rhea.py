@@ -48,7 +48,7 @@ PLAIN_TERMS = {
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.2)
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
-    monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
 
 
 class Broker:

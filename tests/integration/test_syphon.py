@@ -73,7 +73,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
 
 
 class World:
@@ -499,7 +499,7 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
             limit = max(limit, w.backlog().messages.locked_count)
 
         w.watchers.append(look)
-        result = await w.run(hold=7)
+        result = await w.run(max_held=7)
         assert result.exit_code == 3
         assert (result.receipt.received, result.receipt.released) == (7, 7)
         assert limit <= 7
@@ -513,7 +513,9 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
     monkeypatch.setattr(MoveContext, "hold_bytes", 100_000)
     monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
     original = runner.MoveContext
-    monkeypatch.setattr(runner, "MoveContext", lambda *given, **terms: original(*given, **terms, hold_bytes=100_000))
+    monkeypatch.setattr(
+        runner, "MoveContext", lambda *given, **terms: original(*given, **terms, max_held_bytes=100_000)
+    )
     async with world() as w:
         fill(w.destination())
         w.strand(*range(30), size=20_000)

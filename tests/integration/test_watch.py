@@ -26,7 +26,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(depth_sampler, "TELL_SECONDS", 0.01)
-    monkeypatch.setattr(mover, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
 
 
 def view_of(w: World) -> BoardView:
@@ -54,7 +54,7 @@ async def test_who_watches_sees_queues_and_destinations_and_in_the_end_nothing_i
     async with world(2, "orders", "billing/invoices") as w:
         w.strand(*range(20), index=0)
         w.strand(*range(20, 25), to="billing/invoices", index=1)
-        result = await w.run(gauge_seconds=SOON)
+        result = await w.run(sample_seconds=SOON)
         assert result.receipt.sent == 25
         view = view_of(w)
         assert [(row.sent, row.left, row.held, row.note) for row in view.queues] == [
@@ -70,7 +70,7 @@ async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> 
         room = fill(w.destination("full"))
         w.strand(*range(6), to="full")
         w.emulator.advance(5_000)
-        async with w.watching(gauge_seconds=SOON) as task:
+        async with w.watching(sample_seconds=SOON) as task:
             await w.told_of(events.DestinationProgress, lambda at: (at.destination, at.waiting) == ("full", 6))
             await w.told_of(events.QueueDepths, lambda at: at.messages == 6 and at.oldest_ms is not None)
             [queue], [destination] = view_of(w).queues, view_of(w).destinations
@@ -89,7 +89,7 @@ async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> No
         w.strand(1)
         [message] = held_in(w.backlog())
         assert len(w.backlog().messages.receive(1)) == 1
-        async with w.watching(gauge_seconds=SOON) as task:
+        async with w.watching(sample_seconds=SOON) as task:
             depth = await w.told_of(events.QueueDepths, lambda at: at.oldest_ms is not None)
             assert (depth.messages, depth.oldest_ms) == (1, message.enqueued_at_ms)
         assert task.result().receipt.received == 0
@@ -98,7 +98,7 @@ async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> No
 @sync
 async def test_a_queue_that_was_empty_is_not_counted_again_until_something_has_come() -> None:
     async with world(2) as w:
-        async with w.watching(gauge_seconds=SOON) as task:
+        async with w.watching(sample_seconds=SOON) as task:
             await until(lambda: len(w.of(events.QueueDepths)) == 2)
             await until(lambda: len(w.of(events.QueueOpened)) == 2)
             for _ in range(20):
@@ -122,7 +122,7 @@ async def test_nothing_is_counted_for_show_where_nobody_watches_or_may() -> None
     async with world() as w:
         w.may_only("secondary", AccessRight.LISTEN)
         w.strand(1)
-        async with w.watching(gauge_seconds=SOON) as task:
+        async with w.watching(sample_seconds=SOON) as task:
             await w.told_of(events.DestinationProgress, lambda at: at.sent == 1)
         assert task.result().receipt.operations.management_calls == 0
         assert not w.of(events.QueueDepths)
@@ -145,7 +145,7 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
 
     monkeypatch.setattr(runner, "_counter", counter)
     async with world() as w:
-        async with w.watching(gauge_seconds=SOON):
+        async with w.watching(sample_seconds=SOON):
             await w.told_of(events.QueueDepths)
             w.strand(1)
             await w.told_of(events.QueueProgress, lambda at: at.sent == 1)
@@ -176,7 +176,7 @@ async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_coun
     async with world(2) as w:
         w.strand(*range(5), index=0)
         w.strand(5, index=1)
-        await w.run(gauge_seconds=SOON)
+        await w.run(sample_seconds=SOON)
         assert [(row.sent, row.left) for row in view_of(w).queues] == [(5, 0), (1, 0)]
 
 

@@ -530,7 +530,7 @@ async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goe
         source.grant(1)
         await until(lambda: len(source._receiver._arrived) == 1)
         await source.stop()
-        assert await source.take(2, seconds=0) == []
+        assert await source.receive(2, seconds=0) == []
         assert len(released) == 2
 
 

@@ -78,7 +78,7 @@ def source(archive: Archive, count: int, **said: Any) -> ShardSource:
 async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
     found: list[Any] = []
     while not made.ended:
-        found += await made.take(limit)
+        found += await made.receive(limit)
     return found
 
 
@@ -92,7 +92,7 @@ def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chu
         made, hands, accepted, taken = source(archive, 12), list[Any](), set[Key](), 0
         while not made.ended or hands:
             if not made.ended and random.random() < 0.5:
-                arrivals = await made.take(random.randint(1, 9))
+                arrivals = await made.receive(random.randint(1, 9))
                 taken += len(arrivals)
                 hands += arrivals
             elif hands:
@@ -228,7 +228,7 @@ def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pyte
 
     async def play() -> None:
         made = source(archive, 20)
-        assert len(await made.take(3)) == 3
+        assert len(await made.receive(3)) == 3
         assert not made.is_stopped()
         archive.write(STOP_FILE, b"")
         assert made.is_stopped()
@@ -239,7 +239,7 @@ def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pyte
 def test_large_messages_are_not_taken_in_by_the_thousand(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
     made = source(archive, 20)
-    asyncio.run(made.take(1))
+    asyncio.run(made.receive(1))
     assert len(written(archive, SENDING)) == 2
 
 

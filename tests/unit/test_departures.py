@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.move import dispatch
-from sbpair.move.batch_limits import USUAL
+from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
 from sbpair.move.destination_queues import DestinationQueues
 from sbpair.move.dispatch import Dispatcher
 from sbpair.move.interface import RoutedMessage
@@ -39,7 +39,7 @@ class Rig:
         road = self.roads.to(destination)
         nothing: Any = None
         road.add([RoutedMessage(nothing, nothing, turn) for turn in range(count)])
-        self.departures.set_out(road)
+        self.departures.schedule(road)
         return road
 
     async def empty(self) -> None:
@@ -60,10 +60,10 @@ def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
 
 def test_many_leave_at_once() -> None:
     async def scene(rig: Rig) -> None:
-        assert rig.come(USUAL.min_round).workers == 1
+        assert rig.come(DEFAULT_BATCH_LIMITS.min_round).workers == 1
         await rig.empty()
 
-    assert play(scene) == [("orders", USUAL.min_round)]
+    assert play(scene) == [("orders", DEFAULT_BATCH_LIMITS.min_round)]
 
 
 def test_few_leave_with_those_that_come_meanwhile() -> None:
@@ -77,7 +77,7 @@ def test_few_leave_with_those_that_come_meanwhile() -> None:
 
 def test_the_few_that_are_left_after_a_round_leave_too() -> None:
     async def scene(rig: Rig) -> None:
-        rig.come(USUAL.min_round + 25)
+        rig.come(DEFAULT_BATCH_LIMITS.min_round + 25)
         await rig.empty()
 
     assert play(scene, limit=20) == [("orders", 20)] * 3 + [("orders", 15)]
@@ -99,12 +99,12 @@ def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(or
     async def scene(rig: Rig) -> None:
         rig.may_land.clear()
         for _ in range(workers + 2):
-            road = rig.come(USUAL.min_round)
+            road = rig.come(DEFAULT_BATCH_LIMITS.min_round)
         assert road.workers == workers
         rig.may_land.set()
         await rig.empty()
 
-    play(scene, limit=USUAL.min_round, ordered=ordered)
+    play(scene, limit=DEFAULT_BATCH_LIMITS.min_round, ordered=ordered)
 
 
 def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +113,6 @@ def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatc
     async def scene(rig: Rig) -> None:
         rig.come(2)
         rig.stopping.set()
-        rig.come(USUAL.min_round, "invoices")
+        rig.come(DEFAULT_BATCH_LIMITS.min_round, "invoices")
 
     assert play(scene) == []

@@ -46,9 +46,9 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "REST_SECONDS", 0.001)
-    monkeypatch.setattr(mover, "MAX_REST_SECONDS", 0.001)
-    monkeypatch.setattr(held, "RENEW_REST_SECONDS", 0.001)
+    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.001)
     monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.001)
 
 
@@ -60,7 +60,7 @@ class Arrival:
     key: Key = NO_KEY
 
     @property
-    def turn(self) -> int:
+    def ordinal(self) -> int:
         return self.facts.sequence_number
 
 
@@ -119,10 +119,10 @@ class Memory:
         await self.answer("ready")
         return self
 
-    def pack(self, orders: Sequence[RoutedMessage]) -> Parcel:
-        return Parcel([order.arrival for order in orders[: self.together]])
+    def encode(self, orders: Sequence[RoutedMessage]) -> Parcel:
+        return Parcel([order.message for order in orders[: self.together]])
 
-    def post(self, parcel: Parcel) -> Answer:
+    def send(self, parcel: Parcel) -> Answer:
         return Answer(self, parcel)
 
     async def complete(self, arrivals: Sequence[Any]) -> list[Any]:
@@ -153,7 +153,7 @@ class Memory:
     def grant(self, limit: int) -> None:
         raise NotImplementedError
 
-    async def take(self, limit: int, *, seconds: float) -> Sequence[Any]:
+    async def receive(self, limit: int, *, seconds: float) -> Sequence[Any]:
         raise NotImplementedError
 
 
@@ -165,7 +165,7 @@ def arrival(number: int, path: str | None = "orders", size: int = 10, lock: floa
 async def move(
     memory: Memory,
     arrivals: list[Arrival],
-    setting: MoveContext,
+    context: MoveContext,
     *,
     settle: bool = True,
     then: Callable[[Mover], Awaitable[None]] | None = None,
@@ -174,87 +174,87 @@ async def move(
     made: Mover | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            made = Mover(memory, memory, tasks, setting)
+            made = Mover(memory, memory, tasks, context)
             locks = tasks.create_task(made.keep_locks())
             made.accept(arrivals)
             while settle and made.held and not made.stuck(3) and made.fatal is None:
-                await made.changed(1.0)
+                await made.wait_changed(1.0)
             if then is not None:
                 await then(made)
             await made.finish()
             locks.cancel()
     finally:
         if made is not None:
-            made.write_off()
+            made.abandon_all()
             assert made.held == 0
     return made
 
 
-def receipt_of(setting: MoveContext) -> Receipt:
-    receipt = setting.tally.receipt()
+def receipt_of(context: MoveContext) -> Receipt:
+    receipt = context.tally.receipt()
     assert receipt.balanced, receipt
     return receipt
 
 
 @sync
 async def test_sent_is_completed_and_only_then() -> None:
-    memory, setting = Memory(), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2)], setting)
+    memory, context = Memory(), MoveContext("ns")
+    await move(memory, [arrival(1), arrival(2)], context)
     assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
     assert [number for what, number in memory.done if what == "send"] == [1, 2]
-    assert receipt_of(setting).sent == 2
-    assert not setting.journal.unconfirmed()
+    assert receipt_of(context).sent == 2
+    assert not context.journal.unconfirmed()
 
 
 @sync
 async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> None:
-    memory, setting = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
-    await move(memory, [arrival(1)], setting)
-    receipt = receipt_of(setting)
+    memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
+    await move(memory, [arrival(1)], context)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt, receipt.exit_code) == (1, 0, 0)
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
 
 
 @sync
 async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
-    memory, setting = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
-    await move(memory, [arrival(1)], setting)
-    receipt = receipt_of(setting)
+    memory, context = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
+    await move(memory, [arrival(1)], context)
+    receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.in_doubt) == (1, 0)
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
 
 
 @sync
 async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
-    memory, setting = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2)], setting)
-    receipt = receipt_of(setting)
+    memory, context = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
+    await move(memory, [arrival(1), arrival(2)], context)
+    receipt = receipt_of(context)
     assert (receipt.in_doubt, receipt.released, receipt.exit_code) == (1, 1, 3)
 
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
 @sync
 async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exception) -> None:
-    memory, setting = Memory(dead_letter=[error]), MoveContext("ns")
-    made = await move(memory, [arrival(1, None)], setting)
-    receipt = receipt_of(setting)
+    memory, context = Memory(dead_letter=[error]), MoveContext("ns")
+    made = await move(memory, [arrival(1, None)], context)
+    receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.released, receipt.dead_letters) == (0, 1, ())
-    assert (made.trouble is None) == (error is LOST)
+    assert (made.settlement_error is None) == (error is LOST)
 
 
 @sync
 async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> None:
-    memory, setting = Memory(complete=[UNREACHABLE]), MoveContext("ns")
-    made = await move(memory, [arrival(1)], setting)
-    assert receipt_of(setting).sent == 1
-    assert len(setting.journal.unconfirmed()) == 1
-    assert made.trouble is UNREACHABLE
+    memory, context = Memory(complete=[UNREACHABLE]), MoveContext("ns")
+    made = await move(memory, [arrival(1)], context)
+    assert receipt_of(context).sent == 1
+    assert len(context.journal.unconfirmed()) == 1
+    assert made.settlement_error is UNREACHABLE
     again = Memory()
-    await move(again, [arrival(1)], setting)
-    receipt = receipt_of(setting)
+    await move(again, [arrival(1)], context)
+    receipt = receipt_of(context)
     assert again.done == [("complete", 1)]
     assert (receipt.sent, receipt.already_sent, receipt.distinct) == (1, 1, 1)
-    assert not setting.journal.unconfirmed()
+    assert not context.journal.unconfirmed()
 
 
 class BusyOnce(Memory):
@@ -275,7 +275,7 @@ class BusyOnce(Memory):
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @sync
 async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies: int) -> None:
-    memory, setting = BusyOnce(), MoveContext("ns")
+    memory, context = BusyOnce(), MoveContext("ns")
 
     async def come_again(made: Mover) -> None:
         await memory.reached.wait()
@@ -284,11 +284,11 @@ async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies
             made.accept([arrival(1)])
         memory.may_answer.set()
         while made.held:
-            await made.changed(1.0)
+            await made.wait_changed(1.0)
 
-    await move(memory, [arrival(1)], setting, settle=False, then=come_again)
+    await move(memory, [arrival(1)], context, settle=False, then=come_again)
     assert [number for what, number in memory.done if what == "send"] == [1, 2]
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.released, receipt.distinct) == (2, copies, 2)
 
 
@@ -306,17 +306,17 @@ class HalfAway(Memory):
 async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """`late`: what is accepted after the stop does not either."""
     monkeypatch.setattr(settlement_buffer, "SETTLE_SECONDS", 1_000.0)
-    memory, setting = HalfAway(together=5), MoveContext("ns")
+    memory, context = HalfAway(together=5), MoveContext("ns")
     arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
 
     async def accepted(_: Mover) -> None:
         while not late and len(memory.done) < 5:  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
-        while late and not setting.journal._flying:  # noqa: ASYNC110  as above
+        while late and not context.journal._flying:  # noqa: ASYNC110  as above
             await asyncio.sleep(0)
 
-    await move(memory, arrivals, setting, settle=False, then=accepted)
-    receipt = receipt_of(setting)
+    await move(memory, arrivals, context, settle=False, then=accepted)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.released) == (5, 5)
     assert [number for what, number in memory.done if what == "complete"] == [1, 3, 5, 7, 9]
 
@@ -324,37 +324,37 @@ async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("accepted_before", [False, True])
 @sync
 async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
-    memory, setting = Memory(complete=["hang"]), MoveContext("ns")
+    memory, context = Memory(complete=["hang"]), MoveContext("ns")
     if accepted_before:
-        setting.journal.note_accepted(setting.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
-    task = asyncio.create_task(move(memory, [arrival(1)], setting))
+        context.journal.note_accepted(context.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
+    task = asyncio.create_task(move(memory, [arrival(1)], context))
     await memory.reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.already_sent) == (not accepted_before, accepted_before)
 
 
 @pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
 @sync
 async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, doubtful: int) -> None:
-    memory, setting = Memory(**{step: ["hang"]}), MoveContext("ns")
-    task = asyncio.create_task(move(memory, [arrival(1)], setting))
+    memory, context = Memory(**{step: ["hang"]}), MoveContext("ns")
+    task = asyncio.create_task(move(memory, [arrival(1)], context))
     await memory.reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.in_doubt, receipt.released, len(receipt.doubtful)) == (doubtful, 1 - doubtful, doubtful)
 
 
 @sync
 async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everything_back() -> None:
     loop = asyncio.get_running_loop()
-    memory, setting = Memory(), MoveContext("ns", pace=RateLimiter(loop.time(), rate=0.001))
-    setting.pace.reserve(loop.time(), 2, 1.0)
-    task = asyncio.create_task(move(memory, [arrival(1), arrival(2)], setting, settle=False, then=forever))
+    memory, context = Memory(), MoveContext("ns", rate_limiter=RateLimiter(loop.time(), rate=0.001))
+    context.rate_limiter.reserve(loop.time(), 2, 1.0)
+    task = asyncio.create_task(move(memory, [arrival(1), arrival(2)], context, settle=False, then=forever))
     while not any(each.get_name() == "send to orders" for each in asyncio.all_tasks()):  # noqa: ASYNC110  a turn of the loop is no sleep
         await asyncio.sleep(0)
     for _ in range(10):
@@ -362,12 +362,12 @@ async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everyt
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert receipt_of(setting).released == 2
+    assert receipt_of(context).released == 2
 
 
 @sync
 async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_is_counted() -> None:
-    memory, setting = Memory(complete=["hang"]), MoveContext("ns")
+    memory, context = Memory(complete=["hang"]), MoveContext("ns")
 
     async def comes_again(made: Mover) -> None:
         await memory.reached.wait()
@@ -375,10 +375,10 @@ async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_
         task.cancel()
         await forever(made)
 
-    task = asyncio.create_task(move(memory, [arrival(1)], setting, settle=False, then=comes_again))
+    task = asyncio.create_task(move(memory, [arrival(1)], context, settle=False, then=comes_again))
     with pytest.raises(asyncio.CancelledError):
         await task
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.received, receipt.distinct, receipt.sent, receipt.already_sent) == (2, 1, 1, 1)
 
 
@@ -388,10 +388,10 @@ async def forever(_mover: Mover) -> None:
 
 @sync
 async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -> None:
-    memory, setting = Memory(ready=["hang"]), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2)], setting, settle=False, then=lambda _mover: memory.reached.wait())
+    memory, context = Memory(ready=["hang"]), MoveContext("ns")
+    await move(memory, [arrival(1), arrival(2)], context, settle=False, then=lambda _mover: memory.reached.wait())
     assert memory.stopped
-    assert receipt_of(setting).released == 2
+    assert receipt_of(context).released == 2
     assert memory.done == [("release", 1), ("release", 2)]
 
 
@@ -403,60 +403,60 @@ async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -
 async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_nothing(
     step: str, error: errors.SbpairError
 ) -> None:
-    memory, setting = Memory(**{step: [error]}), MoveContext("ns")
-    made = await move(memory, [arrival(1), arrival(2)], setting)
+    memory, context = Memory(**{step: [error]}), MoveContext("ns")
+    made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is error
     assert memory.interrupted
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.released, receipt.dead_lettered) == (2, 0)
 
 
 @sync
 async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to_blame() -> None:
-    memory, setting = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
-    await move(memory, [arrival(1)], setting)
-    assert receipt_of(setting).sent == 1
+    memory, context = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
+    await move(memory, [arrival(1)], context)
+    assert receipt_of(context).sent == 1
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
 @sync
 async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
-    monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "MAX_REST_SECONDS", 100.0)
-    memory, setting = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns")
-    await move(memory, [arrival(1)], setting, settle=False, then=lambda _made: memory.used_up("renew"))
-    assert receipt_of(setting).released == 1
+    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
+    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 100.0)
+    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns")
+    await move(memory, [arrival(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
+    assert receipt_of(context).released == 1
 
 
 @sync
 async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
-    monkeypatch.setattr(mover, "REST_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "MAX_REST_SECONDS", 100.0)
-    memory, setting = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), MoveContext("ns")
+    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
+    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 100.0)
+    memory, context = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), MoveContext("ns")
     arrivals = [arrival(1), arrival(2), arrival(3)]
-    await move(memory, arrivals, setting, settle=False, then=lambda _made: memory.used_up("renew"))
+    await move(memory, arrivals, context, settle=False, then=lambda _made: memory.used_up("renew"))
     # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
     assert [each.lock_until == 0.0 for each in arrivals] == [True, False, True]
     assert ("release", 3) not in memory.done
     assert ("release", 2) in memory.done
-    assert receipt_of(setting).released == 3
+    assert receipt_of(context).released == 3
 
 
 @sync
 async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> None:
-    memory, setting = Memory(), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], setting)
+    memory, context = Memory(), MoveContext("ns")
+    await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], context)
     assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.received, receipt.distinct, receipt.sent) == (4, 2, 2)
     assert receipt.exit_code == 0
 
 
 @sync
 async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
-    setting = MoveContext("ns", hold=10, hold_bytes=1_000)
+    context = MoveContext("ns", max_held=10, max_held_bytes=1_000)
     memory = Memory(ready=[UNREACHABLE] * 1_000)
     rooms: list[int] = []
 
@@ -467,7 +467,7 @@ async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
         rooms.append(made.room)
 
     async with asyncio.TaskGroup() as tasks:
-        made = Mover(memory, memory, tasks, setting)
+        made = Mover(memory, memory, tasks, context)
         await fill(made)
         await made.finish()
     # Unknown at first how large they are: one; then as many as fit; and none beyond.
@@ -477,9 +477,9 @@ async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
 
 @sync
 async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_stays_behind() -> None:
-    memory, setting = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2), arrival(3)], setting)
-    receipt = receipt_of(setting)
+    memory, context = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
+    await move(memory, [arrival(1), arrival(2), arrival(3)], context)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.dead_lettered, receipt.doubtful) == (2, 1, ())
     assert [number for what, number in memory.done if what == "send"] == [1, 3]
     assert [number for what, number in memory.done if what == "dead_letter"] == [2]
@@ -487,9 +487,9 @@ async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_s
 
 @sync
 async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_order() -> None:
-    memory, setting = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2), arrival(3)], setting)
-    receipt = receipt_of(setting)
+    memory, context = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
+    await move(memory, [arrival(1), arrival(2), arrival(3)], context)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt) == (3, 0)
     assert [each.message_id for each in receipt.doubtful] == ["m1", "m2", "m3"]
     assert [number for what, number in memory.done if what == "send"] == [1, 2, 3]
@@ -497,36 +497,36 @@ async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_or
 
 @sync
 async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, setting = Memory(2), MoveContext("ns")
+    memory, context = Memory(2), MoveContext("ns")
     full = errors.MachineLacks("the disk is full")
 
     async def on_disk() -> None:
         raise full
 
-    monkeypatch.setattr(setting.journal, "on_disk", on_disk)
-    made = await move(memory, [arrival(1), arrival(2)], setting)
+    monkeypatch.setattr(context.journal, "on_disk", on_disk)
+    made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is full
     assert [what for what, _ in memory.done if what == "send"] == []
-    receipt = receipt_of(setting)
+    receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (0, 0, 2, ())
 
 
 @sync
 async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, setting = Memory(2), MoveContext("ns")
+    memory, context = Memory(2), MoveContext("ns")
     lost = errors.LeaseLost("it is another's")
 
     def may_send() -> None:
         raise lost
 
     async def on_disk() -> None:
-        setting.journal.may_send = may_send
+        context.journal.may_send = may_send
 
-    monkeypatch.setattr(setting.journal, "on_disk", on_disk)
-    made = await move(memory, [arrival(1), arrival(2)], setting)
+    monkeypatch.setattr(context.journal, "on_disk", on_disk)
+    made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is lost
     assert [what for what, _ in memory.done if what == "send"] == []
-    assert (receipt_of(setting).released, setting.journal.in_doubt()) == (2, [])
+    assert (receipt_of(context).released, context.journal.in_doubt()) == (2, [])
 
 
 ANSWERS = st.lists(
@@ -564,38 +564,38 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
     ordered: bool,
 ) -> None:
     patch = pytest.MonkeyPatch()
-    for name in ("REST_SECONDS", "MAX_REST_SECONDS"):
+    for name in ("BACKOFF_SECONDS", "MAX_BACKOFF_SECONDS"):
         patch.setattr(mover, name, 0.0)
 
     async def main() -> None:
         memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        setting = MoveContext("ns", ordered=ordered)
+        context = MoveContext("ns", ordered=ordered)
         taken = [arrival(number, path) for number, path in arrivals]
-        task = asyncio.create_task(moved(memory, taken, setting))
+        task = asyncio.create_task(moved(memory, taken, context))
         if turns is not None:
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled() or task.exception() is None
-        receipt = setting.tally.receipt()
+        receipt = context.tally.receipt()
         assert receipt.balanced, receipt
         sent = [number for what, number in memory.done if what == "send"]
         assert receipt.sent == len(sent)
         assert {number for what, number in memory.done if what == "complete"} <= set(sent)
 
-    async def moved(memory: Memory, taken: list[Arrival], setting: MoveContext) -> None:
+    async def moved(memory: Memory, taken: list[Arrival], context: MoveContext) -> None:
         made: Mover | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                made = Mover(memory, memory, tasks, setting)
+                made = Mover(memory, memory, tasks, context)
                 made.accept(taken)
                 while made.held and not made.stuck(3):
-                    await made.changed(1.0)
+                    await made.wait_changed(1.0)
                 await made.finish()
         finally:
             if made is not None:
-                made.write_off()
+                made.abandon_all()
 
     try:
         asyncio.run(main())
@@ -606,9 +606,9 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
 # What it is billed
 
 
-def spent(setting: MoveContext) -> tuple[int, int, int]:
+def spent(context: MoveContext) -> tuple[int, int, int]:
     """Operations: to receive and settle, to send, to renew."""
-    operations = setting.tally.receipt().operations
+    operations = context.tally.receipt().operations
     assert operations.by_sbpair == operations.received + operations.sent + operations.renewals
     return operations.received, operations.sent, operations.renewals
 
@@ -616,58 +616,58 @@ def spent(setting: MoveContext) -> tuple[int, int, int]:
 @given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
 def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
-    setting = MoveContext("ns")
+    context = MoveContext("ns")
 
     async def main() -> None:
-        await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], setting)
+        await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], context)
 
     asyncio.run(main())
     whole = sum(map(moved, sizes), Operations())
-    assert spent(setting) == (whole.received, whole.sent, 0)
+    assert spent(context) == (whole.received, whole.sent, 0)
 
 
 @sync
 async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_was_no_operation() -> None:
-    setting = MoveContext("ns")
-    await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], setting)
-    assert spent(setting) == (4, 0, 0)
-    setting = MoveContext("ns")
-    await move(Memory(send=[REFUSED]), [arrival(1)], setting)
-    assert spent(setting) == (2, 0, 0)
+    context = MoveContext("ns")
+    await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], context)
+    assert spent(context) == (4, 0, 0)
+    context = MoveContext("ns")
+    await move(Memory(send=[REFUSED]), [arrival(1)], context)
+    assert spent(context) == (2, 0, 0)
 
 
 @sync
 async def test_a_send_without_an_answer_may_have_been_billed() -> None:
-    setting = MoveContext("ns")
-    await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], setting)
-    assert spent(setting) == (2, 3, 0)
+    context = MoveContext("ns")
+    await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], context)
+    assert spent(context) == (2, 3, 0)
 
 
 @sync
 async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> None:
-    setting = MoveContext("ns")
-    await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], setting, settle=False)
-    assert spent(setting) == (4, 0, 0)
-    setting = MoveContext("ns")
+    context = MoveContext("ns")
+    await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], context, settle=False)
+    assert spent(context) == (4, 0, 0)
+    context = MoveContext("ns")
 
     async def killed(_made: Mover) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ExceptionGroup):
-        await move(Memory(ready=["hang"]), [arrival(1), arrival(2)], setting, settle=False, then=killed)
-    assert spent(setting) == (2, 0, 0)
+        await move(Memory(ready=["hang"]), [arrival(1), arrival(2)], context, settle=False, then=killed)
+    assert spent(context) == (2, 0, 0)
 
 
 @sync
 async def test_every_lock_that_is_renewed_is_an_operation() -> None:
-    memory, setting = Memory(ready=["hang"]), MoveContext("ns")
+    memory, context = Memory(ready=["hang"]), MoveContext("ns")
 
     async def then(_made: Mover) -> None:
         while not any(what == "renew" for what, _ in memory.done):  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
 
-    await move(memory, [arrival(1, lock=10.0), arrival(2, lock=10.0)], setting, settle=False, then=then)
-    _taken, _sent, renewals = spent(setting)
+    await move(memory, [arrival(1, lock=10.0), arrival(2, lock=10.0)], context, settle=False, then=then)
+    _taken, _sent, renewals = spent(context)
     assert renewals >= 2
     assert renewals == sum(what == "renew" for what, _ in memory.done)
 
@@ -677,14 +677,14 @@ async def test_every_lock_that_is_renewed_is_an_operation() -> None:
 
 @sync
 async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
-    memory, setting = Memory(ready=[UNREACHABLE] * 50), MoveContext("ns")
+    memory, context = Memory(ready=[UNREACHABLE] * 50), MoveContext("ns")
     seen: list[object] = []
 
     async def then(made: Mover) -> None:
-        while not made.resting():  # noqa: ASYNC110  a turn of the loop is no sleep
+        while not made.backing_off():  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
         seen.extend([made.waiting(), made.oldest_ms])
 
-    made = await move(memory, [arrival(1), arrival(2)], setting, settle=False, then=then)
+    made = await move(memory, [arrival(1), arrival(2)], context, settle=False, then=then)
     assert seen == [{"orders": 2}, 1]
     assert made.oldest_ms is None

@@ -22,9 +22,9 @@ class Arrival:
     key: Key = NO_KEY
 
 
-def order(turn: int, session_id: str | None = None, partition_key: str | None = None) -> RoutedMessage:
-    facts = Facts("q", turn, 0, f"m{turn}", "orders", session_id)
-    return RoutedMessage(Arrival(facts, partition_key=partition_key), Send("orders", session_id, None, None), turn)
+def order(ordinal: int, session_id: str | None = None, partition_key: str | None = None) -> RoutedMessage:
+    facts = Facts("q", ordinal, 0, f"m{ordinal}", "orders", session_id)
+    return RoutedMessage(Arrival(facts, partition_key=partition_key), Send("orders", session_id, None, None), ordinal)
 
 
 def road_with(*orders: RoutedMessage, ordered: bool = True) -> DestinationQueue:
@@ -35,7 +35,7 @@ def road_with(*orders: RoutedMessage, ordered: bool = True) -> DestinationQueue:
 
 
 def turns(groups: list[list[RoutedMessage]]) -> list[list[int]]:
-    return [[each.turn for each in group] for group in groups]
+    return [[each.ordinal for each in group] for group in groups]
 
 
 def refuse_in_turn(road: DestinationQueue, group: list[RoutedMessage], guilty: set[int] = frozenset()) -> None:  # type: ignore[assignment]
@@ -44,7 +44,7 @@ def refuse_in_turn(road: DestinationQueue, group: list[RoutedMessage], guilty: s
     road.put_back(group)
     for _ in group:
         [[alone]] = road.next_round(MAX_ROUND, 10)
-        road.answered_alone(alone, accepted=alone.turn not in guilty)
+        road.answered_alone(alone, accepted=alone.ordinal not in guilty)
 
 
 def test_all_that_waits_leaves_together_whatever_its_keys() -> None:
@@ -57,16 +57,16 @@ def test_what_did_not_get_through_waits_in_front_again() -> None:
     road = road_with(*map(order, (1, 2, 3, 4)))
     [group] = road.next_round(3, 10)
     road.put_back(reversed(group))
-    assert [each.turn for each in road] == [1, 2, 3, 4]
+    assert [each.ordinal for each in road] == [1, 2, 3, 4]
 
 
 def test_a_message_that_comes_again_has_its_old_place() -> None:
     road = road_with(*map(order, (2, 4, 5)))
     road.add([order(3)])
-    assert [each.turn for each in road] == [2, 3, 4, 5]
-    assert road.drop(next(each.arrival for each in road if each.turn == 4))
-    assert not road.drop(order(9).arrival)
-    assert [each.turn for each in road] == [2, 3, 5]
+    assert [each.ordinal for each in road] == [2, 3, 4, 5]
+    assert road.drop(next(each.message for each in road if each.ordinal == 4))
+    assert not road.drop(order(9).message)
+    assert [each.ordinal for each in road] == [2, 3, 5]
 
 
 def test_a_batch_of_mixed_keys_that_none_is_to_blame_for_is_not_made_again() -> None:
@@ -104,7 +104,7 @@ def test_there_are_no_more_groups_than_there_is_room_for() -> None:
     for each in (order(3, "a"), order(4, "b"), order(5, "c"), order(6, "a")):
         road.add([each])
     assert turns(road.next_round(MAX_ROUND, 2)) == [[3, 6], [4]]
-    assert [each.turn for each in road] == [5]
+    assert [each.ordinal for each in road] == [5]
 
 
 def test_without_an_order_those_that_go_alone_go_at_the_same_time() -> None:
@@ -140,7 +140,7 @@ def test_what_is_accepted_keeps_its_order(
             mixed = len({each.send.session_id for each in group}) > 1
             if how == "away":
                 road.put_back(group)
-            elif (partitioned and mixed) or any(each.turn in guilty for each in group):
+            elif (partitioned and mixed) or any(each.ordinal in guilty for each in group):
                 if len(group) > 1:
                     road.refused_together(group)
                     road.put_back(group)
@@ -155,9 +155,9 @@ def test_what_is_accepted_keeps_its_order(
         if not len(road):
             break
     assert not len(road)
-    assert sorted(each.turn for each in accepted) == [turn for turn in range(len(keys)) if turn not in guilty]
+    assert sorted(each.ordinal for each in accepted) == [turn for turn in range(len(keys)) if turn not in guilty]
     for key in (None, "a", "b"):
-        of_key = [each.turn for each in accepted if each.send.session_id == key]
+        of_key = [each.ordinal for each in accepted if each.send.session_id == key]
         assert of_key == sorted(of_key)
     if not partitioned:
-        assert [each.turn for each in accepted] == sorted(each.turn for each in accepted)
+        assert [each.ordinal for each in accepted] == sorted(each.ordinal for each in accepted)

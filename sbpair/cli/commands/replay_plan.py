@@ -88,12 +88,12 @@ def command(
 
     async def look(_stop: asyncio.Event) -> "Forecast":
         with forecast.ForecastProgress(screen) as looking:
-            return await preview.run(
+            return await preview.make_forecast(
                 found.pair,
                 terms,
                 only=queues,
                 aside=outlook,
-                limits_of=_limits,
+                effective_limits=_limits,
                 in_turn=True,
                 on_event=looking,
             )

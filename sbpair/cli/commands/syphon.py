@@ -133,11 +133,11 @@ def command(
     The lines of --watch begin alike, and go on with what the event has:
 
       {"schema": "sbpair/syphon-event/1", "time": "", "level": "info|warning", "event": "progress", "queue": "",
-       "left": null, "counted": false, "received": 0, "sent": 0, "held": 0, "per_second": 0.0,
+       "remaining": null, "counted": false, "received": 0, "sent": 0, "held": 0, "per_second": 0.0,
        "eta_seconds": null, "oldest_seconds": null}
 
     The other events are destination-progress, queues-found, queue-opened, queue-blocked, queue-done, queue-failed,
-    destination-backing-off, destination-recovered, dead-lettered and left-out.
+    destination-backing-off, destination-recovered, dead-lettered and events-dropped.
 
     Under --dry-run, with what would become of the messages, which adds up to "messages":
 
@@ -154,10 +154,10 @@ def command(
     screen = Screen(display)
     _check(once=once, watch=watch, dry_run=dry_run, hold=hold)
     _check_lease(lease, no_lease=no_lease, dry_run=dry_run)
-    terms = terms_of(rate, credits, ttl)
+    limits = terms_of(rate, credits, ttl)
     found = profile(connection, screen, count=count, state=state)
     if dry_run:
-        return _preview(found.pair, terms, screen)
+        return _preview(found.pair, limits, screen)
     from sbpair.cli.progress.move_progress import lanes
     from sbpair.syphon import runner
 
@@ -168,11 +168,11 @@ def command(
                 once=once,
                 stop=stop,
                 hurry=hurry,
-                hold=hold,
+                max_held=hold,
                 ordered=order is BacklogOrder.BACKLOG,
-                terms=terms,
+                limits=limits,
                 on_event=shown,
-                gauge_seconds=shown.gauge_seconds,
+                sample_seconds=shown.sample_seconds,
                 state=found.state_directory,
                 lease=not no_lease,
                 lease_queue=lease,
@@ -242,13 +242,13 @@ def exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
     return INTERRUPTED if once else 0
 
 
-def _preview(pair: "Pair", terms: "MoveLimits", screen: Screen) -> int:
+def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:
     from sbpair.cli.render import forecast
     from sbpair.syphon import preview
 
     async def look(_stop: asyncio.Event) -> "Forecast":
         with forecast.ForecastProgress(screen) as looking:
-            return await preview.run(pair, terms, on_event=looking)
+            return await preview.make_forecast(pair, limits, on_event=looking)
 
     result = run(look)
     told = forecast.document(result)

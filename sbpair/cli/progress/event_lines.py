@@ -123,7 +123,7 @@ def _dead_letters(count: int, first: DeadLettered, now_ms: int) -> Document:
 def _queue(row: QueueRow, now_ms: int) -> Document:
     return _head("progress", now_ms) | {
         "queue": row.queue,
-        "left": row.left,
+        "remaining": row.left,
         "counted": row.left is not None and row.exact,
         "received": row.received,
         "sent": row.sent,
@@ -140,7 +140,7 @@ def _destination(row: DestinationRow, now_ms: int) -> Document:
         "sent": row.sent,
         "per_second": round(row.per_second, 1),
         "waiting": row.waiting,
-        "resting": row.resting or None,
+        "backing_off": row.resting or None,
     }
 
 

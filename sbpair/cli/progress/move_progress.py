@@ -21,7 +21,7 @@ from sbpair.move.events import (
     SyphonEvent,
 )
 
-GAUGE_SECONDS = 30.0
+SAMPLE_SECONDS = 30.0
 """How often a queue may be counted for those who watch: a count costs as much as ten messages."""
 
 TICK_SECONDS = 1.0
@@ -31,10 +31,10 @@ CLOSE_SECONDS = 2.0
 class MoveProgress:
     """Takes events in while it is entered, and says in words what is worth some.
 
-    `gauge_seconds` is how often queues are to be counted for it, if they are.
+    `sample_seconds` is how often queues are to be counted for it, if they are.
     """
 
-    gauge_seconds: float | None = None
+    sample_seconds: float | None = None
 
     def __init__(self, screen: Screen) -> None:
         self._tell = EventPrinter(screen)
@@ -53,7 +53,7 @@ class MoveProgress:
 class LiveMoveProgress(MoveProgress):
     """The state of every lane, drawn while it is entered; the words go by above it."""
 
-    gauge_seconds = GAUGE_SECONDS
+    sample_seconds = SAMPLE_SECONDS
 
     def __init__(self, screen: Screen) -> None:
         # A tenth of a second to load, for a terminal only.
@@ -84,7 +84,7 @@ class LiveMoveProgress(MoveProgress):
 class JsonMoveProgress(MoveProgress):
     """Lines of JSON instead of words. Where they cannot be written any more, messages are moved all the same."""
 
-    gauge_seconds = GAUGE_SECONDS
+    sample_seconds = SAMPLE_SECONDS
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen)

@@ -126,11 +126,11 @@ class Simulation:
             self.world.pair,
             once=once,
             stop=stop,
-            hold=self.plan.hold,
+            max_held=self.plan.hold,
             state=state,
             lease=not second,
             ordered=self.plan.ordered,
-            terms=self._terms(),
+            limits=self._terms(),
         )
         started.task = process.start(self.loop, running)
         started.task.add_done_callback(lambda _: self._ended(started))
