@@ -98,7 +98,8 @@ async def run(
     With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
     Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most
     `max_held` messages are held for destinations that take nothing for now. Once `hurry` is set, after `stop`, not
-    even the answer to what is in flight is waited for: that is in doubt then, and the rest is given back, within a few seconds.
+    even the answer to what is in flight is waited for: that is in doubt then, and the rest is given back, within a
+    few seconds.
 
     `state` is the directory where the pair's journal and runs are kept, so that the next run knows what this one has
     moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.

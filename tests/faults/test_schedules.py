@@ -74,31 +74,31 @@ class Accepted:
 
 
 def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RawDestinationLink, "post", lambda *_: Accepted())
+    monkeypatch.setattr(RawDestinationLink, "send", lambda *_: Accepted())
 
     assert caught("lost")
 
 
 def test_a_syphon_that_settles_before_the_primary_has_accepted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = RawDestinationLink.post
+    leave = RawDestinationLink.send
 
     def post(*arguments: Any) -> Any:
         leave(*arguments)
         return Accepted()
 
-    monkeypatch.setattr(RawDestinationLink, "post", post)
+    monkeypatch.setattr(RawDestinationLink, "send", post)
 
     assert caught("completed before it was accepted")
 
 
 def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = RawDestinationLink.post
+    once = RawDestinationLink.send
 
     def post(*arguments: Any) -> Any:
         once(*arguments)
         return once(*arguments)
 
-    monkeypatch.setattr(RawDestinationLink, "post", post)
+    monkeypatch.setattr(RawDestinationLink, "send", post)
 
     assert caught("arrived 2 times")
 
@@ -204,7 +204,7 @@ def test_a_syphon_that_goes_round_in_circles_is_caught(monkeypatch: pytest.Monke
         await asyncio.sleep(0)
         return []
 
-    monkeypatch.setattr(RawSource, "take", take)
+    monkeypatch.setattr(RawSource, "receive", take)
 
     watching = next(seed for seed in range(100) if not plan(seed, now_ms=0).once)
 

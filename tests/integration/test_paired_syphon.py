@@ -107,7 +107,7 @@ def test_an_error_that_nobody_expected_is_told_too(rig: Rig, monkeypatch: pytest
     async def broken(*_arguments: Any, **_options: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(syphon_supervisor.syphon, "run", broken)
+    monkeypatch.setattr(syphon_supervisor.runner, "run", broken)
     with rig.client() as (client, told):
         syphon_of(client)
         fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))

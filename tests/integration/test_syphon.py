@@ -510,7 +510,7 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
 
 @sync
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MoveContext, "hold_bytes", 100_000)
+    monkeypatch.setattr(MoveContext, "max_held_bytes", 100_000)
     monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
     original = runner.MoveContext
     monkeypatch.setattr(
@@ -528,7 +528,7 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
 @sync
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(held, "RENEW_REST_SECONDS", 0.01)
+    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
     async with world() as w:
         room = fill(w.destination())
         w.strand(1, 2)
@@ -551,7 +551,7 @@ async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(held, "RENEW_REST_SECONDS", 0.01)
+    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(5))
@@ -650,7 +650,7 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
     assert worker.LONG_POLL_SECONDS == 15 * 60
     monkeypatch.setattr(worker, "LONG_POLL_SECONDS", 0.02)
     asked, polled = Counter[str](), asyncio.Event()
-    on_flow, taking = OutgoingLink.on_flow, raw_source.RawSource.take
+    on_flow, taking = OutgoingLink.on_flow, raw_source.RawSource.receive
 
     def counted(outlet: OutgoingLink) -> None:
         asked["flows"] += 1
@@ -663,7 +663,7 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
         return await taking(source, limit, seconds=seconds)
 
     monkeypatch.setattr(OutgoingLink, "on_flow", counted)
-    monkeypatch.setattr(raw_source.RawSource, "take", take)
+    monkeypatch.setattr(raw_source.RawSource, "receive", take)
     async with world() as w, w.watching():
         await polled.wait()
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]

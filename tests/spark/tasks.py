@@ -49,7 +49,7 @@ def drain(job: TaskJob) -> None:
 
 def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one more come to the first queue whenever somebody looks for another one, as many times as there are."""
-    take = RawSource.take
+    take = RawSource.receive
 
     async def fed(self: Any, limit: int, *, seconds: float) -> Any:
         number = next(coming, None)
@@ -58,7 +58,7 @@ def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
         return await take(self, limit, seconds=seconds)
 
-    monkeypatch.setattr(RawSource, "take", fed)
+    monkeypatch.setattr(RawSource, "receive", fed)
 
 
 def left(job: TaskJob) -> dict[str, int]:

@@ -195,7 +195,7 @@ def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -
 def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
     arrivals = asyncio.run(all_of(source(archive, 20)))
     assert [each.row for each in arrivals] == [key(number) for number in range(20)]
-    assert [each.turn for each in arrivals] == sorted(each.turn for each in arrivals)
+    assert [each.ordinal for each in arrivals] == sorted(each.ordinal for each in arrivals)
 
 
 def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> None:

@@ -383,12 +383,12 @@ def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not
 ) -> None:
     place.strand_many(10)
     job = job_of(place, tmp_path).in_haste()
-    take, pauses = RawSource.take, iter([True])
+    take, pauses = RawSource.receive, iter([True])
 
     async def pausing(self: Any, limit: int, *, seconds: float) -> Any:
         return [] if next(pauses, False) else await take(self, limit, seconds=seconds)
 
-    monkeypatch.setattr(RawSource, "take", pausing)
+    monkeypatch.setattr(RawSource, "receive", pausing)
     assert asyncio.run(replays.is_left(job))
     drain(job)
     assert (proof_of(job).archived, asyncio.run(replays.is_left(job))) == (10, False)
