@@ -1,5 +1,4 @@
-"""The embedded Service Bus: namespaces with entities, in memory, that Azure's own clients talk to over real sockets.
+"""The embedded Service Bus emulator: namespaces in memory, served to Azure's own clients over real sockets.
 
-Of sbpair it imports `amqp` and `errors` only. It has no opinion on backlogs: one bug must not hide in both. This
-module itself imports nothing, so that naming the emulator costs nothing.
+Invariant: it imports only `amqp` and `errors` of sbpair. It does not know backlogs, or one bug could hide in both.
 """

@@ -1,4 +1,4 @@
-"""The time of a namespace, as an argument. Nothing in the entities reads the machine's clock.
+"""Clocks, passed as arguments: entities never read the machine's clock.
 
 All times are whole milliseconds since 1970-01-01T00:00:00Z. No clock here ever goes backwards.
 """
@@ -9,7 +9,7 @@ import time
 from typing import Final, Protocol
 
 NEVER: Final = 1 << 62
-"""Later than every time there is: what does not expire expires then."""
+"""Sentinel for "no deadline"."""
 
 
 class Clock(Protocol):
@@ -17,13 +17,13 @@ class Clock(Protocol):
 
 
 class AdjustableClock(Clock, Protocol):
-    """A clock that a test, or the control door, can put forward."""
+    """A clock that a test or the control API can advance."""
 
     def advance(self, ms: int) -> None: ...
 
 
 class SystemClock:
-    """UTC as it was at the start, carried on by the monotonic clock: locks expire in the order they were taken."""
+    """UTC at start plus elapsed monotonic time, so that locks expire in the order they were taken."""
 
     __slots__ = ("_base_ns",)
 
@@ -34,11 +34,11 @@ class SystemClock:
         return (self._base_ns + time.monotonic_ns()) // 1_000_000
 
     def advance(self, ms: int) -> None:
-        self._base_ns += forward(ms) * 1_000_000
+        self._base_ns += check_forward(ms) * 1_000_000
 
 
 class ManualClock:
-    """Stands still until it is put forward."""
+    """A clock that moves only by `advance`."""
 
     __slots__ = ("_now_ms",)
 
@@ -49,10 +49,10 @@ class ManualClock:
         return self._now_ms
 
     def advance(self, ms: int) -> None:
-        self._now_ms += forward(ms)
+        self._now_ms += check_forward(ms)
 
 
-def forward(ms: int) -> int:
+def check_forward(ms: int) -> int:
     if ms < 0:
-        raise ValueError(f"a clock cannot be put back, and {ms} ms would")
+        raise ValueError(f"cannot set a clock back by {-ms} ms")
     return ms

@@ -1,4 +1,4 @@
-"""What an emulator can be asked to be beyond namespaces on ports. Plain data: nothing is started here."""
+"""Options of an emulator beside its namespaces. Plain data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class EmulatorOptions:
-    """`tls`: speak TLS on every port as well. `ca_file`: where to write what is to be trusted, by itself a
-    private place.
+    """Options of an emulator.
 
-    `identity`: be a managed identity, and accept the tokens that it hands out. `accept_any_token`: accept every bearer
-    token that is well-formed and has not run out. `credits`: throttle each namespace to so many credits a second.
+    `tls`: serve TLS on every port, beside plain connections. `ca_file`: file for the CA certificate [default: a
+    temporary one]. `identity`: offer a managed identity and accept the tokens it issues. `accept_any_token`: accept
+    any well-formed bearer token that has not expired. `credits`: throttle each namespace to so many credits a second.
     """
 
     tls: bool = False
@@ -22,4 +22,4 @@ class EmulatorOptions:
     credits: int | None = None
 
 
-PLAIN = EmulatorOptions()
+DEFAULT_OPTIONS = EmulatorOptions()

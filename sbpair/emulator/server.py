@@ -1,6 +1,6 @@
-"""The emulator as a process: a port for each namespace, all of them or none, one timer, and a clean end.
+"""The emulator as a whole: one port per namespace, one timer, and an orderly stop. Either every port opens or none.
 
-Only this module knows of the event loop's servers. What speaks on a connection is a door's business.
+Only this module creates listening sockets. The frontends serve the connections.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final, Self
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.clock import AdjustableClock, SystemClock
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.namespace_tiers import RequestedEntity
+from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.credit_budget import CreditBudget
-from sbpair.emulator.options import PLAIN, EmulatorOptions
-from sbpair.emulator.protocol_sniffer import Door, ProtocolSniffer
+from sbpair.emulator.options import DEFAULT_OPTIONS, EmulatorOptions
+from sbpair.emulator.protocol_sniffer import ProtocolSniffer, WireProtocol
 from sbpair.emulator.timers import Timers
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 STOP_SECONDS: Final = 1.0
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
-"""What tells the official clients not to speak TLS."""
+"""Makes the official clients connect without TLS."""
 
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
@@ -58,45 +58,45 @@ class ReadyNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a started emulator is reached by. `ca_file` is there with TLS, `sign_in` with an identity."""
+    """Addresses and credentials of a started emulator. `ca_file` is set with TLS, `identity` with an identity."""
 
     namespaces: tuple[ReadyNamespace, ...]
     ca_file: str | None = None
-    sign_in: IdentityEndpoint | None = None
+    identity: IdentityEndpoint | None = None
 
     def as_json(self) -> str:
         return json.dumps(self.as_document())
 
     def as_document(self) -> dict[str, object]:
-        """What is always there, and then what was asked for."""
+        """Return the JSON document: namespaces, then `ca_file` and `identity` where they are set."""
         described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
         document: dict[str, object] = {"namespaces": described}
         if self.ca_file is not None:
             document["ca_file"] = self.ca_file
-        if self.sign_in is not None:
-            document["identity"] = asdict(self.sign_in)
+        if self.identity is not None:
+            document["identity"] = asdict(self.identity)
         return document
 
 
-class Timer:
-    """Runs the agenda when something is due, and not before: no polling."""
+class LoopTimer:
+    """The event loop's timer that runs `timers` when the next deadline is due, without polling."""
 
-    def __init__(self, clock: AdjustableClock, agenda: Timers) -> None:
+    def __init__(self, clock: AdjustableClock, timers: Timers) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
-        self._agenda = agenda
+        self._timers = timers
         self._handle: asyncio.TimerHandle | None = None
-        agenda.on_earlier = self.set
+        timers.on_earlier = self.arm
 
-    def set(self) -> None:
+    def arm(self) -> None:
         self.stop()
-        due = self._agenda.next_deadline_ms()
+        due = self._timers.next_deadline_ms()
         if due is not None:
             self._handle = self._loop.call_later(max(0, due - self._clock.now_ms()) / 1000, self.run)
 
     def run(self) -> None:
-        self._agenda.advance(self._clock.now_ms())
-        self.set()
+        self._timers.advance(self._clock.now_ms())
+        self.arm()
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -105,7 +105,7 @@ class Timer:
 
 
 class Port:
-    """One namespace's port: its listening socket, its connections and its two doors."""
+    """The port of one namespace: its listening socket and its connections."""
 
     def __init__(
         self,
@@ -117,39 +117,39 @@ class Port:
     ) -> None:
         self._namespace = namespace
         self._tls = tls
-        self._listening = listening
+        self._socket = listening
         self._amqp = amqp
         self._http = http
         self._connections: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        make = functools.partial(ProtocolSniffer, self._open_outer_door, self._connections.add)
-        self._server = await asyncio.get_running_loop().create_server(make, sock=self._listening)
+        make = functools.partial(ProtocolSniffer, self._make_outer_frontend, self._connections.add)
+        self._server = await asyncio.get_running_loop().create_server(make, sock=self._socket)
         self._namespace.on_outage.add(self.break_connections)
 
-    def _open_outer_door(self, door: Door) -> asyncio.Protocol | None:
-        if door == "tls" and self._tls is not None:
+    def _make_outer_frontend(self, protocol: WireProtocol) -> asyncio.Protocol | None:
+        if protocol == "tls" and self._tls is not None:
             from sbpair.emulator.tls import TlsFrontend
 
-            # Below it is a connection that is known already.
-            return TlsFrontend(self._tls, ProtocolSniffer(self._open_door, lambda _: None))
-        return self._open_door(door)
+            # The connection below was already added to `_connections`.
+            return TlsFrontend(self._tls, ProtocolSniffer(self._make_frontend, lambda _: None))
+        return self._make_frontend(protocol)
 
-    def _open_door(self, door: Door) -> asyncio.Protocol | None:
-        if door == "tls":
+    def _make_frontend(self, protocol: WireProtocol) -> asyncio.Protocol | None:
+        if protocol == "tls":
             return None
-        # HTTP is let in even when the namespace is down: the control door is behind it.
-        if door == "http":
+        # HTTP is served even while the namespace is down: the control API uses it.
+        if protocol == "http":
             return self._http()
         return None if self._namespace.down else self._amqp(self._namespace)
 
     def break_connections(self) -> None:
-        """As an outage does: no goodbye. The request that began the outage may still be answered."""
-        asking = [handler.transport for handler in self._http.connections]
-        kept = {socket_of(transport) for transport in asking if transport is not None and not transport.is_closing()}
+        """Abort all connections but those with an HTTP request in progress: one of them may have begun the outage."""
+        in_progress = [each.transport for each in self._http.connections if each.transport is not None]
+        kept = {socket_id(transport) for transport in in_progress if not transport.is_closing()}
         for transport in list(self._connections):
-            if socket_of(transport) not in kept:
+            if socket_id(transport) not in kept:
                 transport.abort()
 
     async def stop(self) -> None:
@@ -157,7 +157,7 @@ class Port:
         if self._server is not None:
             self._server.close()
         self.break_connections()
-        # Idle connections end here; only requests under way are waited for.
+        # Closes idle connections, so that shutdown() waits only for requests in progress.
         self._http.pre_shutdown()
         await self._http.shutdown(STOP_SECONDS)
         for transport in list(self._connections):
@@ -166,94 +166,94 @@ class Port:
             await self._server.wait_closed()
 
 
-def socket_of(transport: asyncio.BaseTransport) -> int:
-    """Which socket is below, also where TLS lies between."""
+def socket_id(transport: asyncio.BaseTransport) -> int:
+    """Identify the socket below a transport, also through TLS."""
     return id(transport.get_extra_info("socket"))
 
 
 class Emulator:
-    """Namespaces on ports of their own, from `async with` to its end. Port 0 is any free one.
+    """Namespaces on ports of their own, for the duration of an `async with`. Port 0 chooses a free port.
 
-    `ready` says how it is reached, and what came of the `setup` that was asked for.
+    `ready` has the addresses and credentials. `advance` moves the clock; `faults` injects faults.
 
-    Raises PortInUse, before anything is started, where a port is taken; MachineLacks, where it may not be opened;
-    NameInvalid and UsageError for names and ports that cannot be.
+    Raises PortInUse if a port is taken, before any port opens. Raises MachineLacks if a port cannot be opened,
+    NameInvalid and UsageError for invalid names and port numbers.
     """
 
     def __init__(
         self,
-        namespaces: Iterable[tuple[str, int] | RequestedEntity] = (("contoso", 0), ("contoso-dr", 0)),
+        namespaces: Iterable[tuple[str, int] | RequestedNamespace] = (("contoso", 0), ("contoso-dr", 0)),
         *,
         host: str = "127.0.0.1",
         clock: AdjustableClock | None = None,
         amqp_factory: AmqpFactory | None = None,
-        setup: EmulatorOptions = PLAIN,
+        options: EmulatorOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self._setup = setup
+        self._options = options
         self._identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
-        self._wanted = [RequestedEntity(*each) for each in namespaces]
+        self._requested = [RequestedNamespace(*each) for each in namespaces]
         self._host = host
         self._amqp = amqp_factory
         self.clock = clock or SystemClock()
-        self.agenda = Timers()
+        self.timers = Timers()
         self.namespaces: dict[str, Namespace] = {}
         self.faults = Faults(self.namespaces, self.advance)
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._stack = AsyncExitStack()
-        check_wanted(self._wanted)
+        check_requested(self._requested)
 
     async def __aenter__(self) -> Self:
-        listening = bind_all(self._host, [each.port for each in self._wanted])
+        listening = bind_ports(self._host, [each.port for each in self._requested])
         async with AsyncExitStack() as stack:
             for each in listening:
                 stack.callback(each.close)
-            if self._setup.tls:
-                self._tls = stack.enter_context(self._certified())
-            self._timer = Timer(self.clock, self.agenda)
+            if self._options.tls:
+                self._tls = stack.enter_context(self._start_tls())
+            self._timer = LoopTimer(self.clock, self.timers)
             stack.callback(self._timer.stop)
             await self._start_ports(listening, stack)
             self._stack = stack.pop_all()
         return self
 
-    def _certified(self) -> AbstractContextManager[Tls]:
+    def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.emulator.tls import tls_for
 
         hosts = [] if self._host in _EVERYWHERE else [self._host]
-        names = [f"{name.lower()}.servicebus.windows.net" for name, *_ in self._wanted]
-        return tls_for([*hosts, *names], self._setup.ca_file)
+        names = [f"{name.lower()}.servicebus.windows.net" for name, *_ in self._requested]
+        return tls_for([*hosts, *names], self._options.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
         from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
         from sbpair.emulator.frontends.http.control_frontend import ControlFrontend
-        from sbpair.emulator.frontends.http.http_frontend import http_door
+        from sbpair.emulator.frontends.http.http_frontend import http_server
 
         soon = asyncio.get_running_loop().call_soon
         control = ControlFrontend(self.namespaces, self.faults, self.clock, self.advance)
         arm = ArmFrontend(self.namespaces)
-        if self._setup.identity:
+        if self._options.identity:
             from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
 
             self._identity = IdentityFrontend(self.clock)
         issuer = self._identity.issuer if self._identity else None
-        for wanted, each in zip(self._wanted, listening, strict=True):
+        for requested, each in zip(self._requested, listening, strict=True):
             namespace = Namespace(
-                wanted.name,
+                requested.name,
                 self.clock,
-                self.agenda,
+                self.timers,
                 call_soon=soon,
-                tier=wanted.check(),
-                partitions=wanted.partitions,
+                tier=requested.check(),
+                partitions=requested.partitions,
             )
-            namespace.authority = authority_of(self._host, each.getsockname()[1])
-            if self._setup.credits is not None:
-                points = namespace.points
-                points.put_meter(CreditBudget(self._setup.credits, self.clock, self.agenda, points.resume))
-            namespace.bearers = Bearers(issuer, accept_any=self._setup.accept_any_token)
-            self.namespaces[wanted.name] = namespace
+            namespace.authority = local_authority(self._host, each.getsockname()[1])
+            if self._options.credits is not None:
+                points = namespace.fault_points
+                points.add_meter(CreditBudget(self._options.credits, self.clock, self.timers, points.resume))
+            namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
+            self.namespaces[requested.name] = namespace
             tls = self._tls.context if self._tls else None
-            http = http_door(namespace, control, arm, self._identity)
-            port = Port(namespace, each, self._amqp or amqp_door(), http, tls)
+            http = http_server(namespace, control, arm, self._identity)
+            port = Port(namespace, each, self._amqp or default_amqp_factory(), http, tls)
             await port.start()
             stack.push_async_callback(port.stop)
 
@@ -262,7 +262,7 @@ class Emulator:
         await self._stack.aclose()
 
     def advance(self, ms: int) -> None:
-        """Puts the clock forward and does at once what has become due."""
+        """Advance the clock and run at once what has become due."""
         self.clock.advance(ms)
         if self._timer is not None:
             self._timer.run()
@@ -279,54 +279,55 @@ class Emulator:
             for name, each in self.namespaces.items()
         )
         first = next(iter(self.namespaces.values()))
-        sign_in = self._identity.sign_in(first.authority) if self._identity else None
-        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, sign_in)
+        identity = self._identity.endpoint_at(first.authority) if self._identity else None
+        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, identity)
 
 
-def check_wanted(namespaces: Sequence[RequestedEntity]) -> None:
+def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
     if not namespaces:
-        raise UsageError("no namespace was named", hint="name one, as in --namespace contoso=5672")
+        raise UsageError("no namespace given", hint="name one, as in --namespace contoso=5672")
     names = [each.name.lower() for each in namespaces]
     for each in namespaces:
         name, port = each.name, each.port
         each.check()
         if _NAME.fullmatch(name) is None:
             raise NameInvalid(
-                f"'{name}' is no name for a namespace", hint="use 2 to 50 letters, digits and hyphens, a letter first"
+                f"'{name}' is not a valid namespace name",
+                hint="use 2 to 50 letters, digits and hyphens, a letter first",
             )
         if not 0 <= port <= 65535:
-            raise UsageError(f"{port} is no port number", hint="use 1 to 65535, or 0 for any free port")
+            raise UsageError(f"{port} is not a port number", hint="use 1 to 65535, or 0 for any free port")
         if names.count(name.lower()) > 1:
             raise UsageError(f"namespace '{name}' is named twice", hint="give every namespace a name of its own")
 
 
-def bind_all(host: str, ports: Sequence[int]) -> list[socket.socket]:
-    """A listening socket for every port, or an error and none at all."""
+def bind_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:
+    """Return a listening socket for each port. On an error, close those already open."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(bind(host, port)) for port in ports]
+        sockets = [stack.enter_context(bind_port(host, port)) for port in ports]
         stack.pop_all()
     return sockets
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_port(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise UsageError(f"'{host}' is no address to listen on", hint="use an address of this machine") from error
+        raise UsageError(f"cannot listen on '{host}'", hint="use an address of this machine") from error
     listening = socket.socket(family, kind, protocol)
     try:
-        # A port can be taken again at once after a stop.
+        # Lets a restarted emulator reuse the port at once.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(1024)
     except OSError as error:
         listening.close()
-        raise unbindable(host, port, error) from error
+        raise bind_error(host, port, error) from error
     listening.setblocking(False)
     return listening
 
 
-def unbindable(host: str, port: int, error: OSError) -> MachineLacks:
+def bind_error(host: str, port: int, error: OSError) -> MachineLacks:
     if error.errno == errno.EADDRINUSE:
         return PortInUse(f"port {port} on {host} is in use", hint="stop what uses it, or choose another port; 0 is any")
     return MachineLacks(
@@ -334,62 +335,62 @@ def unbindable(host: str, port: int, error: OSError) -> MachineLacks:
     )
 
 
-def authority_of(host: str, port: int) -> str:
-    """How a client on this machine calls that port."""
+def local_authority(host: str, port: int) -> str:
+    """Return the `host:port` by which a client on this machine reaches a port."""
     if host in _EVERYWHERE:
         host = "127.0.0.1"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def amqp_door() -> AmqpFactory:
-    """The AMQP door, imported when an emulator starts and not before."""
+def default_amqp_factory() -> AmqpFactory:
+    """Return the AMQP frontend's factory, imported only when an emulator starts."""
     from sbpair.emulator.frontends.amqp import amqp_connection as module
 
     factory: AmqpFactory = module.amqp_factory
     return factory
 
 
-def write_ready(path: Path, ready: Ready) -> None:
-    """Whoever waits for the file sees all of it or nothing."""
+def write_ready_file(path: Path, ready: Ready) -> None:
+    """Write the ready file atomically: a reader sees all of it or none."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(ready.as_json() + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise MachineLacks(
-            f"the ready file {path} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
+            f"cannot write the ready file {path}: {error.strerror}", hint="name a file in a directory that exists"
         ) from error
 
 
-def forget_ready(path: Path) -> None:
-    """A file that a run leaves behind would say "ready" to the next one's users too soon."""
+def remove_ready_file(path: Path) -> None:
+    """Remove the ready file: an old one would announce the next emulator too soon."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise MachineLacks(
-            f"the old ready file {path} cannot be removed: {error.strerror}", hint="remove it, or name another"
+            f"cannot remove the old ready file {path}: {error.strerror}", hint="remove it, or name another"
         ) from error
 
 
-async def run(
-    namespaces: Sequence[tuple[str, int] | RequestedEntity],
+async def serve(
+    namespaces: Sequence[tuple[str, int] | RequestedNamespace],
     *,
     host: str = "127.0.0.1",
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
     clock: AdjustableClock | None = None,
-    setup: EmulatorOptions = PLAIN,
+    options: EmulatorOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Serves until it is cancelled, then stops cleanly. Raises what Emulator raises, and MachineLacks for the file."""
+    """Run an emulator until cancelled, then stop it. Raises as Emulator does, and MachineLacks for the ready file."""
     if ready_file is not None:
-        forget_ready(ready_file)
-    async with Emulator(namespaces, host=host, clock=clock, setup=setup) as emulator:
+        remove_ready_file(ready_file)
+    async with Emulator(namespaces, host=host, clock=clock, options=options) as emulator:
         if ready_file is not None:
-            write_ready(ready_file, emulator.ready)
+            write_ready_file(ready_file, emulator.ready)
         if on_ready is not None:
             on_ready(emulator.ready)
         try:
             await asyncio.Event().wait()
         finally:
             if ready_file is not None:
-                forget_ready(ready_file)
+                remove_ready_file(ready_file)

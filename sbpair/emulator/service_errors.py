@@ -1,36 +1,36 @@
-"""What the emulated service refuses, and how each door has to say so.
+"""Errors of the emulated service, and their form on the wire.
 
-    Refusal                     condition (AMQP)                      status  SubCode (HTTP)
+    ServiceError                condition (AMQP)                      status  SubCode (HTTP)
     ├── ArgumentInvalid         com.microsoft:argument-error             400  40000
     ├── NotAllowed              amqp:not-allowed                         400  40000
-    ├── NotAuthenticated        amqp:unauthorized-access                 401  40100   no token, or one that is not good
-    ├── NotAuthorized           amqp:unauthorized-access                 401  40100   a good token without the claim
-    ├── QuotaExceeded           amqp:resource-limit-exceeded             403  40300
+    ├── Unauthenticated         amqp:unauthorized-access                 401  40100   no token, or an invalid one
+    ├── Unauthorized            amqp:unauthorized-access                 401  40100   a valid token without the right
+    ├── EntityFull              amqp:resource-limit-exceeded             403  40300
     ├── EntityDisabled          com.microsoft:entity-disabled            403  40301
     ├── EntityNotFound          amqp:not-found                           404  40400
     ├── MessageNotFound         com.microsoft:message-not-found          404  40401
     ├── EntityExists            com.microsoft:entity-already-exists      409  40900
     ├── LinkStolen              amqp:link:stolen                         409  40900   its name was attached again
-    ├── SessionCannotBeLocked   com.microsoft:session-cannot-be-locked   409  40902   another link has it
-    ├── MessageLockLost         com.microsoft:message-lock-lost          410  41000
-    ├── SessionLockLost         com.microsoft:session-lock-lost          410  41001
+    ├── SessionCannotBeLocked   com.microsoft:session-cannot-be-locked   409  40902   another link holds it
+    ├── MessageLockExpired      com.microsoft:message-lock-lost          410  41000
+    ├── SessionLockExpired      com.microsoft:session-lock-lost          410  41001
     ├── MessageTooLarge         amqp:link:message-size-exceeded          413  41300
-    ├── Unavailable             amqp:connection:forced                   503  50300   the namespace is down
+    ├── ServiceUnavailable      amqp:connection:forced                   503  50300   the namespace is down
     ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
-    ├── LinkIdle                amqp:link:detach-forced                  503  50300   nothing came or went on a link
+    ├── LinkIdle                amqp:link:detach-forced                  503  50300   a link was idle
     ├── ServerBusy              com.microsoft:server-busy                503  50009
-    ├── Throttled               com.microsoft:server-busy                429  50004   of the management door
-    ├── TimedOut                com.microsoft:timeout                    504  50400
-    └── InternalError           amqp:internal-error                      500  50000   a mistake of ours
+    ├── RequestThrottled        com.microsoft:server-busy                429  50004   of management requests
+    ├── OperationTimedOut       com.microsoft:timeout                    504  50400
+    └── InternalError           amqp:internal-error                      500  50000   a bug of the emulator
 
-A refusal costs its peer one request or one link, never the connection of another. Entities raise them; only doors
-turn them into bytes.
+An error fails one request or one link, never the connection of another peer. Entities raise them; only the frontends
+encode them.
 """
 
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from sbpair.errors import SbpairError
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class ServiceError(SbpairError):
-    """The root. `condition` is AMQP's error condition, `status` and `sub_code` are HTTP's; 0 is none."""
+    """The root. `condition` is the AMQP error condition; `status` and `sub_code` are those of HTTP, 0 for none."""
 
     condition: ClassVar[str] = "amqp:internal-error"
     status: int = 500
@@ -152,7 +152,19 @@ class InternalError(ServiceError):
         super().__init__("The server was unable to process the request; please retry the operation.")
 
 
-def log_mistake(logger: logging.Logger, asked: str, error: Exception) -> None:
-    """Where it was made, and not the values that it was made with: they may be secret, or somebody's message."""
+_REASONS: Final[dict[type[ServiceError], str]] = {
+    EntityFull: "QuotaExceeded",
+    OperationTimedOut: "TimedOut",
+    ServiceUnavailable: "Unavailable",
+}
+
+
+def dead_letter_reason(error: ServiceError) -> str:
+    """Return the DeadLetterReason of a message that could not be forwarded because of `error`."""
+    return _REASONS.get(type(error), type(error).__name__)
+
+
+def log_bug(logger: logging.Logger, request: str, error: Exception) -> None:
+    """Log where a bug was hit, without any values: they may be secret, or part of a message."""
     where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    logger.error("A %r failed by a mistake of the emulator: %s at\n%s", asked[:100], type(error).__name__, where)
+    logger.error("A %r failed because of a bug in the emulator: %s at\n%s", request[:100], type(error).__name__, where)

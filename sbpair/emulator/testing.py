@@ -1,18 +1,25 @@
-"""What a test needs of the emulator: to start one in its own process and loop, to break it, to move its time.
-
-async with Emulator([("contoso", 0)]) as emulator:
-    connect(emulator.namespaces["contoso"].connection_string)
-    outage = emulator.faults.namespace_down("contoso")
-    emulator.advance(60_000)
-    emulator.faults.end(outage)
-"""
+"""The names that `sbpair.testing` exports."""
 
 from __future__ import annotations
 
-from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.clock import ManualClock, SystemClock
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
+from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.options import EmulatorOptions
 from sbpair.emulator.server import Emulator
 
-__all__ = ["Emulator", "EmulatorOptions", "Fault", "Faults", "ManualClock"]
+__all__ = [
+    "Emulator",
+    "EmulatorOptions",
+    "Fault",
+    "Faults",
+    "ManualClock",
+    "QueueDescription",
+    "RequestedNamespace",
+    "SubscriptionDescription",
+    "SystemClock",
+    "TopicDescription",
+]

@@ -1,7 +1,7 @@
-"""What is due when, over all sub-queues of a server, so that one timer drives them all.
+"""The deadlines of all entities and links of an emulator, so that one timer serves them all.
 
-An entry counts only while its item still says that it is due then: an item that finds itself due earlier adds another
-entry, and the old one lapses. No clock and no loop in here.
+An entry is valid only while its item's `due_ms` equals it. An item with an earlier deadline adds another entry, which
+makes the old one void. Neither a clock nor an event loop is used here.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 
 
 class Timed(Protocol):
+    """An item with a deadline. NEVER as `due_ms` voids its entries."""
+
     due_ms: int
 
     def advance(self, now_ms: int) -> None:
-        """Does all that is due, and enters its next deadline."""
+        """Do everything due by `now_ms` and schedule the next deadline."""
 
 
 class Timers:
-    """`on_earlier` is called when the next deadline has become earlier than it was: time to set the timer anew."""
+    """A heap of deadlines. `on_earlier` is called when the next deadline moves forward."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timed]] = []
         self._entries = 0
         self.on_earlier: Callable[[], None] | None = None
 
-    def enter(self, at_ms: int, item: Timed) -> None:
+    def schedule(self, at_ms: int, item: Timed) -> None:
         earlier = not self._heap or at_ms < self._heap[0][0]
         # The running number keeps the heap from comparing items.
         self._entries += 1
@@ -42,7 +44,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def advance(self, now_ms: int) -> None:
-        """Everything that is due by now happens, in order of time."""
+        """Run everything due by `now_ms`, in order of time."""
         while (due := self.next_deadline_ms()) is not None and due <= now_ms:
             item = heappop(self._heap)[2]
             item.advance(now_ms)

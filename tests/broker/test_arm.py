@@ -47,11 +47,11 @@ class Manager:
             return answer.status, json.loads(text) if text else None
 
 
-def managed(scenario: Callable[[Manager], Awaitable[None]], **setup: Any) -> None:
+def managed(scenario: Callable[[Manager], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(20),
-            Emulator([("contoso", 0)], setup=EmulatorOptions(identity=True, **setup)) as emulator,
+            Emulator([("contoso", 0)], options=EmulatorOptions(identity=True, **options)) as emulator,
             ClientSession() as session,
         ):
             emulator.namespaces["contoso"].create_queue("a/b")

@@ -42,9 +42,9 @@ def numbers(messages: list[StoredMessage]) -> list[int]:
 
 
 def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
-    """Moves the clock and lets the agenda run, as the server's timer does."""
+    """Moves the clock and lets the timers run, as the server's timer does."""
     clock.advance(ms)
-    namespace.agenda.advance(clock.now_ms())
+    namespace.timers.advance(clock.now_ms())
 
 
 def test_messages_are_numbered_from_one_and_come_out_in_order(queue, put, clock) -> None:
@@ -350,7 +350,7 @@ def test_a_deleted_queue_drops_everything_and_says_so_once(namespace, queue, put
     with pytest.raises(MessageLockExpired):
         queue.messages.complete(token)
     let_pass(namespace, clock, MINUTE)
-    assert namespace.agenda.next_deadline_ms() is None
+    assert namespace.timers.next_deadline_ms() is None
 
 
 def test_a_waiting_consumer_is_woken_when_a_message_comes(queue, put) -> None:
@@ -438,7 +438,7 @@ def test_a_newcomer_does_not_overtake_those_who_wait(clock) -> None:
 def test_the_agenda_knows_the_next_deadline_of_all_queues(namespace, make_queue, put, clock) -> None:
     slow, fast = make_queue("slow", lock_duration="PT5M"), make_queue("fast", lock_duration="PT10S")
     earlier = []
-    namespace.agenda.on_earlier = lambda: earlier.append(namespace.agenda.next_deadline_ms())
+    namespace.timers.on_earlier = lambda: earlier.append(namespace.timers.next_deadline_ms())
     for queue in (slow, fast):
         put(to=queue)
         queue.messages.receive(1)
@@ -446,7 +446,7 @@ def test_the_agenda_knows_the_next_deadline_of_all_queues(namespace, make_queue,
     assert earlier == [start + 5 * MINUTE, start + 10_000]
     let_pass(namespace, clock, 10_000)
     assert len(fast.messages.receive(1)) == 1
-    assert namespace.agenda.next_deadline_ms() == clock.now_ms() + 10_000
+    assert namespace.timers.next_deadline_ms() == clock.now_ms() + 10_000
 
 
 def test_short_lived_messages_leave_nothing_behind_one_that_stays(namespace, queue, put, clock) -> None:

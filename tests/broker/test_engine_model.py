@@ -157,7 +157,7 @@ class EngineBesideModel(RuleBasedStateMachine):
         self.clock.advance(ms)
         self.model.pass_time(ms)
         if timer:
-            self.namespace.agenda.advance(self.clock.now_ms())
+            self.namespace.timers.advance(self.clock.now_ms())
 
     @rule(target=tokens, limit=st.integers(1, 4))
     def receive(self, limit):
@@ -263,7 +263,7 @@ class EngineBesideModel(RuleBasedStateMachine):
 
     @invariant()
     def the_next_deadline_is_not_missed(self) -> None:
-        deadline = self.namespace.agenda.next_deadline_ms()
+        deadline = self.namespace.timers.next_deadline_ms()
         locked = [each.locked_until_ms for each in self.model.held + self.model.dead if each.state == "locked"]
         waiting = [each for each in self.model.held if each.state != "locked"]
         due = min([*locked, *(min(each.expires_ms, each.due_ms) for each in waiting)], default=NEVER)
@@ -407,7 +407,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
     def time_passes(self, ms, timer) -> None:
         self.clock.advance(ms)
         if timer:
-            self.namespace.agenda.advance(self.clock.now_ms())
+            self.namespace.timers.advance(self.clock.now_ms())
         for held, until in list(self.loans.values()):
             if until <= self.clock.now_ms():
                 self._over(held.id, failed=True)

@@ -18,7 +18,7 @@ OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
 def faults(namespace, clock) -> Faults:
     def advance(ms: int) -> None:
         clock.advance(ms)
-        namespace.agenda.advance(clock.now_ms())
+        namespace.timers.advance(clock.now_ms())
 
     return Faults({"contoso": namespace}, advance)
 
@@ -95,7 +95,7 @@ def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
         with faults.during(name, "contoso", **wanted) as identity:
             assert list(faults.active()) == [identity]
     assert faults.active() == {}
-    points = namespace.points
+    points = namespace.fault_points
     assert (points.meter, points.swallows, points.latency_seconds, points.lines) == (None, [], 0.0, {})
     assert points.request_faults == []
     assert not namespace.down
@@ -111,21 +111,21 @@ def test_an_entity_that_is_down_can_be_told_from_its_neighbours(faults, namespac
     make_queue("orders")
     make_queue("orders/x")
     with faults.during("entity-down", "contoso", entity="Orders"):
-        namespace.points.check("orders/x")
+        namespace.fault_points.check("orders/x")
         with pytest.raises(EntityUnavailable):
-            namespace.points.check("orders/$management")
-    namespace.points.check("orders/$management")
+            namespace.fault_points.check("orders/$management")
+    namespace.fault_points.check("orders/$management")
 
 
 def test_a_throttle_refuses_as_often_as_it_was_told(faults, namespace, queue) -> None:
     with faults.during("throttle", "contoso", count=2):
         for _ in range(2):
             with pytest.raises(ServerBusy, match="50009"):
-                namespace.points.meter.spend(1, queue.path)
-        namespace.points.meter.spend(1, queue.path)
+                namespace.fault_points.meter.spend(1, queue.path)
+        namespace.fault_points.meter.spend(1, queue.path)
     with faults.during("throttle", "contoso", entity="orders"):
-        assert namespace.points.meter.allowed(10, "orders") == 0
-        assert namespace.points.meter.allowed(10, "elsewhere") == 10
+        assert namespace.fault_points.meter.allowed(10, "orders") == 0
+        assert namespace.fault_points.meter.allowed(10, "elsewhere") == 10
 
 
 def test_locks_run_out_when_they_are_told_to(faults, queue, put) -> None:
@@ -139,7 +139,7 @@ def test_locks_run_out_when_they_are_told_to(faults, queue, put) -> None:
 
 def test_the_clock_jumps_and_what_is_due_happens(faults, queue, clock) -> None:
     queue.send([StoredMessage(b"", 1, scheduled_at_ms=clock.now_ms() + 5_000)])
-    faults.jump("contoso", 5_000)
+    faults.advance_clock("contoso", 5_000)
     assert len(queue.messages.receive(1)) == 1
 
 
@@ -150,7 +150,7 @@ def test_faults_that_overlap_end_together(faults, namespace) -> None:
     faults.end_all()
     assert faults.active() == {}
     assert not namespace.down
-    assert namespace.points.meter is None
+    assert namespace.fault_points.meter is None
 
 
 def test_a_fault_can_end_after_its_entity_is_deleted(faults, namespace, queue) -> None:

@@ -17,7 +17,16 @@ from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.outcomes import settle_all
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityDisabled, EntityNotFound, NotAllowed
+from sbpair.emulator.service_errors import (
+    ArgumentInvalid,
+    EntityDisabled,
+    EntityFull,
+    EntityNotFound,
+    MessageTooLarge,
+    NotAllowed,
+    OperationTimedOut,
+    ServiceUnavailable,
+)
 from sbpair.emulator.timespan import parse
 
 MINUTE = 60_000
@@ -25,7 +34,7 @@ MINUTE = 60_000
 
 def let_pass(namespace, clock, ms: int) -> None:
     clock.advance(ms)
-    namespace.agenda.advance(clock.now_ms())
+    namespace.timers.advance(clock.now_ms())
 
 
 def named(*ids: str | None, **fields: object) -> list[StoredMessage]:
@@ -183,6 +192,29 @@ def test_a_target_that_is_deleted_while_it_is_down_takes_nothing(namespace, make
     assert (first.counts().transfer, first.counts().transfer_dead_letter) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (EntityFull, "QuotaExceeded"),
+        (EntityDisabled, "EntityDisabled"),
+        (MessageTooLarge, "MessageTooLarge"),
+        (OperationTimedOut, "TimedOut"),
+        (ServiceUnavailable, "Unavailable"),
+    ],
+)
+def test_an_error_of_forwarding_becomes_a_reason(make_queue, monkeypatch, error, reason) -> None:
+    target, queue = make_queue("target"), make_queue(forward_to="target")
+
+    def failing(_messages) -> None:
+        raise error("text")
+
+    monkeypatch.setattr(target, "send", failing)
+    queue.send(named("a"))
+    [message] = queue.transfer_dead_letters.receive(1)
+    properties = Sections.split(service_envelope.give_out(message)).read_application_properties()
+    assert properties["DeadLetterReason"] == reason
+
+
 @pytest.mark.parametrize("detects", [True, False])
 def test_what_goes_to_a_partition_waits_for_it_and_so_does_what_follows(make_queue, faults, detects) -> None:
     target = make_queue("target", enable_partitioning=True, requires_duplicate_detection=detects)
@@ -289,7 +321,7 @@ def test_sizes_follow_what_settlements_change(namespace, make_queue, outcome, re
         request = AmqpRequest(
             "id", None, "com.microsoft:update-disposition", service_envelope.Map(), service_envelope.Map(told)
         )
-        assert management_operations.answer(request, namespace.resolve("orders"), lambda _: None).status == 200
+        assert management_operations.execute(request, namespace.resolve("orders"), lambda _: None).status == 200
     else:
         assert settle_all(source, [message.lock_token], outcome, settled=False) == {}
     grown = 100 + len(message.sections.application_properties)

@@ -141,7 +141,7 @@ def test_other_first_bytes_end_that_connection_at_once(garbage) -> None:
 def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        listening = server.bind("127.0.0.1", 0)
+        listening = server.bind_port("127.0.0.1", 0)
         make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
         async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
             reader, writer = await asyncio.open_connection(*listening.getsockname())
@@ -237,7 +237,7 @@ def test_names_and_ports_that_cannot_be_are_refused(namespaces, error) -> None:
 
 def test_a_host_of_another_machine_is_refused() -> None:
     with pytest.raises(MachineLacks, match=r"192\.0\.2\.1"):
-        server.bind("192.0.2.1", 0)
+        server.bind_port("192.0.2.1", 0)
 
 
 def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_p
     async def main() -> None:
         ready: asyncio.Future[server.Ready] = asyncio.get_running_loop().create_future()
         wanted = [("contoso", 0), ("contoso-dr", 0)]
-        task = asyncio.create_task(server.run(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
+        task = asyncio.create_task(server.serve(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
         seen.append(await ready)
         written.append(path.read_text())
         for each in json.loads(written[0])["namespaces"]:
@@ -271,7 +271,7 @@ def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_p
 
 def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(MachineLacks, match="nowhere"):
-        asyncio.run(server.run([("contoso", 0)], ready_file=tmp_path / "nowhere" / "ready.json"))
+        asyncio.run(server.serve([("contoso", 0)], ready_file=tmp_path / "nowhere" / "ready.json"))
 
 
 def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
@@ -352,7 +352,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             return web.Response(text="refused")
 
         http = web.Server(handle, access_log=None)
-        listening = server.bind("127.0.0.1", 0)
+        listening = server.bind_port("127.0.0.1", 0)
         async with await asyncio.get_running_loop().create_server(http, sock=listening), asyncio.timeout(10):
             reader, writer = await asyncio.open_connection(*listening.getsockname())
             writer.write(b"PUT /orders HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")

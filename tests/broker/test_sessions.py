@@ -71,7 +71,7 @@ def say(queue):
 
 def let_pass(namespace, clock, ms: int) -> None:
     clock.advance(ms)
-    namespace.agenda.advance(clock.now_ms())
+    namespace.timers.advance(clock.now_ms())
 
 
 def test_a_session_has_its_own_messages_in_order(queue, say) -> None:
@@ -256,7 +256,7 @@ def test_state_has_no_room_in_a_full_entity_but_may_shrink(namespace, queue, mon
     def set_state(state: bytes | None) -> int:
         body = Map([("session-id", "s"), ("session-state", state)])
         request = AmqpRequest("id", None, "com.microsoft:set-session-state", Map(), body)
-        return management_operations.answer(request, namespace.resolve("orders"), lambda _: None).status
+        return management_operations.execute(request, namespace.resolve("orders"), lambda _: None).status
 
     assert [set_state(state) for state in (b"x" * 101, b"y" * 100, None, b"z")] == [403, 200, 200, 200]
     assert held.state == b"z"

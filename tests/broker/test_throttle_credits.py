@@ -26,7 +26,7 @@ def resumed() -> Resumed:
 
 @pytest.fixture
 def budget(namespace, clock, resumed) -> CreditBudget:
-    return CreditBudget(100, clock, namespace.agenda, resumed)
+    return CreditBudget(100, clock, namespace.timers, resumed)
 
 
 def test_a_second_has_its_credits_and_the_next_one_has_new_ones(budget, clock) -> None:
@@ -67,16 +67,16 @@ def test_deliveries_wait_for_credits_and_go_on(budget, clock, namespace, resumed
     budget.took(100, "orders")
     assert budget.allowed(150, "orders") == 0
     clock.advance(1_000)
-    namespace.agenda.advance(clock.now_ms())
+    namespace.timers.advance(clock.now_ms())
     assert resumed.times == 1
     assert budget.allowed(50, "orders") == 50
     clock.advance(10_000)
-    namespace.agenda.advance(clock.now_ms())
+    namespace.timers.advance(clock.now_ms())
     assert resumed.times == 1
 
 
 def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resumed) -> None:
-    other = CreditBudget(10, clock, namespace.agenda, resumed)
+    other = CreditBudget(10, clock, namespace.timers, resumed)
     both = CombinedMeters([budget, other])
     assert both.allowed(50, "orders") == 10
     both.took(10, "orders")

@@ -9,7 +9,7 @@ from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription, from_elements
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.namespace_tiers import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, RequestedEntity
+from sbpair.emulator.entities.namespace_tiers import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, RequestedNamespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.atom import atom_xml
@@ -147,9 +147,9 @@ def test_only_premium_has_messaging_units_one_for_each_partition() -> None:
 @pytest.mark.parametrize(
     "wanted",
     [
-        RequestedEntity("contoso", 0, "gold"),
-        RequestedEntity("contoso", 0, "premium", 3),
-        RequestedEntity("contoso", 0, "standard", 2),
+        RequestedNamespace("contoso", 0, "gold"),
+        RequestedNamespace("contoso", 0, "premium", 3),
+        RequestedNamespace("contoso", 0, "standard", 2),
     ],
 )
 def test_a_tier_that_cannot_be_is_refused(wanted) -> None:

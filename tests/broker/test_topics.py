@@ -62,7 +62,7 @@ def received(subscription: SubscriptionEntity) -> list[StoredMessage]:
 
 def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
     clock.advance(ms)
-    namespace.agenda.advance(clock.now_ms())
+    namespace.timers.advance(clock.now_ms())
 
 
 def test_every_subscription_has_its_own_message_of_the_same_bytes(topic) -> None:
@@ -362,7 +362,7 @@ def test_what_an_update_leaves_out_is_default_again_but_for_what_cannot_change()
 
 def ask(namespace: Namespace, address: str, operation: str, arguments: dict[str, Value]) -> Reply:
     request = AmqpRequest("1", None, f"com.microsoft:{operation}", Map(), Map(arguments.items()))
-    return management_operations.answer(request, namespace.resolve(address), lambda _: None)
+    return management_operations.execute(request, namespace.resolve(address), lambda _: None)
 
 
 def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, topic) -> None:

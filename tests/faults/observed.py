@@ -101,7 +101,7 @@ class Observer:
             self.history.strand(queue, [each for each in self.plan.messages if each.queue == index])
 
     def _holder(self, consumer: Any) -> tuple[str, int]:
-        door = getattr(consumer, "_door", None)
+        door = getattr(consumer, "_connection", None)
         return ("syphon", self._connections.setdefault(door, len(self._connections)))
 
     def _sender(self) -> str | None:

@@ -113,7 +113,7 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def another() -> type[Running]:
-    """For `with another(setup=Setup(tls=True)) as secure:`, an emulator with options of its own."""
+    """For `with another(options=EmulatorOptions(tls=True)) as secure:`, an emulator with options of its own."""
     return Running
 
 

@@ -45,9 +45,9 @@ ENTITIES: list[AnyEntity] = [
 def run(scenario: Callable[[Emulator, Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, *tier: object) -> None:
     async def main() -> None:
         wanted = [("contoso", 0), ("contoso-dr", 0, *tier)]
-        async with asyncio.timeout(60), Emulator(wanted, setup=EmulatorOptions(identity=True)) as emulator:
-            assert emulator.ready.sign_in
-            for name, value in emulator.ready.sign_in.environment.items():
+        async with asyncio.timeout(60), Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator:
+            assert emulator.ready.identity
+            for name, value in emulator.ready.identity.environment.items():
                 monkeypatch.setenv(name, value)
             sides = [
                 endpoint_from_connection_string(each.connection_string, name=name)

@@ -55,7 +55,7 @@ def run(scenario: Callable[[Emulator, ServiceBusManagementClient], Awaitable[Non
         wanted = [("contoso", 0), ("contoso-dr", 0, "premium", 2)]
         async with (
             asyncio.timeout(30),
-            Emulator(wanted, setup=EmulatorOptions(identity=True)) as emulator,
+            Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator,
             client_of(emulator) as client,
         ):
             await scenario(emulator, client)
@@ -240,8 +240,8 @@ def test_a_namespace_that_is_down_is_unavailable_and_can_still_be_listed_elsewhe
 
 
 def test_the_sync_client_signs_in_as_a_managed_identity(another: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with another(setup=EmulatorOptions(identity=True)) as signing:
-        for name, value in signing.emulator.ready.sign_in.environment.items():
+    with another(options=EmulatorOptions(identity=True)) as signing:
+        for name, value in signing.emulator.ready.identity.environment.items():
             monkeypatch.setenv(name, value)
         base_url = f"http://{signing.namespace.authority}"
         with (

@@ -14,7 +14,7 @@ import pytest
 from sbpair import doctor
 from sbpair.doctor import CheckSubject
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.namespace_tiers import RequestedEntity
+from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management import provision
@@ -64,10 +64,10 @@ def run(
     scenario: Callable[[Emulator], Awaitable[None]],
     *,
     namespaces: object = STANDARD,
-    setup: EmulatorOptions | None = None,
+    options: EmulatorOptions | None = None,
 ) -> None:
     async def main() -> None:
-        async with Emulator(namespaces, setup=setup or EmulatorOptions()) as emulator:  # type: ignore[arg-type]
+        async with Emulator(namespaces, options=options or EmulatorOptions()) as emulator:  # type: ignore[arg-type]
             await scenario(emulator)
 
     asyncio.run(main())
@@ -301,8 +301,8 @@ def test_an_identity_whose_provider_does_not_answer_is_given_up_on(monkeypatch: 
 
 def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(emulator: Emulator) -> None:
-        assert emulator.ready.sign_in
-        for name, value in emulator.ready.sign_in.environment.items():
+        assert emulator.ready.identity
+        for name, value in emulator.ready.identity.environment.items():
             monkeypatch.setenv(name, value)
         await ready(emulator)
         signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
@@ -310,7 +310,7 @@ def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.MonkeyPat
         assert (failing(checks), unknown(checks)) == ({}, set())
         assert checks["primary.sign_in"].reason == "accepted: whoever is signed in"
 
-    run(scenario, setup=EmulatorOptions(identity=True))
+    run(scenario, options=EmulatorOptions(identity=True))
 
 
 def test_a_clock_that_is_wrong_is_told_with_its_mend() -> None:
@@ -364,7 +364,7 @@ def test_tls_wants_a_certificate_that_is_trusted(tmp_path: Path) -> None:
             well_said(checks)
         well_said(untrusted)
 
-    run(scenario, setup=EmulatorOptions(tls=True))
+    run(scenario, options=EmulatorOptions(tls=True))
 
 
 def test_tls_to_a_port_that_speaks_none_says_so() -> None:
@@ -408,7 +408,9 @@ def test_tiers_are_told_with_what_they_mean(primary: str, secondary: str, failed
         assert {name for name, check in checks.items() if "tier" in name and check.outcome is Outcome.NOTE} == noted
         well_said(checks)
 
-    run(scenario, namespaces=[RequestedEntity("contoso", 0, primary), RequestedEntity("contoso-dr", 0, secondary)])
+    run(
+        scenario, namespaces=[RequestedNamespace("contoso", 0, primary), RequestedNamespace("contoso-dr", 0, secondary)]
+    )
 
 
 def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> None:

@@ -14,7 +14,7 @@ from sbpair.doctor import live_questions
 from sbpair.doctor.check import Check, exit_code_of
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.namespace_tiers import RequestedEntity
+from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -31,7 +31,7 @@ ALL = (*ANSWERS, "idle_detach")
 
 def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", partitions: int = 1) -> None:
     async def main() -> None:
-        async with Emulator([RequestedEntity("contoso", 0, tier, partitions)]) as emulator:
+        async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
             await scenario(emulator)
 
     asyncio.run(main())

@@ -24,7 +24,7 @@ CHECKS = re.findall(r'^  "([^"]+)": async', (HERE / "checks.mjs").read_text(), f
 @pytest.fixture(scope="module")
 def outcomes(node: str, modules: Path, another: Any) -> dict[str, str | None]:
     """What each check came to: nothing, or what went wrong."""
-    with another(setup=EmulatorOptions(tls=True)) as running:
+    with another(options=EmulatorOptions(tls=True)) as running:
         ready = running.emulator.ready
         ran = subprocess.run(
             [node, str(HERE / "checks.mjs")],

@@ -13,7 +13,7 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.options import PLAIN
+from sbpair.emulator.options import DEFAULT_OPTIONS
 from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management import partition, partitioned
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -26,9 +26,9 @@ GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 PARTITIONED = QueueDescription(enable_partitioning=True)
 
 
-def on_tiers(scenario: Callable[[Emulator], Awaitable[None]], setup: EmulatorOptions = PLAIN) -> None:
+def on_tiers(scenario: Callable[[Emulator], Awaitable[None]], options: EmulatorOptions = DEFAULT_OPTIONS) -> None:
     async def main() -> None:
-        async with Emulator(TIERS, setup=setup) as emulator:  # type: ignore[arg-type]
+        async with Emulator(TIERS, options=options) as emulator:  # type: ignore[arg-type]
             await scenario(emulator)
 
     asyncio.run(main())
@@ -305,8 +305,8 @@ def by_resource_manager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
 
     def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
         async def signed_in(emulator: Emulator) -> None:
-            assert emulator.ready.sign_in
-            for name, value in emulator.ready.sign_in.environment.items():
+            assert emulator.ready.identity
+            for name, value in emulator.ready.identity.environment.items():
                 monkeypatch.setenv(name, value)
             await scenario(emulator)
 

@@ -21,7 +21,7 @@ MEGABYTES = 5120
 @pytest.fixture(scope="module")
 def secure(another: Any) -> Any:
     """With TLS, so that the administration client needs no help."""
-    with another(setup=EmulatorOptions(tls=True)) as secure:
+    with another(options=EmulatorOptions(tls=True)) as secure:
         yield secure
 
 

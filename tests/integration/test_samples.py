@@ -142,7 +142,7 @@ class Stage:
         patience = {"SAMPLE_PATIENCE_SECONDS": "2"} if PATIENT.search(name) else {}
         return {
             **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
-            **emulator.ready.sign_in.environment,
+            **emulator.ready.identity.environment,
             **patience,
             "PYTHONPATH": str(HOOK),
             "PYTHONUNBUFFERED": "1",
@@ -166,7 +166,7 @@ def runs(request: pytest.FixtureRequest, another: Any, published: Path) -> Itera
         for item in request.session.items
         if item.path == Path(__file__) and hasattr(item, "callspec")
     ]
-    with another(setup=EmulatorOptions(identity=True)) as running, ThreadPoolExecutor(WORKERS, "samples") as pool:
+    with another(options=EmulatorOptions(identity=True)) as running, ThreadPoolExecutor(WORKERS, "samples") as pool:
         stage = Stage(running, published)
         yield {sample: pool.submit(stage.run, sample) for sample in wanted}
         pool.shutdown(cancel_futures=True)

@@ -214,7 +214,7 @@ def test_without_backlog_queues_the_error_says_what_is_missing(rig: Rig) -> None
 def test_over_tls_and_signed_in_by_an_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, secured: str
 ) -> None:
-    with Running(setup=EmulatorOptions(tls=secured == "tls", identity=secured == "identity")) as running:
+    with Running(options=EmulatorOptions(tls=secured == "tls", identity=secured == "identity")) as running:
         rig = Rig(running, queues=2)
         if secured == "tls":
             ca_file = str(running.emulator.ready.ca_file)
@@ -222,7 +222,7 @@ def test_over_tls_and_signed_in_by_an_identity(
                 side: replace(getattr(rig.pair, side), tls=True, ca_file=ca_file) for side in ("primary", "secondary")
             }
         else:
-            for name, value in running.emulator.ready.sign_in.environment.items():
+            for name, value in running.emulator.ready.identity.environment.items():
                 monkeypatch.setenv(name, value)
             ends = {side: replace(getattr(rig.pair, side), credential=Identity()) for side in ("primary", "secondary")}
         rig.pair = replace(rig.pair, **ends)

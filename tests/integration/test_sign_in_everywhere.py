@@ -68,14 +68,14 @@ class Signing:
         return Pair("keys", *self._ends(emulator), backlog_queues=1)
 
     def with_managed_identity(self, emulator: Emulator) -> Pair:
-        assert emulator.ready.sign_in
-        for name, value in emulator.ready.sign_in.environment.items():
+        assert emulator.ready.identity
+        for name, value in emulator.ready.identity.environment.items():
             self._monkeypatch.setenv(name, value)
         return self._by_name(emulator)
 
     def with_az_login(self, emulator: Emulator) -> Pair:
-        assert emulator.ready.sign_in
-        endpoint, header = emulator.ready.sign_in.endpoint, emulator.ready.sign_in.header
+        assert emulator.ready.identity
+        endpoint, header = emulator.ready.identity.endpoint, emulator.ready.identity.header
         self._az(SIGNED_IN.format(python=sys.executable, endpoint=endpoint, header=header))
         return self._by_name(emulator)
 
@@ -122,7 +122,7 @@ def signing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
 def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
     async def main() -> None:
         wanted = [("contoso", 0), ("contoso-dr", 0)]
-        async with asyncio.timeout(MAX_SECONDS), Emulator(wanted, setup=EmulatorOptions(identity=True)) as emulator:
+        async with asyncio.timeout(MAX_SECONDS), Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator:
             await scenario(emulator)
 
     asyncio.run(main())
@@ -154,7 +154,7 @@ def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way:
 @pytest.mark.parametrize("kind", ["key", "signature"])
 def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind: str) -> None:
     async def main() -> None:
-        async with asyncio.timeout(MAX_SECONDS), Emulator(setup=EmulatorOptions(tls=True)) as emulator:
+        async with asyncio.timeout(MAX_SECONDS), Emulator(options=EmulatorOptions(tls=True)) as emulator:
             ready, namespace = emulator.ready, emulator.namespaces["contoso"]
             endpoint = endpoint_from_connection_string(
                 ready.namespaces[0].tls_connection_string, name="contoso", ca_file=ready.ca_file

@@ -20,7 +20,7 @@ MESSAGE = bytes.fromhex("005375a0026869")
 
 
 def test_the_official_client_hears_that_the_service_is_busy(another: Any, official: Any) -> None:
-    with another(setup=EmulatorOptions(credits=5), clock=ManualClock()) as meagre:
+    with another(options=EmulatorOptions(credits=5), clock=ManualClock()) as meagre:
         queue = meagre.queue()
         with official.sender(meagre.connection_string, queue.path) as sender:
             for _ in range(5):
@@ -37,7 +37,7 @@ def test_deliveries_come_as_fast_as_there_are_credits() -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(30),
-            Emulator([("contoso", 0)], clock=ManualClock(), setup=EmulatorOptions(credits=3)) as it,
+            Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=3)) as it,
         ):
             queue = it.namespaces["contoso"].create_queue("orders")
             async with connect(endpoint_from_connection_string(it.ready.namespaces[0].connection_string)) as wire:
@@ -62,7 +62,7 @@ def test_deliveries_come_as_fast_as_there_are_credits() -> None:
 
 def test_a_management_request_costs_ten() -> None:
     async def main() -> None:
-        async with Emulator([("contoso", 0)], clock=ManualClock(), setup=EmulatorOptions(credits=15)) as emulator:
+        async with Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=15)) as emulator:
             namespace = emulator.namespaces["contoso"]
             token = sign(namespace.keys[0], f"sb://{namespace.authority}", namespace.clock.now_ms() // 1000 + 60)
             url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
@@ -81,7 +81,7 @@ def test_a_connection_too_many_is_told_so() -> None:
         async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
             namespace = emulator.namespaces["contoso"]
             namespace.create_queue("orders")
-            namespace.points.max_connections = 1
+            namespace.fault_points.max_connections = 1
             endpoint = endpoint_from_connection_string(namespace.connection_string)
             async with connect(endpoint) as first:
                 sender = await first.sender("orders")

@@ -17,7 +17,7 @@ from sbpair.emulator.testing import EmulatorOptions
 @pytest.fixture(scope="module")
 def tiers(another: Any) -> Iterator[Any]:
     namespaces = [("low", 0, "basic"), ("contoso", 0, "premium", 2)]
-    with another(namespaces, setup=EmulatorOptions(tls=True)) as tiers:
+    with another(namespaces, options=EmulatorOptions(tls=True)) as tiers:
         yield tiers
 
 

@@ -31,7 +31,7 @@ LARGE = bytes.fromhex("005375b0000186a0") + bytes(100_000)
 @pytest.fixture(scope="module")
 def secure(another: Any) -> Iterator[Any]:
     """An emulator with TLS, in a thread of its own."""
-    with another(setup=EmulatorOptions(tls=True)) as secure:
+    with another(options=EmulatorOptions(tls=True)) as secure:
         yield secure
 
 
@@ -106,7 +106,7 @@ def test_without_the_ca_file_nobody_trusts_it(connecting: dict[str, Any]) -> Non
 
 @asynccontextmanager
 async def tls_emulator(ca_file: Path | None = None) -> AsyncIterator[Emulator]:
-    async with asyncio.timeout(30), Emulator([("contoso", 0)], setup=EmulatorOptions(True, ca_file)) as emulator:
+    async with asyncio.timeout(30), Emulator([("contoso", 0)], options=EmulatorOptions(True, ca_file)) as emulator:
         emulator.namespaces["contoso"].create_queue("orders")
         yield emulator
 
@@ -137,7 +137,7 @@ def test_the_wire_client_speaks_both_on_one_port() -> None:
 
 def test_another_authority_is_not_trusted() -> None:
     async def main() -> None:
-        async with tls_emulator() as emulator, Emulator([("fabrikam", 0)], setup=EmulatorOptions(tls=True)) as other:
+        async with tls_emulator() as emulator, Emulator([("fabrikam", 0)], options=EmulatorOptions(tls=True)) as other:
             with pytest.raises(Unreachable, match="not trusted"):
                 async with connect(tls_endpoint(emulator, other.ready.ca_file)):
                     pass

@@ -34,13 +34,13 @@ MESSAGE = bytes.fromhex("005375a0026869")
 @pytest.fixture(scope="module")
 def signing(another: Any) -> Iterator[Any]:
     """An emulator that is a managed identity, with TLS, in a thread of its own."""
-    with another(setup=EmulatorOptions(tls=True, identity=True)) as signing:
+    with another(options=EmulatorOptions(tls=True, identity=True)) as signing:
         yield signing
 
 
 @pytest.fixture(autouse=True)
 def environment(signing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in signing.emulator.ready.sign_in.environment.items():
+    for name, value in signing.emulator.ready.identity.environment.items():
         monkeypatch.setenv(name, value)
 
 
@@ -122,7 +122,7 @@ def test_a_foreign_token_is_refused_and_says_why(signing: Any) -> None:
 
 
 def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
-    with another(setup=EmulatorOptions(accept_any_token=True)) as lenient:
+    with another(options=EmulatorOptions(accept_any_token=True)) as lenient:
         queue = lenient.queue()
         credential = Foreign(lenient.do(lenient.namespace.clock.now_ms))
         with (
@@ -135,7 +135,7 @@ def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
 
 def test_links_end_with_their_token() -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), Emulator([("contoso", 0)], setup=EmulatorOptions(identity=True)) as emulator:
+        async with asyncio.timeout(30), Emulator([("contoso", 0)], options=EmulatorOptions(identity=True)) as emulator:
             namespace = emulator.namespaces["contoso"]
             namespace.create_queue("orders")
             endpoint = endpoint_from_connection_string(namespace.connection_string)
@@ -203,7 +203,7 @@ def test_sbpair_signs_in_itself(signing: Any) -> None:
 def test_the_identity_answers_whoever_knows_its_secret(
     signing: Any, header: str | None, query: str, status: int
 ) -> None:
-    sign_in = signing.emulator.ready.sign_in
+    sign_in = signing.emulator.ready.identity
     headers = {} if header is None else {"X-IDENTITY-HEADER": sign_in.header if header == "right" else header}
 
     async def main() -> None:
@@ -225,5 +225,5 @@ def test_there_is_no_identity_where_none_was_asked_for(running: Any) -> None:
             assert answer.status == 401
             assert "MissingToken" in await answer.text()
 
-    assert running.emulator.ready.sign_in is None
+    assert running.emulator.ready.identity is None
     asyncio.run(main())

@@ -40,6 +40,7 @@ SPECIAL = {
     "aio": {"failover", "replication", "model", "errors"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
     "emulator": {"amqp", "errors"},
+    "testing": {"emulator"},
 }
 USERS_OF_CONFIG = {"cli", "__init__"}
 

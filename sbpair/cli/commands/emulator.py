@@ -99,16 +99,16 @@ def command(
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     read = [_parsed(text) for text in namespace or DEFAULT]
     from sbpair.emulator import server
-    from sbpair.emulator.entities.namespace_tiers import RequestedEntity
+    from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
     from sbpair.emulator.options import EmulatorOptions
 
     async def serve(_stop: asyncio.Event) -> None:
-        await server.run(
-            [RequestedEntity(*each) for each in read],
+        await server.serve(
+            [RequestedNamespace(*each) for each in read],
             host=host,
             ready_file=ready_file,
             on_ready=lambda ready: _show(screen, ready),
-            setup=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
+            options=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
         )
 
     try:
@@ -119,7 +119,7 @@ def command(
 
 
 def _parsed(text: str) -> tuple[str, int, str, int]:
-    """What `sbpair.emulator.entities.namespace_tiers.RequestedEntity` is made of: name, port, tier, partitions."""
+    """What `sbpair.emulator.entities.namespace_tiers.RequestedNamespace` is made of: name, port, tier, partitions."""
     name, equals, rest = text.partition("=")
     port, tier, partitions, *more = *rest.split(","), *("", "standard", "1")[rest.count(",") + 1 :]
     if more or not (name and equals and _is_number(port) and tier and _is_number(partitions)):
@@ -153,6 +153,6 @@ def _show(screen: Screen, ready: "Ready") -> None:
     for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
         screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each.name)}")
         screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each.connection_string)}")
-    for name, value in {**ready.sign_in.environment, **ANY_GROUP}.items() if ready.sign_in else ():
+    for name, value in {**ready.identity.environment, **ANY_GROUP}.items() if ready.identity else ():
         screen.write(f"export {name}={shlex.quote(value)}")
     screen.say("ready; Ctrl-C stops it")

@@ -17,6 +17,7 @@ from sbpair.emulator.service_errors import (
     NotAllowed,
     OperationTimedOut,
     ServiceError,
+    dead_letter_reason,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Forwarder:
             target = self._home.find_target(self.to)
             target.send([twin_for(target, message)])
         except ServiceError as refusal:
-            self._put_aside(message, type(refusal).__name__, refusal.message)
+            self._put_aside(message, dead_letter_reason(refusal), refusal.message)
 
 
 def twin_for(target: QueueEntity, message: StoredMessage) -> Forwarded:

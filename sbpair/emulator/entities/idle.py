@@ -22,11 +22,11 @@ LINK_IDLE_MS: Final = 600_000
 class IdleLink:
     """Ends a link on which nothing has come or gone for ten minutes; credit alone is no use of it."""
 
-    __slots__ = ("_agenda", "_clock", "_end", "_used_ms", "due_ms")
+    __slots__ = ("_clock", "_end", "_timers", "_used_ms", "due_ms")
 
-    def __init__(self, clock: Clock, agenda: Timers, end: Callable[[ServiceError], None]) -> None:
+    def __init__(self, clock: Clock, timers: Timers, end: Callable[[ServiceError], None]) -> None:
         self._clock = clock
-        self._agenda = agenda
+        self._timers = timers
         self._end = end
         self._used_ms = clock.now_ms()
         self._wait_until(self._used_ms + LINK_IDLE_MS)
@@ -36,7 +36,7 @@ class IdleLink:
 
     def stop(self) -> None:
         self.due_ms = NEVER
-        # The agenda still has the entry, and must not keep a connection that is gone.
+        # The heap still holds the entry, which must not keep a connection that is gone.
         self._end = _nobody
 
     def advance(self, now_ms: int) -> None:
@@ -49,7 +49,7 @@ class IdleLink:
 
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms
-        self._agenda.enter(at_ms, self)
+        self._timers.schedule(at_ms, self)
 
 
 def _nobody(refusal: ServiceError) -> None:
@@ -75,13 +75,13 @@ class AutoDeletable(Protocol):
 class AutoDelete:
     """Deletes an entity that was not used for its AutoDeleteOnIdle. `arm` it again after every change of that."""
 
-    __slots__ = ("_agenda", "_clock", "_delete", "_entity", "due_ms")
+    __slots__ = ("_clock", "_delete", "_entity", "_timers", "due_ms")
 
-    def __init__(self, entity: AutoDeletable, clock: Clock, agenda: Timers, delete: Callable[[], None]) -> None:
+    def __init__(self, entity: AutoDeletable, clock: Clock, timers: Timers, delete: Callable[[], None]) -> None:
         self.due_ms = NEVER
         self._entity = entity
         self._clock = clock
-        self._agenda = agenda
+        self._timers = timers
         self._delete = delete
 
     def arm(self) -> None:
@@ -108,4 +108,4 @@ class AutoDelete:
 
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms
-        self._agenda.enter(at_ms, self)
+        self._timers.schedule(at_ms, self)

@@ -65,7 +65,7 @@ class Namespace:
         self,
         name: str,
         clock: Clock,
-        agenda: Timers | None = None,
+        timers: Timers | None = None,
         *,
         keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
         call_soon: CallSoon = at_once,
@@ -77,12 +77,12 @@ class Namespace:
         self.partitions = partitions
         self.messaging_units = partitions
         self.clock = clock
-        self.agenda = agenda or Timers()
+        self.timers = timers or Timers()
         self.keys = tuple(keys)
         self.created_at_ms = clock.now_ms()
         self.authority = name
         self.on_outage: set[Callable[[], None]] = set()
-        self.points = FaultPoints()
+        self.fault_points = FaultPoints()
         self.bearers = Bearers()
         self._call_soon = call_soon
         self._queues: dict[str, QueueEntity] = {}
@@ -107,7 +107,7 @@ class Namespace:
         """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
         path = self._new_path(path)
         description = self._admitted(description or self._default(QueueDescription()))
-        queue = QueueEntity(path, description, self.clock, self.agenda, self._call_soon)
+        queue = QueueEntity(path, description, self.clock, self.timers, self._call_soon)
         self._queues[path.lower()] = queue
         queue.join(self)
         return queue
@@ -120,7 +120,7 @@ class Namespace:
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
         described = self._admitted(description or self._default(TopicDescription()))
-        topic = TopicEntity(path, described, self.clock, self.agenda, self._call_soon)
+        topic = TopicEntity(path, described, self.clock, self.timers, self._call_soon)
         self._topics[path.lower()] = topic
         topic.join(self)
         return topic
@@ -140,7 +140,7 @@ class Namespace:
         """The description for a new entity, which may be partitioned by itself or by its namespace."""
         description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
-            self.points.check_partitions()
+            self.fault_points.check_partitions()
         limit = self.tier.partitioned_entities
         if not limit:
             return self._partitioned_as_a_whole(description)
@@ -283,7 +283,7 @@ class Namespace:
 
     def check_up(self, path: str) -> None:
         """EntityUnavailable while that entity is down."""
-        self.points.check(path.lower())
+        self.fault_points.check(path.lower())
 
     def resume_forwarding(self) -> None:
         """Something is up again: what waits to be forwarded to it, or from it, may go on."""

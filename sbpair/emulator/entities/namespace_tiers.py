@@ -37,7 +37,7 @@ PREMIUM: Final = EmulatedTier("Premium", _GIGABYTES + _MORE_GIGABYTES, 1024, 102
 TIERS: Final = {tier.name.lower(): tier for tier in (BASIC, STANDARD, PREMIUM)}
 
 
-class RequestedEntity(NamedTuple):
+class RequestedNamespace(NamedTuple):
     """A namespace that an emulator is to have. Port 0 is any free one."""
 
     name: str

@@ -71,7 +71,7 @@ class QueueEntity:
     """`path` is written as it was created; paths are compared in lower case by whoever looks a queue up."""
 
     def __init__(
-        self, path: str, description: QueueDescription, clock: Clock, agenda: Timers, call_soon: CallSoon = at_once
+        self, path: str, description: QueueDescription, clock: Clock, timers: Timers, call_soon: CallSoon = at_once
     ) -> None:
         self.path = path
         self._clock = clock
@@ -79,25 +79,25 @@ class QueueEntity:
         self._watchers: dict[Watcher, None] = {}
         self.partitions = self._make_partitions(description)
         lock_ms = description.lock_ms
-        self.dead_letters = self._engine(clock, agenda, lock_ms=lock_ms, call_soon=call_soon)
-        self.messages = self._make_messages(clock, agenda, lock_ms, call_soon)
+        self.dead_letters = self._engine(clock, timers, lock_ms=lock_ms, call_soon=call_soon)
+        self.messages = self._make_messages(clock, timers, lock_ms, call_soon)
         self._transfers: SubQueue | None = None
-        self._make_transfers = partial(SubQueue, clock, agenda, call_soon=call_soon)
+        self._make_transfers = partial(SubQueue, clock, timers, call_soon=call_soon)
         self._duplicates: Duplicates | None = None
         self._home: EntityRegistry | None = None
         self._forwarders: list[Forwarder] = []
-        self._auto_delete = AutoDelete(self, clock, agenda, self._delete)
+        self._auto_delete = AutoDelete(self, clock, timers, self._delete)
         for part in (self.messages, self.dead_letters):
             if self.partitions is not None and isinstance(part, PartitionedMessages):
                 part.divide(self.partitions)
         self.created_at_ms = clock.now_ms()
         self.update(description)
 
-    def _make_messages(self, clock: Clock, agenda: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+    def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         make = self._engine
         if self.description.requires_session:
             make = SessionMessages if self.partitions is None else PartitionedSessions
-        return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        return make(clock, timers, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
         return Partitions(description.partition_count) if description.partition_count > 1 else None

@@ -49,7 +49,7 @@ class SubQueue:
     """
 
     def __init__(
-        self, clock: Clock, agenda: Timers, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
+        self, clock: Clock, timers: Timers, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
     ) -> None:
         self.due_ms = NEVER
         self.touched_ms = self.drawn_ms = 0
@@ -59,7 +59,7 @@ class SubQueue:
         self.max_delivery_count = 1
         self.dead_letter_expired = False
         self._clock = clock
-        self._agenda = agenda
+        self._timers = timers
         self._expel = expel
         self._call_soon = call_soon
         self._locks = Locks(lock_ms)
@@ -415,7 +415,7 @@ class SubQueue:
     def _due_by(self, at_ms: int) -> None:
         if at_ms < self.due_ms:
             self.due_ms = at_ms
-            self._agenda.enter(at_ms, self)
+            self._timers.schedule(at_ms, self)
 
     def _still_expires(self, at_ms: int, sequence: int) -> bool:
         message = self._shelf.get(sequence)

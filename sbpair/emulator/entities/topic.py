@@ -53,8 +53,8 @@ NO_SESSION: Final = Failure(
 class SubscriptionMessages(SubQueue):
     """The messages of a subscription, of which some are dead on arrival."""
 
-    def __init__(self, clock: Clock, agenda: Timers, *, lock_ms: int, expel: Expel, call_soon: CallSoon) -> None:
-        super().__init__(clock, agenda, lock_ms=lock_ms, expel=expel, call_soon=call_soon)
+    def __init__(self, clock: Clock, timers: Timers, *, lock_ms: int, expel: Expel, call_soon: CallSoon) -> None:
+        super().__init__(clock, timers, lock_ms=lock_ms, expel=expel, call_soon=call_soon)
         self._bury = expel
 
     def bury(self, message: StoredMessage, failure: Failure) -> None:
@@ -90,20 +90,20 @@ class SubscriptionEntity(QueueEntity):
         description: SubscriptionDescription,
         rule: SubscriptionRule,
         clock: Clock,
-        agenda: Timers,
+        timers: Timers,
         call_soon: CallSoon = at_once,
     ) -> None:
         self.topic = topic
         self.name = name
         self._rules: dict[str, SubscriptionRule] = {rule.name.lower(): rule}
         self._takes_all = all_plain([rule])
-        super().__init__(f"{topic.path}/{SEGMENT}/{name}", description, clock, agenda, call_soon)
+        super().__init__(f"{topic.path}/{SEGMENT}/{name}", description, clock, timers, call_soon)
 
-    def _make_messages(self, clock: Clock, agenda: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+    def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         make = SubscriptionMessages if self.partitions is None else PartitionedSubscriptionMessages
         if self.description.requires_session:
             make = SessionSubscriptionMessages if self.partitions is None else PartitionedSessionSubscriptionMessages
-        return make(clock, agenda, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        return make(clock, timers, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
         del description
@@ -191,9 +191,9 @@ class TopicMessages(SubQueue):
     """What is sent to a topic: published at once, or held until its time has come and published then."""
 
     def __init__(
-        self, publish: Callable[[list[StoredMessage]], None], clock: Clock, agenda: Timers, *, lock_ms: int
+        self, publish: Callable[[list[StoredMessage]], None], clock: Clock, timers: Timers, *, lock_ms: int
     ) -> None:
-        super().__init__(clock, agenda, lock_ms=lock_ms)
+        super().__init__(clock, timers, lock_ms=lock_ms)
         self._publish = publish
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
@@ -228,17 +228,17 @@ class TopicEntity(QueueEntity):
         path: str,
         description: TopicDescription,
         clock: Clock,
-        agenda: Timers,
+        timers: Timers,
         call_soon: CallSoon = at_once,
     ) -> None:
         self._subscriptions: dict[str, SubscriptionEntity] = {}
-        super().__init__(path, description, clock, agenda, call_soon)
-        self._make = partial(SubscriptionEntity, clock=clock, agenda=agenda, call_soon=call_soon)
+        super().__init__(path, description, clock, timers, call_soon)
+        self._make = partial(SubscriptionEntity, clock=clock, timers=timers, call_soon=call_soon)
 
-    def _make_messages(self, clock: Clock, agenda: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+    def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         del call_soon
         make = TopicMessages if self.partitions is None else PartitionedTopicMessages
-        return make(self._publish, clock, agenda, lock_ms=lock_ms)
+        return make(self._publish, clock, timers, lock_ms=lock_ms)
 
     def check_receive(self) -> None:
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")

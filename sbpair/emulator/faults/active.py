@@ -138,7 +138,7 @@ class Faults:
         wanted = {"status": status, "sub_code": sub_code, "method": method, "retry_after_seconds": retry_after_seconds}
         return self.begin(Fault("refuse-requests", namespace, entity, count=count, **wanted))  # type: ignore[arg-type]
 
-    def jump(self, namespace: str, ms: int) -> str:
+    def advance_clock(self, namespace: str, ms: int) -> str:
         return self.begin(Fault("clock", namespace, ms=ms))
 
 

@@ -36,11 +36,11 @@ def charge_management(points: FaultPoints, path: str) -> None:
 class CreditBudget:
     """A Meter of `per_second` credits. `resume` is called when deliveries that had to wait may go on."""
 
-    def __init__(self, per_second: int, clock: Clock, agenda: Timers, resume: Callable[[], None]) -> None:
+    def __init__(self, per_second: int, clock: Clock, timers: Timers, resume: Callable[[], None]) -> None:
         self.due_ms = NEVER
         self._per_second = self._left = per_second
         self._clock = clock
-        self._agenda = agenda
+        self._timers = timers
         self._resume = resume
         self._period = clock.now_ms() // PERIOD_MS
 
@@ -62,7 +62,7 @@ class CreditBudget:
         allowed = max(0, min(wanted, self._credits()))
         if allowed < wanted and self.due_ms == NEVER:
             self.due_ms = (self._period + 1) * PERIOD_MS
-            self._agenda.enter(self.due_ms, self)
+            self._timers.schedule(self.due_ms, self)
         return allowed
 
     def took(self, deliveries: int, path: str) -> None:
@@ -70,7 +70,7 @@ class CreditBudget:
         self._left -= deliveries
 
     def advance(self, now_ms: int) -> None:
-        """An item of the agenda: there are credits again."""
+        """An item of the timers: there are credits again."""
         del now_ms
         self.due_ms = NEVER
         self._resume()

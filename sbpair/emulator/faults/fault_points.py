@@ -120,25 +120,25 @@ class FaultPoints:
         if not self._wants_lines:
             self.lines = {door: line for door, line in self.lines.items() if not line.leave()}
 
-    def put_line_fault(self, fault: ConnectionFault) -> None:
+    def add_connection_fault(self, fault: ConnectionFault) -> None:
         known = set(self.lines)
         self._line_faults.append(fault)
         self._draw_lines()
         for door in known:
             self.lines[door].put(fault)
 
-    def lift_line_fault(self, fault: ConnectionFault) -> None:
+    def remove_connection_fault(self, fault: ConnectionFault) -> None:
         self._line_faults.remove(fault)
         for line in list(self.lines.values()):
             line.lift(fault)
         self._take_lines_out()
 
-    def put_latency(self, seconds: float) -> None:
+    def add_latency(self, seconds: float) -> None:
         self._latencies.append(seconds)
         self.latency_seconds = sum(self._latencies)
         self._draw_lines()
 
-    def lift_latency(self, seconds: float) -> None:
+    def remove_latency(self, seconds: float) -> None:
         self._latencies.remove(seconds)
         self.latency_seconds = sum(self._latencies)
         self._take_lines_out()
@@ -188,10 +188,10 @@ class FaultPoints:
             accepted = swallow.hush(path, accepted)
         return accepted
 
-    def put_meter(self, meter: CreditMeter) -> None:
+    def add_meter(self, meter: CreditMeter) -> None:
         self._change_meters([*self._meters, meter])
 
-    def lift_meter(self, meter: CreditMeter) -> None:
+    def remove_meter(self, meter: CreditMeter) -> None:
         self._change_meters([each for each in self._meters if each is not meter])
         self.resume()
 

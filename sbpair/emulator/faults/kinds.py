@@ -77,7 +77,7 @@ def entity_down(stage: FaultContext, fault: Fault) -> Iterator[None]:
 
     Nothing is forwarded to it, or from it, meanwhile.
     """
-    points = stage.namespace.points
+    points = stage.namespace.fault_points
     points.take_down(fault.path)
     try:
         yield
@@ -97,14 +97,14 @@ def partition_down(stage: FaultContext, fault: Fault) -> Iterator[None]:
     for partitions in divided:
         partitions.take_down(number)
     if not fault.path:
-        stage.namespace.points.take_partition_down(number)
+        stage.namespace.fault_points.take_partition_down(number)
     try:
         yield
     finally:
         for partitions in divided:
             partitions.bring_up(number)
         if not fault.path:
-            stage.namespace.points.bring_partition_up(number)
+            stage.namespace.fault_points.bring_partition_up(number)
         stage.namespace.resume_forwarding()
 
 
@@ -119,12 +119,12 @@ def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:
 @contextmanager
 def latency(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Whatever is answered, over AMQP or HTTP, leaves `ms` later, in its order."""
-    points, seconds = stage.namespace.points, (fault.ms or 0) / 1000
-    points.put_latency(seconds)
+    points, seconds = stage.namespace.fault_points, (fault.ms or 0) / 1000
+    points.add_latency(seconds)
     try:
         yield
     finally:
-        points.lift_latency(seconds)
+        points.remove_latency(seconds)
 
 
 @contextmanager
@@ -133,32 +133,32 @@ def line(stage: FaultContext, fault: Fault) -> Iterator[None]:
 
     `after_frames` frames of the client still have their effect and their answers; the next one strikes and has none.
     """
-    points = stage.namespace.points
+    points = stage.namespace.fault_points
     action: Action = next(known for known in get_args(Action) if known == fault.kind)
     struck = ConnectionFault(action, fault.after_frames or 0, fault.count, fault.path)
-    points.put_line_fault(struck)
+    points.add_connection_fault(struck)
     try:
         yield
     finally:
-        points.lift_line_fault(struck)
+        points.remove_connection_fault(struck)
 
 
 @contextmanager
 def swallow_acks(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Messages are taken in, and their senders are never told."""
     swallow = Swallow(fault.path, fault.count)
-    stage.namespace.points.swallows.append(swallow)
+    stage.namespace.fault_points.swallows.append(swallow)
     try:
         yield
     finally:
-        stage.namespace.points.swallows.remove(swallow)
+        stage.namespace.fault_points.swallows.remove(swallow)
 
 
 @contextmanager
 def detach(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Links end at once, as when the service moves an entity; they can be had again."""
     text = "The link was force detached by the broker. Please retry the operation."
-    stage.namespace.points.detach(fault.path, EntityUnavailable.condition, text)
+    stage.namespace.fault_points.detach(fault.path, EntityUnavailable.condition, text)
     yield
 
 
@@ -207,12 +207,12 @@ def busy() -> ServerBusy:
 @contextmanager
 def throttle(stage: FaultContext, fault: Fault) -> Iterator[None]:
     """Sends and requests are answered server-busy: `count` of them, or all; then deliveries wait too."""
-    points, meter = stage.namespace.points, Throttle(fault.path, fault.count)
-    points.put_meter(meter)
+    points, meter = stage.namespace.fault_points, Throttle(fault.path, fault.count)
+    points.add_meter(meter)
     try:
         yield
     finally:
-        points.lift_meter(meter)
+        points.remove_meter(meter)
 
 
 @contextmanager
@@ -221,11 +221,11 @@ def refuse_requests(stage: FaultContext, fault: Fault) -> Iterator[None]:
     refusing = RequestFault(
         fault.status or 500, fault.sub_code, fault.retry_after_seconds, fault.path, fault.method or "", fault.count
     )
-    stage.namespace.points.request_faults.append(refusing)
+    stage.namespace.fault_points.request_faults.append(refusing)
     try:
         yield
     finally:
-        stage.namespace.points.request_faults.remove(refusing)
+        stage.namespace.fault_points.request_faults.remove(refusing)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class Simulation:
         return Control(self.world, self.random, granted=self.plan.manage)
 
     def _holder(self, consumer: Any) -> tuple[str, int]:
-        door = getattr(consumer, "_door", None)
+        door = getattr(consumer, "_connection", None)
         end = self.network.speaking if door is None else None
         for line in self.network.lines:
             if line.server is end or (door is not None and self.network_door(line) is door):
@@ -110,7 +110,7 @@ class Simulation:
 
     def network_door(self, line: Any) -> Any:
         protocol = line.server.get_protocol()
-        return getattr(protocol, "_door", protocol)
+        return getattr(protocol, "_connection", protocol)
 
     # Syphons
 

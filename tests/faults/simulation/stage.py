@@ -139,7 +139,7 @@ class Asked:
     def __init__(self, patch: Any) -> None:
         self.counted: Counter[str] = Counter()
         self._taken_away: Counter[tuple[Any, str]] = Counter()
-        on_flow, end_link = OutgoingLink.on_flow, AmqpConnection.end_link
+        on_flow, close_link = OutgoingLink.on_flow, AmqpConnection.close_link
 
         def flow(outlet: Any) -> None:
             if outlet._link.credit and not outlet._link.draining and "x-servicebus-transfer" in outlet.path:
@@ -150,13 +150,13 @@ class Asked:
             if isinstance(link.context, OutgoingLink) and "IdleTimerExpired" in str(refusal):
                 self.counted["taken away"] += 1
                 self._taken_away[door, link.context.path] += 1
-            end_link(door, link, refusal)
+            close_link(door, link, refusal)
 
         patch.setattr(OutgoingLink, "on_flow", flow)
-        patch.setattr(AmqpConnection, "end_link", ended)
+        patch.setattr(AmqpConnection, "close_link", ended)
 
     def _asks(self, outlet: Any) -> None:
-        before = (outlet._door, outlet.path)
+        before = (outlet._connection, outlet.path)
         if self._taken_away[before]:
             self._taken_away[before] -= 1
             self.counted["resumed"] += 1

@@ -23,7 +23,7 @@ from sbpair import errors
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.server import Timer
+from sbpair.emulator.server import LoopTimer
 from sbpair.emulator.timers import Timers
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
@@ -64,8 +64,8 @@ class World:
         self.network = network
         self.ahead = 0.0
         self.clock = ServiceClock(loop)
-        self.agenda = Timers()
-        self._timer = Timer(self.clock, self.agenda)
+        self.timers = Timers()
+        self._timer = LoopTimer(self.clock, self.timers)
         self.doors: dict[Any, End] = {}
         self.namespaces = {name: self._namespace(name) for name in (PRIMARY, SECONDARY)}
         self.primary, self.secondary = self.namespaces.values()
@@ -73,7 +73,7 @@ class World:
         self.pair = Pair("orders", _endpoint(PRIMARY), _endpoint(SECONDARY), backlog_queues=queues)
 
     def _namespace(self, name: str) -> Namespace:
-        namespace = Namespace(name, self.clock, self.agenda, call_soon=self.loop.call_soon)
+        namespace = Namespace(name, self.clock, self.timers, call_soon=self.loop.call_soon)
         namespace.authority = f"{name}:5672"
         namespace.on_outage.add(lambda: self._break(name))
         self.network.serve(name, lambda: None if namespace.down else AmqpConnection(namespace))

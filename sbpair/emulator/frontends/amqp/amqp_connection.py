@@ -84,7 +84,7 @@ class AmqpConnection(asyncio.Protocol):
     def __init__(self, namespace: Namespace) -> None:
         self.blocked = False
         self._namespace = namespace
-        self._points = namespace.points
+        self._points = namespace.fault_points
         self._claims = Claims(namespace, self._on_expired)
         self._entities: set[QueueEntity] = set()
         self._again: dict[OutgoingLink, None] = {}
@@ -176,7 +176,7 @@ class AmqpConnection(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    def again_soon(self, outlet: OutgoingLink) -> None:
+    def pull_soon(self, outlet: OutgoingLink) -> None:
         if not self._again:
             self._loop.call_soon(self._pull_again)
         self._again[outlet] = None
@@ -240,7 +240,7 @@ class AmqpConnection(asyncio.Protocol):
         """A name that is attached again takes its place, within its session: no further does the service look."""
         for other in link.session.links:
             if other.name == link.name and other.IS_RECEIVER is link.IS_RECEIVER and other.context is not None:
-                self.end_link(other, LinkStolen(f"The link '{link.name[:100]}' has been attached again."))
+                self.close_link(other, LinkStolen(f"The link '{link.name[:100]}' has been attached again."))
 
     def _on_credit(self, event: CreditChanged) -> None:
         end = event.link.context
@@ -318,10 +318,10 @@ class AmqpConnection(asyncio.Protocol):
             try:
                 meter.spend(1, path)
             except ServiceError as refusal:
-                return Reply.refusing(refusal)
+                return Reply.for_error(refusal)
         if used := text_at(request.properties, "associated-link-name"):
             self._use(used)
-        return management_operations.answer(request, target, lambda claim: self._claims.require((claim,), path))
+        return management_operations.execute(request, target, lambda claim: self._claims.require((claim,), path))
 
     def _use(self, name: str) -> None:
         """A request may say which link of the client it is about: that counts as a use of it."""
@@ -366,18 +366,18 @@ class AmqpConnection(asyncio.Protocol):
                         self._namespace.resolve(end.path)
                         end.check()
                 except EntityNotFound as refusal:
-                    self.end_link(link, gone or refusal)
+                    self.close_link(link, gone or refusal)
                 except ServiceError as refusal:
-                    self.end_link(link, refusal)
+                    self.close_link(link, refusal)
         self.flush_soon()
 
-    def end_link(self, link: Link, refusal: ServiceError) -> None:
+    def close_link(self, link: Link, refusal: ServiceError) -> None:
         link.close(error_of(refusal))
         self._let_go(link, [], released=False)
         self.flush_soon()
 
     def watch_idle(self, link: Link) -> IdleLink:
-        return IdleLink(self._namespace.clock, self._namespace.agenda, partial(self.end_link, link))
+        return IdleLink(self._namespace.clock, self._namespace.timers, partial(self.close_link, link))
 
     def _let_go(self, link: Link, unsettled: list[Sent], *, released: bool) -> None:
         end, link.context = link.context, None

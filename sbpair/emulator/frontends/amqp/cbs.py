@@ -81,12 +81,12 @@ class Claims:
                     return
         raise refusal
 
-    # An item of the agenda.
+    # Timed
 
     def _due_by(self, at_ms: int) -> None:
         if at_ms < self.due_ms:
             self.due_ms = at_ms
-            self._namespace.agenda.enter(at_ms, self)
+            self._namespace.timers.schedule(at_ms, self)
 
     def advance(self, now_ms: int) -> None:
         self.due_ms = NEVER

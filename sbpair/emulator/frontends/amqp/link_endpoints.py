@@ -68,10 +68,10 @@ class LinkConnection(Protocol):
     def sent(self, size: int) -> None:
         """So many bytes of messages wait to be written: if they are many, they are, and `blocked` tells the rest."""
 
-    def again_soon(self, outlet: OutgoingLink) -> None:
+    def pull_soon(self, outlet: OutgoingLink) -> None:
         """Let `outlet` pull once more, after others had their turn."""
 
-    def end_link(self, link: Link, refusal: ServiceError) -> None:
+    def close_link(self, link: Link, refusal: ServiceError) -> None:
         """Close a link on which nothing has come, and let go of what stands at our end of it."""
 
     def watch_idle(self, link: Link) -> IdleLink:
@@ -120,7 +120,7 @@ class IncomingLink:
     claims: tuple[AccessRight, ...] = (AccessRight.SEND,)
 
     def __init__(
-        self, door: LinkConnection, link: ReceivingLink, target: AddressTarget, path: str, points: FaultPoints
+        self, connection: LinkConnection, link: ReceivingLink, target: AddressTarget, path: str, points: FaultPoints
     ) -> None:
         self.path = path
         self._points = points
@@ -132,7 +132,7 @@ class IncomingLink:
         limit = target.queue.message_limit_bytes
         link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, BATCH_BYTES))})
         link.max_message_size = OVERSIZE_FACTOR * limit
-        self._idle = door.watch_idle(link)
+        self._idle = connection.watch_idle(link)
         link.grant(CREDIT)
 
     def touch(self) -> None:
@@ -209,18 +209,18 @@ class OutgoingLink:
     claims: tuple[AccessRight, ...] = (AccessRight.LISTEN,)
 
     def __init__(
-        self, door: LinkConnection, link: SendingLink, target: AddressTarget, path: str, points: FaultPoints
+        self, connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, points: FaultPoints
     ) -> None:
         self.path = path
         self._points = points
-        self._door = door
+        self._connection = connection
         self._link = link
         self._target = target
         self._slice = SLICE_FIRST
         self._completed: list[Sent] = []
         self._for_good = link.remote.snd_settle_mode == _SETTLED
         self._queue = self._open(target)
-        self._idle = door.watch_idle(link)
+        self._idle = connection.watch_idle(link)
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
         """Agree to the link; what it receives from."""
@@ -238,7 +238,7 @@ class OutgoingLink:
 
     def wake(self) -> None:
         self.pull()
-        self._door.flush_soon()
+        self._connection.flush_soon()
 
     def pull(self) -> None:
         """Send what there is, as far as the peer's credit, its session's window and its reading allow."""
@@ -248,7 +248,7 @@ class OutgoingLink:
         taken = self._queue.receive(wanted, self)
         self._send(taken)
         if len(taken) == wanted and self._link.credit:
-            self._door.again_soon(self)
+            self._connection.pull_soon(self)
 
     def on_flow(self) -> None:
         """The peer has changed what it can take."""
@@ -270,7 +270,7 @@ class OutgoingLink:
 
     def _wanted(self) -> int:
         link = self._link
-        if self._door.blocked or not link.is_open:
+        if self._connection.blocked or not link.is_open:
             return 0
         wanted = max(0, min(link.credit, link.session.room, self._slice))
         # One that may take nothing does not stand in line: it is resumed when it may.
@@ -283,7 +283,7 @@ class OutgoingLink:
         if size:
             self._idle.touch()
             self._slice = max(1, min(MAX_SLICE, SLICE_BYTES * len(messages) // size))
-            self._door.sent(size)
+            self._connection.sent(size)
 
     def _send_locked(self, messages: list[StoredMessage]) -> int:
         parts = [(message.lock_token, *service_envelope.give_out_in_two(message)) for message in messages]
@@ -350,7 +350,7 @@ class RequestLink:
 
     def __init__(
         self,
-        door: LinkConnection,
+        connection: LinkConnection,
         link: ReceivingLink,
         node: str,
         path: str,
@@ -360,7 +360,7 @@ class RequestLink:
     ) -> None:
         self.path = path
         self.claims = claims
-        self._door = door
+        self._connection = connection
         self._held: deque[Delivery] = deque()
         self._link = link
         self._node = node
@@ -378,10 +378,10 @@ class RequestLink:
 
     def resume(self) -> None:
         """Answer what was asked, while the peer reads the answers."""
-        while self._held and not self._door.blocked:
+        while self._held and not self._connection.blocked:
             self._reply_to(self._held.popleft())
         if self._held:
-            self._door.hold(self)
+            self._connection.hold(self)
 
     def _reply_to(self, delivery: Delivery) -> None:
         session = self._link.session
@@ -397,7 +397,7 @@ class RequestLink:
         payload = reply_to(request, self._answer, self._keys)
         if replies is not None:
             replies.send(payload)
-            self._door.sent(len(payload))
+            self._connection.sent(len(payload))
 
     def _replies_to(self, request: AmqpRequest) -> ReplyLink | None:
         """By where the request wants its reply; by the node itself where that says nothing."""

@@ -40,7 +40,7 @@ class Operation(NamedTuple):
     run: Handler
 
 
-def answer(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
+def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
     """Does what is asked, if `require` has nothing against it. A refusal is an answer too."""
     operation = OPERATIONS.get(request.operation)
     if operation is None:
@@ -52,9 +52,9 @@ def answer(request: AmqpRequest, target: AddressTarget, require: Callable[[Acces
             raise ArgumentInvalid("The body of a management request is a map.")
         return operation.run(target, request.body)
     except ServiceError as refusal:
-        return Reply.refusing(refusal)
+        return Reply.for_error(refusal)
     except ProtocolError as error:
-        return Reply.refusing(ArgumentInvalid(error.message))
+        return Reply.for_error(ArgumentInvalid(error.message))
 
 
 # Locks and settlement

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.types import Int, Map, Symbol, Value
-from sbpair.emulator.service_errors import InternalError, log_mistake
+from sbpair.emulator.service_errors import InternalError, log_bug
 
 if TYPE_CHECKING:
     from sbpair.emulator.service_errors import ServiceError
@@ -43,7 +43,7 @@ class Reply:
     condition: str | None = None
 
     @classmethod
-    def refusing(cls, refusal: ServiceError) -> Reply:
+    def for_error(cls, refusal: ServiceError) -> Reply:
         return cls(refusal.status, refusal.message, None, refusal.condition)
 
 
@@ -86,8 +86,8 @@ def reply_to(request: AmqpRequest, answer: Answer, keys: ReplyKeys) -> bytes:
     try:
         return write_reply(request, answer(request), keys)
     except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked for something else is not to feel it
-        log_mistake(logger, f"request for {request.operation}", error)
-        return write_reply(request, Reply.refusing(InternalError()), keys)
+        log_bug(logger, f"request for {request.operation}", error)
+        return write_reply(request, Reply.for_error(InternalError()), keys)
 
 
 def write_reply(request: AmqpRequest, reply: Reply, keys: ReplyKeys) -> bytes:

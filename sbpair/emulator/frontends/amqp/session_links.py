@@ -62,7 +62,7 @@ def patience_ms(link: Link) -> int:
 
 
 def open_session(
-    door: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
+    connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
 ) -> OutgoingSessionLink | WaitingSessionLink:
     """The end of a link that receives from an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
     messages = target.messages
@@ -72,14 +72,14 @@ def open_session(
         raise NotAllowed("The entity requires sessions, and the receiver does not ask for one.")
     session_id = session_asked_for(link)
     if session_id is None:
-        wait = WaitingSessionLink(door, link, target, path, namespace)
+        wait = WaitingSessionLink(connection, link, target, path, namespace)
         held = messages.accept_next(wait)
         if held is None:
-            wait.begin(namespace.agenda, namespace.clock.now_ms() + patience_ms(link))
+            wait.begin(namespace.timers, namespace.clock.now_ms() + patience_ms(link))
             return wait
     else:
         held = messages.accept(session_id)
-    return OutgoingSessionLink(door, link, target, path, namespace.points, held)
+    return OutgoingSessionLink(connection, link, target, path, namespace.fault_points, held)
 
 
 class OutgoingSessionLink(OutgoingLink):
@@ -87,7 +87,7 @@ class OutgoingSessionLink(OutgoingLink):
 
     def __init__(
         self,
-        door: LinkConnection,
+        connection: LinkConnection,
         link: SendingLink,
         target: AddressTarget,
         path: str,
@@ -95,7 +95,7 @@ class OutgoingSessionLink(OutgoingLink):
         held: HeldSession,
     ) -> None:
         self._held = held
-        super().__init__(door, link, target, path, points)
+        super().__init__(connection, link, target, path, points)
         held.on_lost = self._lose
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
@@ -109,7 +109,7 @@ class OutgoingSessionLink(OutgoingLink):
         return held
 
     def _lose(self, refusal: ServiceError) -> None:
-        self._door.end_link(self._link, refusal)
+        self._connection.close_link(self._link, refusal)
 
     def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled
@@ -125,28 +125,28 @@ class WaitingSessionLink:
     claims: tuple[AccessRight, ...] = (AccessRight.LISTEN,)
 
     def __init__(
-        self, door: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
+        self, connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
     ) -> None:
         self.path = path
         self.due_ms = NEVER
-        self._door = door
+        self._connection = connection
         self._link = link
         self._target = target
-        self._points = namespace.points
+        self._points = namespace.fault_points
 
-    def begin(self, agenda: Timers, until_ms: int) -> None:
+    def begin(self, timers: Timers, until_ms: int) -> None:
         self.due_ms = until_ms
-        agenda.enter(until_ms, self)
+        timers.schedule(until_ms, self)
 
     def lend(self, held: HeldSession) -> None:
         self.due_ms = NEVER
-        outlet = OutgoingSessionLink(self._door, self._link, self._target, self.path, self._points, held)
+        outlet = OutgoingSessionLink(self._connection, self._link, self._target, self.path, self._points, held)
         self._link.context = outlet
         outlet.wake()
 
     def advance(self, now_ms: int) -> None:
         del now_ms
-        self._door.end_link(
+        self._connection.close_link(
             self._link, OperationTimedOut("No session became available within the time that was given.")
         )
 

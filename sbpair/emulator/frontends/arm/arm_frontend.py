@@ -33,7 +33,7 @@ from sbpair.emulator.frontends.arm.arm_request import (
 from sbpair.emulator.frontends.arm.arm_resources import Queues, Resources, Rules, Subscriptions, Topics
 from sbpair.emulator.frontends.atom.atom_xml import instant
 from sbpair.emulator.frontends.http.body import read_body
-from sbpair.emulator.service_errors import InternalError, ServiceError, ServiceUnavailable, Unauthenticated, log_mistake
+from sbpair.emulator.service_errors import InternalError, ServiceError, ServiceUnavailable, Unauthenticated, log_bug
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,13 +80,13 @@ class ArmFrontend:
         try:
             ask = read_arm_ask(request)
             namespace = self._namespace(ask)
-            if namespace is not None and namespace.points.latency_seconds:
-                await asyncio.sleep(namespace.points.latency_seconds)
+            if namespace is not None and namespace.fault_points.latency_seconds:
+                await asyncio.sleep(namespace.fault_points.latency_seconds)
             return self._answer(ask, namespace, await read_body(request))
         except ServiceError as refusal:
             return refused(refusal)
         except Exception as error:  # noqa: BLE001  # a mistake of ours is told to whoever asked, and costs nobody else
-            log_mistake(logger, f"{request.method} request", error)
+            log_bug(logger, f"{request.method} request", error)
             return refused(InternalError())
 
     def _namespace(self, ask: ArmRequest) -> Namespace | None:
@@ -95,7 +95,7 @@ class ArmFrontend:
 
     def _answer(self, ask: ArmRequest, namespace: Namespace | None, body: bytes) -> web.Response:
         if namespace is not None:
-            namespace.points.check_request(ask.method, request_path(ask.parts))
+            namespace.fault_points.check_request(ask.method, request_path(ask.parts))
         self._authorize(ask)
         if ask.namespace is None:
             return self._list(ask)
@@ -103,7 +103,7 @@ class ArmFrontend:
             raise no_namespace(ask, ask.namespace[:100])
         if namespace.down:
             raise ServiceUnavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
-        charge_management(namespace.points, request_path(ask.parts))
+        charge_management(namespace.fault_points, request_path(ask.parts))
         if not ask.parts:
             return web.json_response(self._shown(ask, namespace)) if ask.method == "GET" else no_other(ask)
         return answer_of(ask, namespace, body)

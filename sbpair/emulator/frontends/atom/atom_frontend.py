@@ -29,7 +29,7 @@ from sbpair.emulator.frontends.atom.atom_request import (
 )
 from sbpair.emulator.frontends.atom.atom_topics import TopicsFrontend
 from sbpair.emulator.frontends.http.body import read_body
-from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, Unauthenticated, log_mistake
+from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, Unauthenticated, log_bug
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -54,7 +54,7 @@ class AtomFrontend:
         except ServiceError as refusal:
             return self._refuse(ask, refusal)
         except Exception as error:  # noqa: BLE001  # a mistake of ours is told to whoever asked, and costs nobody else
-            log_mistake(logger, f"{ask.method} request", error)
+            log_bug(logger, f"{ask.method} request", error)
             return self._refuse(ask, InternalError())
 
     def _refuse(self, ask: AtomRequest, refusal: ServiceError) -> web.Response:
@@ -68,9 +68,9 @@ class AtomFrontend:
         return answer
 
     def _answer(self, ask: AtomRequest, body: bytes) -> web.Response:
-        self._namespace.points.check_request(ask.method, ask.path)
+        self._namespace.fault_points.check_request(ask.method, ask.path)
         self._authorize(ask)
-        charge_management(self._namespace.points, scope_of(ask.path))
+        charge_management(self._namespace.fault_points, scope_of(ask.path))
         if ask.api_version not in API_VERSIONS:
             raise ArgumentInvalid(f"The api-version '{ask.api_version[:40]}' is not one of {', '.join(API_VERSIONS)}.")
         if ask.path.lower() in _LISTS or ask.path.lower() == "$namespaceinfo":

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 RULE: Final = "RuleDescription"
 COMPATIBILITY_LEVEL: Final = "20"
+_FILTER_TYPES: Final[dict[type[Filter], str]] = {
+    TrueRuleFilter: "TrueFilter",
+    FalseRuleFilter: "FalseFilter",
+    SqlRuleFilter: "SqlFilter",
+    CorrelationRuleFilter: "CorrelationFilter",
+}
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
 _SERIALIZED: Final = frozenset({"char", "guid", "duration"})
@@ -52,13 +58,13 @@ def read_rule(description: Element, name: str | None = None) -> SubscriptionRule
 def read_filter(described: Element) -> Filter:
     parts = {local_name(child): child for child in described}
     kind = type_of(described)
-    if kind == "TrueFilter":
+    if kind == _FILTER_TYPES[TrueRuleFilter]:
         return TrueRuleFilter()
-    if kind == "FalseFilter":
+    if kind == _FILTER_TYPES[FalseRuleFilter]:
         return FalseRuleFilter()
-    if kind == "SqlFilter":
+    if kind == _FILTER_TYPES[SqlRuleFilter]:
         return SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
-    if kind == "CorrelationFilter":
+    if kind == _FILTER_TYPES[CorrelationRuleFilter]:
         return _read_correlation(parts)
     raise ArgumentInvalid(f"'{kind[:100]}' is no type of filter.")
 
@@ -112,14 +118,6 @@ def rule_xml(rule: SubscriptionRule) -> str:
     )
 
 
-TYPE_NAMES = {
-    TrueRuleFilter: "TrueFilter",
-    FalseRuleFilter: "FalseFilter",
-    SqlRuleFilter: "SqlFilter",
-    CorrelationRuleFilter: "CorrelationFilter",
-}
-
-
 def filter_xml(shown: Filter) -> str:
     if isinstance(shown, CorrelationRuleFilter):
         texts = "".join(element(name, getattr(shown, field)) for field, name in CORRELATED.items())
@@ -127,7 +125,7 @@ def filter_xml(shown: Filter) -> str:
         content = texts + properties
     else:
         content = _sql(shown.expression, shown.parameters if isinstance(shown, SqlRuleFilter) else ())
-    return f'<Filter i:type="{TYPE_NAMES[type(shown)]}">{content}</Filter>'
+    return f'<Filter i:type="{_FILTER_TYPES[type(shown)]}">{content}</Filter>'
 
 
 def action_xml(action: SqlAction | None) -> str:

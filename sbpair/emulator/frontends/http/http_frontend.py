@@ -17,7 +17,7 @@ from sbpair.emulator.frontends.arm.arm_request import is_arm
 from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
 from sbpair.emulator.frontends.http import control_frontend as control_door
 from sbpair.emulator.frontends.http import identity_frontend as identity_door
-from sbpair.emulator.service_errors import log_mistake
+from sbpair.emulator.service_errors import log_bug
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -35,7 +35,7 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
         if isinstance(exc_info, HttpProcessingError):
             self.info("A request that is no HTTP was refused: %s.", type(exc_info).__name__)
         elif isinstance(exc_info, Exception):
-            log_mistake(self.logger, "request", exc_info)
+            log_bug(self.logger, "request", exc_info)
         else:
             super().exception(msg, *args, exc_info=exc_info, **others)
 
@@ -46,7 +46,7 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
             super().debug(msg, *args, exc_info=exc_info, **others)
 
 
-def http_door(
+def http_server(
     namespace: Namespace, control: ControlFrontend, arm: ArmFrontend, identity: IdentityFrontend | None = None
 ) -> web.Server:
     atom = AtomFrontend(namespace)
@@ -63,8 +63,8 @@ def http_door(
             return web.Response(status=503)
         if is_arm(request.raw_path):
             return await arm.handle(request)
-        if namespace.points.latency_seconds:
-            await asyncio.sleep(namespace.points.latency_seconds)
+        if namespace.fault_points.latency_seconds:
+            await asyncio.sleep(namespace.fault_points.latency_seconds)
         answer = await atom.handle(request)
         # The emulator's clock, which is not always the machine's.
         answer.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)

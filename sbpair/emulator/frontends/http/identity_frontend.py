@@ -46,7 +46,7 @@ class IdentityFrontend:
         self._clock = clock
         self._client_id = str(uuid.uuid4())
 
-    def sign_in(self, authority: str) -> IdentityEndpoint:
+    def endpoint_at(self, authority: str) -> IdentityEndpoint:
         return IdentityEndpoint(f"http://{authority}/{PREFIX}/token", self.header)
 
     def handle(self, request: web.BaseRequest) -> web.Response:
