@@ -1,6 +1,6 @@
 """A pair at a glance: which side answers, what waits in the backlog, and which queues and topics take links.
 
-status = await sbpair.status.run(pair, ["orders"])
+status = await sbpair.status.read_status(pair, ["orders"])
 
 The law: nothing is sent, locked or changed, and what one side does not say keeps nobody from telling of the other.
 """
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.azure.health import greet
+from sbpair.azure.health import check_health
 from sbpair.backlog import queue_path
 from sbpair.errors import AccessError, SbpairError, UsageError
 from sbpair.failover import ping, pinger
 from sbpair.failover.ping import ACCESS, DOWN, Health, Pinged
-from sbpair.management import audit
+from sbpair.management import auditing
 from sbpair.management.backlog_scan import open_look
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
@@ -56,7 +56,7 @@ class QueueStatus:
     dead_letters: int | None = None
     exact: bool = True
     oldest_seconds: float | None = None
-    remark: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class _Backlog:
     denied: bool = False
 
 
-async def run(
+async def read_status(
     pair: Pair,
     entities: Sequence[str] = (),
     *,
@@ -146,7 +146,7 @@ def _kept(path: Path, now: float) -> OutboxStatus:
 async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> SideStatus:
     started = clock()
     try:
-        await greet(endpoint, seconds=seconds)
+        await check_health(endpoint, seconds=seconds)
     except SbpairError as error:
         return SideStatus(endpoint, clock() - started, error)
     return SideStatus(endpoint, clock() - started)
@@ -160,7 +160,7 @@ async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> t
 
 async def _backlog(pair: Pair) -> _Backlog:
     try:
-        found = await audit.run(pair, max_peek=MAX_PEEK, sample_seconds=0)
+        found = await auditing.audit(pair, max_peek=MAX_PEEK, sample_seconds=0)
     except AccessError as error:
         return await _looked_at(pair, f"how many messages wait: {error.message}")
     except SbpairError as error:
@@ -190,7 +190,7 @@ async def _looked_at(pair: Pair, why: str) -> _Backlog:
             None if path in unseen or denied else fill.looked_at,
             exact=fill.saw_all,
             oldest_seconds=fill.oldest_seconds,
-            remark=unseen.pop(path, ""),
+            note=unseen.pop(path, ""),
         )
         for path, fill in seen.items()
     )
@@ -209,5 +209,5 @@ def _queue(item: QueueItem) -> QueueStatus:
         counts.active if counts else None,
         counts.dead_letter if counts else None,
         oldest_seconds=fill.oldest_seconds if fill else None,
-        remark="" if item.outcome is Outcome.OK else f"{item.outcome}: {item.reason}",
+        note="" if item.outcome is Outcome.OK else f"{item.outcome}: {item.reason}",
     )

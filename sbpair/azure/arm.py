@@ -18,7 +18,7 @@ from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
 from sbpair.azure.arm_json import body_of, counts_of, name_of, path_of, read, read_rule, state_of
 from sbpair.azure.credentials import token_credential
-from sbpair.azure.management_errors import answer_of, translated
+from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.transport import CALL_SECONDS, HttpRoute, RoutedTransport, is_local, road_to, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
@@ -239,7 +239,7 @@ class ArmNamespace:
             )
 
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        return translated(what, self._namespace, sign_in=SIGN_IN_HINT)
+        return translate_management_errors(what, self._namespace, sign_in=SIGN_IN_HINT)
 
 
 async def _all(pages: AsyncIterable[Any]) -> list[tuple[str, Json]]:

@@ -27,7 +27,7 @@ from sbpair.azure.atom_entities import (
     unread,
 )
 from sbpair.azure.credentials import connection_string, token_credential
-from sbpair.azure.management_errors import answer_of, translated
+from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.transport import CALL_SECONDS, RoutedTransport, road_to, session_for
 from sbpair.errors import NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sbpair.azure.interfaces import NamespaceControl, QueueControl
 
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
-Divided = TypeVar("Divided", Queue, Topic)
+QueueOrTopic = TypeVar("QueueOrTopic", Queue, Topic)
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def open_namespace(endpoint: Endpoint, *, call_seconds: float = CALL_SECON
 
 
 @asynccontextmanager
-async def open_queues(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[QueueControl]:
+async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[QueueControl]:
     """The queues of `endpoint`. Nothing is connected before the first call; `call_seconds` bounds each request."""
     async with open_client(endpoint, call_seconds) as client:
         yield AtomQueues(client, endpoint.name)
@@ -72,7 +72,7 @@ async def open_client(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[
 
 
 class AtomQueues:
-    """`QueueControl` of one namespace. To be had from `open_queues`."""
+    """`QueueControl` of one namespace. To be had from `open_atom`."""
 
     def __init__(self, client: ServiceBusAdministrationClient, namespace: str) -> None:
         self._client = client
@@ -80,20 +80,20 @@ class AtomQueues:
         self._wants_partitions = False
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
-        with translated("list the queues", self._namespace):
+        with translate_management_errors("list the queues", self._namespace):
             found = [each async for each in self._client.list_queues() if _under(prefix, each.name)]
             counted = await self._counts_under(prefix) if counts and found else {}
         return [state_of(each.name, each, *counted.get(each.name.lower(), ())) for each in found]
 
     async def get(self, path: str) -> QueueState:
-        with translated(f"read the queue {path}", self._namespace):
+        with translate_management_errors(f"read the queue {path}", self._namespace):
             try:
                 return state_of(path, await self._client.get_queue(path))
             except AttributeError as error:
                 raise self._taken("queue", path) from error
 
     async def counts(self, path: str) -> Counts:
-        with translated(f"count the messages of {path}", self._namespace):
+        with translate_management_errors(f"count the messages of {path}", self._namespace):
             return counts_of(await self._client.get_queue_runtime_properties(path))
 
     async def create(self, entity: Described) -> bool:
@@ -107,7 +107,7 @@ class AtomQueues:
         return await self._created(asking_for_partitions(entity))
 
     async def _created(self, entity: Described) -> bool:
-        with translated(f"create the {entity.kind} {entity.path}", self._namespace):
+        with translate_management_errors(f"create the {entity.kind} {entity.path}", self._namespace):
             try:
                 await self._creation(entity)
             except Answered:
@@ -158,7 +158,7 @@ class AtomNamespace(AtomQueues):
     async def capacity(self) -> Capacity:
         async with self._asking:
             if self._capacity is None:
-                with translated("read the namespace's tier", self._namespace):
+                with translate_management_errors("read the namespace's tier", self._namespace):
                     self._capacity = await self._read_capacity()
         return self._capacity
 
@@ -174,43 +174,46 @@ class AtomNamespace(AtomQueues):
         return Capacity(tiers.named(name), read.messaging_units)
 
     async def queue_bytes(self) -> dict[str, int]:
-        with translated("read the sizes of the queues", self._namespace):
+        with translate_management_errors("read the sizes of the queues", self._namespace):
             listed = self._client.list_queues_runtime_properties()
             return {each.name: each.size_in_bytes or 0 async for each in listed}
 
     async def topic_bytes(self) -> dict[str, int]:
-        with translated("read the sizes of the topics", self._namespace):
+        with translate_management_errors("read the sizes of the topics", self._namespace):
             listed = self._client.list_topics_runtime_properties()
             return {each.name: each.size_in_bytes or 0 async for each in listed}
 
     async def queues(self) -> list[Queue]:
-        with translated("list the queues", self._namespace):
+        with translate_management_errors("list the queues", self._namespace):
             found = [queue_of(each) async for each in self._client.list_queues()]
         return [await self._as_chosen(each) for each in found]
 
     async def topics(self) -> list[Topic]:
-        with translated("list the topics", self._namespace):
+        with translate_management_errors("list the topics", self._namespace):
             found = [topic_of(each) async for each in self._client.list_topics()]
         return [await self._as_chosen(each) for each in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
-        with translated(f"list the subscriptions of {topic}", self._namespace):
+        with translate_management_errors(f"list the subscriptions of {topic}", self._namespace):
             return [subscription_of(topic, each) async for each in self._client.list_subscriptions(topic)]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        with translated(f"list the rules of {topic}/{subscription}", self._namespace):
+        with translate_management_errors(f"list the rules of {topic}/{subscription}", self._namespace):
             listed = self._client.list_rules(topic, subscription)
             return [rule_of(topic, subscription, each) async for each in listed]
 
     async def read(self, like: Kind) -> Kind:
-        with translated(f"read the {like.kind} {like.path}", self._namespace):
+        with translate_management_errors(f"read the {like.kind} {like.path}", self._namespace):
             try:
                 return await self._read(like)
             except AttributeError as error:
                 raise self._taken(like.kind, like.path) from error
 
     async def delete_rule(self, rule: Rule) -> None:
-        with translated(f"delete the rule {rule.path}", self._namespace), suppress(ResourceNotFoundError):
+        with (
+            translate_management_errors(f"delete the rule {rule.path}", self._namespace),
+            suppress(ResourceNotFoundError),
+        ):
             await self._client.delete_rule(rule.topic, rule.subscription, rule.name)
 
     async def _read(self, like: Kind) -> Kind:
@@ -223,7 +226,7 @@ class AtomNamespace(AtomQueues):
         read = await self._client.get_rule(like.topic, like.subscription, like.name)
         return rule_of(like.topic, like.subscription, read)
 
-    async def _as_chosen(self, entity: Divided) -> Divided:
+    async def _as_chosen(self, entity: QueueOrTopic) -> QueueOrTopic:
         """The size of one part; only the tier says whether what was read is several of them."""
         if not entity.enable_partitioning:
             return entity

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.azure.atom import AtomNamespace, counts_of, open_client
 from sbpair.azure.atom_entities import queue_of
-from sbpair.azure.management_errors import translated
+from sbpair.azure.management_errors import translate_management_errors
 from sbpair.azure.transport import CALL_SECONDS
 from sbpair.errors import ServiceRefused
 
@@ -38,7 +38,7 @@ class AtomRemoval(AtomNamespace):
     """`QueueRemoval` of one namespace. To be had from `open_removal`."""
 
     async def exact_counts(self, path: str) -> Counts:
-        with translated(f"count the messages of {path}", self._namespace):
+        with translate_management_errors(f"count the messages of {path}", self._namespace):
             runtime = await self._client.get_queue_runtime_properties(path)
         if any(figure is None for figure in _figures(runtime)):
             raise ServiceRefused(
@@ -48,14 +48,14 @@ class AtomRemoval(AtomNamespace):
         return counts_of(runtime)
 
     async def set_status(self, path: str, status: str) -> None:
-        with translated(f"set the status of the queue {path}", self._namespace):
+        with translate_management_errors(f"set the status of the queue {path}", self._namespace):
             there = await self._client.get_queue(path)
             chosen = await self._as_chosen(queue_of(there))
             said = {name: getattr(chosen, name) for name in SAID_ANEW}
             await self._client.update_queue(there, **said, status=status)
 
     async def delete(self, path: str) -> None:
-        with translated(f"delete the queue {path}", self._namespace):
+        with translate_management_errors(f"delete the queue {path}", self._namespace):
             await self._client.delete_queue(path)
 
 

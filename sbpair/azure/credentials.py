@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from azure.core.credentials import AccessToken
 
-from sbpair.azure.management_errors import translated
+from sbpair.azure.management_errors import translate_management_errors
 from sbpair.model.pair import Credential, Identity, SasKey, SasToken
 
 if TYPE_CHECKING:
@@ -114,12 +114,12 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
 async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
     """How an identity's tokens are had, (scope) -> (token, seconds since 1970); None where none is needed."""
     identity = next((each for each in _credentials(pair) if isinstance(each, Identity)), None)
-    async with getter_for(identity, pair.name) as get:
+    async with token_getter_for(identity, pair.name) as get:
         yield get
 
 
 @asynccontextmanager
-async def getter_for(
+async def token_getter_for(
     credential: Credential | None, who: str
 ) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
     """The same for one credential; `who` is signed in to, for the message of an error."""
@@ -129,7 +129,7 @@ async def getter_for(
     async with token_credential(credential) as source:
 
         async def get(scope: str) -> tuple[str, float]:
-            with translated("sign in", who):
+            with translate_management_errors("sign in", who):
                 token = await source.get_token(scope)
             return token.token, float(token.expires_on)
 

@@ -56,18 +56,18 @@ _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translate_data_errors(doing: str) -> Iterator[None]:
     """Raise what goes wrong inside as an SbpairError. `doing` is a phrase such as "sending to 'orders'"."""
     try:
         yield
     except AzureError as error:
-        raise error_of(error, doing) from error
+        raise from_sdk_error(error, doing) from error
     except (OSError, ValueError, AttributeError) as error:
         # So it answers where another task's failure has closed what this one still uses.
-        raise errors.Unreachable(f"{doing}: the connection is gone ({plain(error)})", hint=_RETRY) from error
+        raise errors.Unreachable(f"{doing}: the connection is gone ({redacted(error)})", hint=_RETRY) from error
 
 
-def error_of(error: AzureError, doing: str) -> errors.SbpairError:
+def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
     """The SbpairError that one of the SDK's means."""
     inner, condition, text = error.inner_exception, condition_of(error), _text_of(error)
     said = f"{doing}: {text}"
@@ -122,7 +122,7 @@ def condition_of(error: AzureError) -> str:
 
 def _text_of(error: AzureError) -> str:
     said = getattr(error.inner_exception, "status_description", None)
-    return plain(said.decode(errors="replace") if isinstance(said, bytes) else said or error)
+    return redacted(said.decode(errors="replace") if isinstance(said, bytes) else said or error)
 
 
 def _access(said: str, text: str) -> errors.AccessError:
@@ -131,6 +131,6 @@ def _access(said: str, text: str) -> errors.AccessError:
     return errors.NotAuthenticated(said, hint="check the key's name and the key, and that the token has not expired")
 
 
-def plain(error: object) -> str:
+def redacted(error: object) -> str:
     """What an error says, on one line and without secrets."""
     return _SECRET.sub(r"\1***", " ".join(str(error).split()))[:500]

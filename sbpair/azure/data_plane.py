@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.data_client import aio_client, signed
-from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translated
+from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
 from sbpair.errors import InDoubt, SbpairError, TimedOut, UnreadableMessage
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class QueueReceiver:
         """Up to so many messages; [] where none came within `seconds`. Raises UnreadableMessage."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        with translated(f"receiving from {self._queue!r}"):
+        with translate_data_errors(f"receiving from {self._queue!r}"):
             messages = await self._receiver.receive_messages(limit, max_wait_time=seconds)
         if not messages and loop.time() < started + AT_ONCE_SECONDS < started + seconds:
             # It says nothing at all of some messages that it cannot read, and never receives again.
@@ -104,11 +104,11 @@ class QueueReceiver:
 
     async def peek(self, start: int, limit: int) -> Sequence[ServiceBusReceivedMessage]:
         """Up to so many messages from a sequence number on, which is at least 1."""
-        with translated(f"peeking in {self._queue!r}"):
+        with translate_data_errors(f"peeking in {self._queue!r}"):
             return await self._receiver.peek_messages(limit, sequence_number=start)
 
     def _settling(self) -> AbstractContextManager[None]:
-        return translated(f"settling in {self._queue!r}")
+        return translate_data_errors(f"settling in {self._queue!r}")
 
 
 class DestinationSender:
@@ -122,7 +122,7 @@ class DestinationSender:
         """Return once the service has accepted it. Raises InDoubt where it neither accepts nor refuses it."""
         try:
             async with asyncio.timeout(seconds):
-                with translated(self._doing):
+                with translate_data_errors(self._doing):
                     await self._sender.send_messages(message, timeout=seconds)
         except TimeoutError as error:
             raise InDoubt(f"{self._doing}: no answer came within {seconds:g} s") from error
@@ -135,7 +135,7 @@ class DestinationSender:
 async def _opened(handler: ServiceBusReceiver | ServiceBusSender, doing: str) -> None:
     try:
         async with asyncio.timeout(OPEN_SECONDS):
-            with translated(doing):
+            with translate_data_errors(doing):
                 await handler.__aenter__()
     except TimeoutError as error:
         raise TimedOut(f"{doing}: no link within {OPEN_SECONDS:g} s", hint="a retry may help") from error

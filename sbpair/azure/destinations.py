@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.azure.atom import open_client
 from sbpair.azure.interfaces import DestinationEntity
-from sbpair.azure.management_errors import translated
+from sbpair.azure.management_errors import translate_management_errors
 from sbpair.azure.transport import CALL_SECONDS
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class AtomDestinations:
     async def tier(self) -> str:
         async with self._asking[""]:
             if self._tier is None:
-                with translated("read the namespace's tier", self._namespace):
+                with translate_management_errors("read the namespace's tier", self._namespace):
                     read = await self._client.get_namespace_properties()
                 self._tier = str(getattr(read.messaging_sku, "value", read.messaging_sku))
         return self._tier
@@ -61,7 +61,7 @@ class AtomDestinations:
         name = path.lower()
         async with self._asking[name]:
             if name not in self._found:
-                with translated(f"read {path}", self._namespace):
+                with translate_management_errors(f"read {path}", self._namespace):
                     self._found[name] = await self._read(path)
         return self._found[name]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from sbpair.azure.management_errors import translated
+from sbpair.azure.management_errors import translate_management_errors
 from sbpair.azure.transport import road_to, session_for
 from sbpair.errors import Unreachable
 
@@ -37,12 +37,12 @@ class HealthResponse:
     margin_seconds: float
 
 
-async def greet(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
+async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
     """Ask for the namespace's properties, without a token. Raises Unavailable; MachineLacks for a CA file."""
     road = road_to(endpoint)
     url = f"{road.scheme}://{road.netloc}/$namespaceinfo?api-version=2021-05"
     options = {"headers": {"Host": road.authority}, "server_hostname": road.server_hostname, "allow_redirects": False}
-    with translated("reach the management side", endpoint.name):
+    with translate_management_errors("reach the management side", endpoint.name):
         try:
             async with asyncio.timeout(seconds), session_for(endpoint) as session:
                 before = now()

@@ -75,7 +75,7 @@ class ServiceResponse:
 
 
 @contextmanager
-def translated(what: str, namespace: str, *, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
+def translate_management_errors(what: str, namespace: str, *, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
     """Raise what goes wrong inside as an SbpairError. `what` completes "cannot …", for the message.
 
     `sign_in` is what to do where nobody is signed in.

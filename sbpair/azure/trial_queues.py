@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from azure.core.exceptions import ResourceNotFoundError
 
 from sbpair.azure.atom import AtomQueues, open_client, state_of
-from sbpair.azure.management_errors import translated
+from sbpair.azure.management_errors import translate_management_errors
 from sbpair.azure.transport import CALL_SECONDS
 from sbpair.errors import EntityMissing
 from sbpair.model.durations import TIMESPAN_MAX
@@ -41,7 +41,7 @@ class NamespaceSample:
 async def look(endpoint: Endpoint, *, seconds: float) -> NamespaceSample:
     """Read the tier, and the first page of queues. Raises AccessError without the Manage claim, and Unavailable."""
     async with open_client(endpoint, seconds) as client:
-        with translated("read the namespace's properties", endpoint.name):
+        with translate_management_errors("read the namespace's properties", endpoint.name):
             read = await client.get_namespace_properties()
             return NamespaceSample(
                 str(getattr(read.messaging_sku, "value", read.messaging_sku)), await _open_queue(client)
@@ -88,13 +88,13 @@ class TestQueues(AtomQueues):
             found.update({each.tag.rpartition("}")[2]: each.text or "" for each in entry.iter()})
             return entry
 
-        with translated(f"read the queue {path}", self._namespace):
+        with translate_management_errors(f"read the queue {path}", self._namespace):
             await self._client.get_queue(path, cls=keep)
         return found
 
     async def delete(self, path: str) -> None:
         """Delete a queue; one that is gone is no error."""
-        with translated(f"delete the queue {path}", self._namespace):
+        with translate_management_errors(f"delete the queue {path}", self._namespace):
             try:
                 await self._client.delete_queue(path)
             except (ResourceNotFoundError, EntityMissing):

@@ -17,7 +17,7 @@ from sbpair import backlog
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
 from sbpair.doctor.access import examine
-from sbpair.doctor.check import Check, CheckResult, Diagnosis, Remark, Tell, exit_code_of, note, well
+from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, Tell, diagnosis_exit_code, note, well
 from sbpair.doctor.connectivity import walk
 from sbpair.errors import NameInvalid
 from sbpair.model.report import Report
@@ -26,7 +26,7 @@ from sbpair.replay.java import is_installed
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
-__all__ = ["Check", "CheckResult", "CheckSubject", "Diagnosis", "Remark", "exit_code_of", "run"]
+__all__ = ["Check", "CheckNote", "CheckResult", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 
 CHECK_SECONDS = 15.0
 """How long one check may take."""
@@ -46,7 +46,7 @@ class CheckSubject:
     send_seconds: float = ANSWER_SECONDS
 
 
-async def run(
+async def diagnose(
     subject: CheckSubject,
     *,
     seconds: float = CHECK_SECONDS,

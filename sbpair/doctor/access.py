@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.amqp_client.client import connect
-from sbpair.azure.credentials import getter_for
-from sbpair.azure.health import HealthResponse, greet
+from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.health import HealthResponse, check_health
 from sbpair.azure.trial_queues import NamespaceSample, look
 from sbpair.doctor.check import (
     AGAIN,
@@ -76,7 +76,7 @@ async def examine(
     the way there, which is walked at the same time: what is told of that is not told again of each claim.
     """
     async with asyncio.TaskGroup() as group:
-        greeted = group.create_task(_management(side, endpoint, seconds, tell), name=f"greet {side}")
+        greeted = group.create_task(_management(side, endpoint, seconds, tell), name=f"check_health {side}")
         looking = group.create_task(_outcome(look(endpoint, seconds=seconds), seconds), name=f"look at {side}")
         named = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
     checks, seen, found = greeted.result(), looking.result(), named.result()
@@ -95,7 +95,7 @@ async def _management(side: str, endpoint: Endpoint, seconds: float, tell: Tell)
     greetings: list[HealthResponse] = []
 
     async def ask() -> str:
-        greetings.append(await greet(endpoint, seconds=seconds))
+        greetings.append(await check_health(endpoint, seconds=seconds))
         return f"answers ({greetings[0].status} to a stranger)"
 
     http = tell(await bounded(f"{side}.http", seconds, ask()))
@@ -124,7 +124,10 @@ def clock_check(name: str, namespace: str, greeting: HealthResponse) -> Check:
 
 async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> Answers:
     async def attempt() -> Answers:
-        async with getter_for(endpoint.credential, endpoint.name) as get, connect(endpoint, get_token=get) as wire:
+        async with (
+            token_getter_for(endpoint.credential, endpoint.name) as get,
+            connect(endpoint, get_token=get) as wire,
+        ):
             return {"Send": await _open(wire.sender, paths), "Listen": await _open(wire.receiver, paths)}
 
     came_to = await _outcome(attempt(), seconds)

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class CheckNote:
     """What to do about a check; of what was tried on a namespace also what is assumed of it, and what was seen."""
 
     hint: str = ""
@@ -29,8 +29,8 @@ class Remark:
     observed: str = ""
 
 
-Check: TypeAlias = ReportItem[Remark]
-Diagnosis: TypeAlias = Report[Remark]
+Check: TypeAlias = ReportItem[CheckNote]
+Diagnosis: TypeAlias = Report[CheckNote]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ def well(name: str, what: str) -> Check:
 
 
 def note(name: str, what: str, hint: str = "") -> Check:
-    return ReportItem(name, Outcome.NOTE, what, Remark(hint))
+    return ReportItem(name, Outcome.NOTE, what, CheckNote(hint))
 
 
 def unknown(name: str, what: str, hint: str = "") -> Check:
-    return ReportItem(name, Outcome.UNKNOWN, what, Remark(hint))
+    return ReportItem(name, Outcome.UNKNOWN, what, CheckNote(hint))
 
 
 def failed(name: str, what: str, hint: str, code: int = PARTIAL_OR_FINDINGS) -> Check:
-    return ReportItem(name, Outcome.FAILED, what, Remark(hint), code)
+    return ReportItem(name, Outcome.FAILED, what, CheckNote(hint), code)
 
 
 def of_error(name: str, error: SbpairError) -> Check:
@@ -72,7 +72,7 @@ def skipped(names: Iterable[str], because: str) -> list[Check]:
     return [unknown(name, f"cannot be told before {because} is well") for name in names]
 
 
-def exit_code_of(diagnosis: Diagnosis) -> int:
+def diagnosis_exit_code(diagnosis: Diagnosis) -> int:
     """0 with all well; what failed has one exit code, then that; else 3."""
     return exit_code(Report(tuple(diagnosis.of(Outcome.FAILED))), ())
 

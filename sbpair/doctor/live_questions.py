@@ -19,10 +19,10 @@ from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
-from sbpair.azure.credentials import getter_for
+from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.retry import attempt
 from sbpair.azure.trial_queues import TestQueues, look, open_trials
-from sbpair.doctor.check import Check, CheckResult, Diagnosis, Remark, bounded, failed, unknown
+from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, bounded, failed, unknown
 from sbpair.errors import AccessError, NameTaken, PartitionsWanted, SbpairError, Unavailable
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
@@ -67,7 +67,7 @@ LiveEvent = QuestionAsked | QuestionPending | CheckResult
 OnEvent = Callable[[LiveEvent], object]
 
 
-def new_tag() -> str:
+def new_doctor_tag() -> str:
     """What makes the names of one run its own."""
     return uuid.uuid4().hex[:12]
 
@@ -77,7 +77,7 @@ def queue_names(tag: str) -> tuple[str, ...]:
     return tuple(f"sbpair-doctor-{tag}-{what}" for what in QUEUES)
 
 
-async def run(
+async def ask_live(
     endpoints: Mapping[str, Endpoint],
     tag: str,
     *,
@@ -211,7 +211,7 @@ class Questions:
     async def _ask_links(self, trials: TestQueues, tier: str, *, slow: bool) -> None:
         path = await self._make(trials, "messages", PASSING)
         async with AsyncExitStack() as stack:
-            get = await stack.enter_async_context(getter_for(self.endpoint.credential, self.endpoint.name))
+            get = await stack.enter_async_context(token_getter_for(self.endpoint.credential, self.endpoint.name))
             wire = await stack.enter_async_context(connect(self.endpoint, get_token=get))
             await self._ask("message_size", self._message_size(wire, path, tier))
             await self._ask("largest_message", self._largest_message(wire, path))
@@ -286,9 +286,9 @@ class Questions:
     def _judged(self, what: str, assumed: str, observed: str) -> Check:
         name = self._name(what)
         if assumed == observed:
-            return ReportItem(name, Outcome.OK, f"as assumed: {observed}", Remark("", assumed, observed))
+            return ReportItem(name, Outcome.OK, f"as assumed: {observed}", CheckNote("", assumed, observed))
         hint = "sbpair goes by what is assumed: report what your namespace does, and its tier"
-        remark = Remark(hint, assumed, observed)
+        remark = CheckNote(hint, assumed, observed)
         return ReportItem(
             name, Outcome.FAILED, f"assumed: {assumed}; observed: {observed}", remark, PARTIAL_OR_FINDINGS
         )

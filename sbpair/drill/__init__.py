@@ -1,6 +1,6 @@
 """A rehearsal of the whole story on an emulator of its own, with every message compared to the byte in the end.
 
-result = await sbpair.drill.run(messages=1_000)
+result = await sbpair.drill.run_drill(messages=1_000)
 
 What old clients have stranded is brought back; and an application sends on through the paired client while its primary,
 and then a backlog queue too, goes away and comes back.
@@ -21,7 +21,7 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
-from sbpair.azure.atom import open_queues
+from sbpair.azure.atom import open_atom
 from sbpair.drill import against_pair, scenario
 from sbpair.drill.against_pair import OWN_QUEUES
 from sbpair.drill.compare import differences
@@ -30,7 +30,7 @@ from sbpair.drill.emulator_process import advance_clock, emulated_pair
 from sbpair.drill.outages import EmulatedOutages
 from sbpair.drill.scenario import Intervals, SendTally, accounted, received
 from sbpair.errors import ProtocolError, UsageError
-from sbpair.management import provision
+from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
 from sbpair.syphon import runner
@@ -120,7 +120,7 @@ class Timeline:
         self._on_event(self.phases[-1])
 
 
-async def run(
+async def run_drill(
     *,
     messages: int = 1_000,
     queues: int = 10,
@@ -139,7 +139,7 @@ async def run(
     tell("start", "starting an emulator of its own")
     async with emulated_pair(queues) as pair:
         tell("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
-        await provision.run(pair)
+        await provisioning.provision(pair)
         await _create_destinations(pair.primary)
         stage = EmulatedOutages(pair)
         async with scenario.application(pair, APPLICATION, stage, intervals or Intervals(), tell, seed) as application:
@@ -161,7 +161,7 @@ async def run(
     return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
 
 
-async def against(
+async def drill_against(
     pair: Pair,
     tag: str,
     *,
@@ -176,13 +176,15 @@ async def against(
     sides. Nothing is stranded: those counts are 0. Raises SbpairError, with its queues gone.
     """
     tell = Timeline(on_event)
-    sending = await against_pair.run(pair, tag, tell, queues=queues, seed=seed, intervals=intervals, on_event=on_event)
+    sending = await against_pair.drill_on_pair(
+        pair, tag, tell, queues=queues, seed=seed, intervals=intervals, on_event=on_event
+    )
     result = _result([], [], sending.receipt, sending)
     return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
 
 
 async def _create_destinations(primary: Endpoint) -> None:
-    async with open_queues(primary) as control:
+    async with open_atom(primary) as control:
         for path in (*DESTINATIONS, APPLICATION):
             await control.create(QueueSpec(path))
 
@@ -201,7 +203,7 @@ async def _strand(pair: Pair, sent: list[OriginalMessage], on_event: OnEvent) ->
 async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> list[tuple[str, bytes]]:
     """All that is in the destinations, as (destination, encoded message); scheduled ones once their time has come."""
     back: list[tuple[str, bytes]] = []
-    async with open_queues(primary) as control, connect(primary) as wire:
+    async with open_atom(primary) as control, connect(primary) as wire:
         for _ in ("what is there at once", "what was scheduled"):
             for path in DESTINATIONS:
                 receiver = await wire.receiver(path)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
-from sbpair.azure.atom import open_queues
-from sbpair.azure.credentials import getter_for
+from sbpair.azure.atom import open_atom
+from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.trial_queues import open_trials
 from sbpair.drill import scenario
 from sbpair.drill.outages import SimulatedOutages
 from sbpair.drill.scenario import Intervals, SendTally, accounted, received
 from sbpair.errors import NameTaken, SbpairError, ServiceRefused
-from sbpair.management import provision
+from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome
 from sbpair.syphon import runner
@@ -36,7 +36,7 @@ PASSING = QueueSpec("", auto_delete_on_idle="PT1H")
 """It goes by itself where a killed drill has left it."""
 
 
-def new_tag() -> str:
+def new_drill_tag() -> str:
     """What makes the names of one drill its own."""
     return uuid.uuid4().hex[:12]
 
@@ -46,12 +46,12 @@ def drilled(pair: Pair, tag: str, queues: int) -> Pair:
     return replace(pair, primary=replace(pair.primary, name=f"{PREFIX}{tag}"), backlog_queues=queues)
 
 
-def names(tag: str, queues: int) -> tuple[str, tuple[str, ...]]:
+def drill_queue_names(tag: str, queues: int) -> tuple[str, tuple[str, ...]]:
     """The queue that a drill makes in the primary, and those in the secondary."""
     return f"{PREFIX}{tag}", tuple(backlog.queue_path(f"{PREFIX}{tag}", index) for index in range(queues))
 
 
-async def run(
+async def drill_on_pair(
     pair: Pair,
     tag: str,
     tell: Tell,
@@ -62,7 +62,7 @@ async def run(
     on_event: Callable[[SyphonEvent], None] = lambda _event: None,
 ) -> SendTally:
     """Tell the story there. Needs Manage, Send and Listen on both sides. Raises SbpairError, with its queues gone."""
-    entity, _ = names(tag, queues)
+    entity, _ = drill_queue_names(tag, queues)
     own, stage = drilled(pair, tag, queues), SimulatedOutages()
     made: dict[Endpoint, list[str]] = {}
     try:
@@ -78,7 +78,7 @@ async def run(
                 runner.run(own, once=True, on_event=on_event), application.until_more("primary")
             )
         tell("compare", "reading all of it back, and comparing each to the byte")
-        async with getter_for(pair.primary.credential, pair.primary.name) as get_token:
+        async with token_getter_for(pair.primary.credential, pair.primary.name) as get_token:
             back = await received(pair.primary, entity, len(application.sent), get_token)
         return accounted(application, back, moved.receipt)
     finally:
@@ -87,14 +87,14 @@ async def run(
 
 
 async def _create(primary: Endpoint, entity: str) -> list[str]:
-    async with open_queues(primary) as control:
+    async with open_atom(primary) as control:
         if not await control.create(replace(PASSING, path=entity)):
             raise NameTaken(f"{entity} is there already in {primary.name}", hint="run it again: names differ")
     return [entity]
 
 
 async def _provision(own: Pair) -> list[str]:
-    report = await provision.run(own)
+    report = await provisioning.provision(own)
     for item in report.of(Outcome.FAILED, Outcome.NOT_TRIED):
         await _deleted(own.secondary, [each.name for each in report.of(Outcome.CREATED)])
         raise ServiceRefused(f"{item.name} could not be created: {item.reason}", hint="sbpair doctor may say why")

@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from sbpair.azure.data_errors import error_of, is_answer
+from sbpair.azure.data_errors import from_sdk_error, is_answer
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.failover import sdk_messages
 from sbpair.failover.failures import is_passing
@@ -281,7 +281,7 @@ class FailoverSend:
                 self._known.queue_failed(self.queue, error, self._now())
                 if not spares or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has taken the message.")
-                    if isinstance(error, AzureError) and isinstance(error_of(error, "sending"), EntityMissing):
+                    if isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), EntityMissing):
                         error.add_note(f"There is no queue {self.queue}: `sbpair provision` creates backlog queues.")
                     raise
                 self._doubt(inside, error)
@@ -360,7 +360,7 @@ def parcel(messages: Messages) -> tuple[list[Message], Content]:
     if isinstance(messages, SizedBatch):
         return messages.outgoing, messages
     if isinstance(messages, ServiceBusMessageBatch):
-        # One of a plain sender: what is in it is not among what the SDK makes public.
+        # One of a redacted sender: what is in it is not among what the SDK makes public.
         return [sdk_messages.outgoing(each) for each in getattr(messages, "_messages", ())], messages
     if isinstance(messages, Mapping):
         one = sdk_messages.outgoing(messages)

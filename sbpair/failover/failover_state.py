@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from sbpair.azure.data_errors import plain
+from sbpair.azure.data_errors import redacted
 from sbpair.backlog import queue_path
 from sbpair.failover.events import (
     EntityChanged,
@@ -402,4 +402,4 @@ _LEVELS = {
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {plain(error)}"
+    return f"{type(error).__name__}: {redacted(error)}"

@@ -14,7 +14,7 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusError
 
-from sbpair.azure.data_errors import error_of
+from sbpair.azure.data_errors import from_sdk_error
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -46,7 +46,7 @@ def is_passing(error: Exception) -> bool:
     if isinstance(error, MessagingEntityDisabledError):
         return False
     if isinstance(error, AzureError):
-        meant = error_of(error, "sending")
+        meant = from_sdk_error(error, "sending")
         return isinstance(meant, Unavailable) and not isinstance(meant, QuotaExceeded)
     return isinstance(error, OSError | TimeoutError)
 
@@ -59,7 +59,7 @@ def as_sdk(error: SbpairError) -> ServiceBusError:
 
 def _by_the_article(error: Exception) -> bool:
     if isinstance(error, AzureError):
-        meant = error_of(error, "sending")
+        meant = from_sdk_error(error, "sending")
         lasting = not meant.retriable or isinstance(meant, QuotaExceeded)
         return isinstance(meant, TimedOut) or (lasting and not isinstance(meant, AccessError))
     return isinstance(error, TimeoutError)

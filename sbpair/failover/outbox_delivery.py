@@ -27,7 +27,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Described, Long, Symbol
 from sbpair.amqp_client.client import connect
-from sbpair.azure.credentials import getter_for
+from sbpair.azure.credentials import token_getter_for
 from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.failures import as_sdk
@@ -112,7 +112,7 @@ class Deliveries:
         """Deliver to one place, while there is something, and time, and it is the one to turn to."""
         endpoint = self._pair.primary if place.side == "primary" else self._pair.secondary
         async with (
-            getter_for(endpoint.credential, endpoint.name) as get_token,
+            token_getter_for(endpoint.credential, endpoint.name) as get_token,
             connect(endpoint, get_token=get_token) as wire,
         ):
             link = await wire.sender(place.path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
-from sbpair.azure.data_errors import translated
+from sbpair.azure.data_errors import translate_data_errors
 
 if TYPE_CHECKING:
     from sbpair.failover.side_connections import Side
@@ -48,7 +48,7 @@ class SimulatedOutage:
 
     def check_errand(self, side: Side, path: str) -> None:
         """The same for a ping or a probe, whose errors are sbpair's own. Raises Unreachable."""
-        with translated(f"reaching {path!r}"):
+        with translate_data_errors(f"reaching {path!r}"):
             self.check(side, path)
 
 

@@ -96,7 +96,7 @@ class Audit(Report[QueueFinding]):
         }
 
 
-def exit_code_of(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -> int:
+def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -> int:
     """3 with any finding that is among `fail_on`, else 0."""
     return PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else DONE
 

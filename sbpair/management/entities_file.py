@@ -57,7 +57,7 @@ class EntitiesDocument:
 NO_ENTITIES = EntitiesDocument()
 
 
-def read(text: str, source: str) -> EntitiesDocument:
+def parse_entities(text: str, source: str) -> EntitiesDocument:
     """The entities that a TOML document describes. Raises UsageError, which begins with `source`, line and column."""
     if looks_like_connection_string(text):
         raise UsageError(

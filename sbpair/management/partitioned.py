@@ -21,8 +21,8 @@ from sbpair.model.tiers import MEGABYTES, Capacity, Tier
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-Divided = Queue | Topic
-AnyDivided = TypeVar("AnyDivided", bound=Queue | Topic)
+QueueOrTopic = Queue | Topic
+SomeQueueOrTopic = TypeVar("SomeQueueOrTopic", bound=Queue | Topic)
 
 # What can be asked for here. An entity that differs in one of these is another one than was asked for.
 ASKED = frozenset(
@@ -39,7 +39,7 @@ CHOSEN_FOR_GOOD = frozenset({"EnablePartitioning", "RequiresSession", "RequiresD
 SHORTEN = "choose a shorter name"
 
 
-def queue(
+def partitioned_queue(
     path: str, size_gb: int, *, sessions: bool = False, duplicates: str | None = None, forward_to: str = ""
 ) -> Queue:
     """A partitioned queue. `duplicates` is the window of their detection, as `10m`. Raises UsageError, NameInvalid."""
@@ -55,12 +55,12 @@ def queue(
     return _partitioned(plain, size_gb, duplicates)
 
 
-def topic(path: str, size_gb: int, *, duplicates: str | None = None) -> Topic:
+def partitioned_topic(path: str, size_gb: int, *, duplicates: str | None = None) -> Topic:
     """A partitioned topic, likewise."""
     return _partitioned(Topic(path), size_gb, duplicates)
 
 
-def fitted(entity: AnyDivided, tier: Tier, namespace: str) -> AnyDivided:
+def fitted(entity: SomeQueueOrTopic, tier: Tier, namespace: str) -> SomeQueueOrTopic:
     """`entity` as it is to be made in a namespace of that tier. Raises UsageError for what the tier has not."""
     tiers.check_size(entity.max_size_in_megabytes // MEGABYTES, (tier,), f" in {namespace}, of the tier {tier.name},")
     entity = entity_limits.fitted(entity, tier)
@@ -70,7 +70,7 @@ def fitted(entity: AnyDivided, tier: Tier, namespace: str) -> AnyDivided:
     return entity
 
 
-def check_same(entity: Divided, existing: Divided, namespace: str) -> None:
+def check_same(entity: QueueOrTopic, existing: QueueOrTopic, namespace: str) -> None:
     """Raise ServiceRefused where what has the name already is another entity than was asked for."""
     differences = tuple(
         Difference(PROPERTY_NAMES[name], getattr(entity, name), getattr(existing, name))
@@ -85,7 +85,7 @@ def check_same(entity: Divided, existing: Divided, namespace: str) -> None:
         )
 
 
-def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespace: str) -> None:
+def check_room(entity: QueueOrTopic, others: Collection[QueueOrTopic], tier: Tier, namespace: str) -> None:
     """Raise what the service would refuse because of the other entities of the namespace."""
     if isinstance(entity, Queue) and entity.forward_to.lower() not in {"", *(each.path.lower() for each in others)}:
         raise UsageError(
@@ -95,7 +95,7 @@ def check_room(entity: Divided, others: Collection[Divided], tier: Tier, namespa
     check_number(1, others, tier, namespace)
 
 
-def check_number(more: int, others: Collection[Divided], tier: Tier, namespace: str) -> None:
+def check_number(more: int, others: Collection[QueueOrTopic], tier: Tier, namespace: str) -> None:
     """Raise ServiceRefused where a namespace may not have so many more partitioned entities."""
     limit, there = tier.max_partitioned, sum(each.enable_partitioning for each in others)
     if limit is not None and there + more > limit:
@@ -107,7 +107,7 @@ def check_number(more: int, others: Collection[Divided], tier: Tier, namespace: 
         )
 
 
-def possible(here: Capacity, others: Collection[Divided], namespace: str) -> tuple[int, ...]:
+def possible(here: Capacity, others: Collection[QueueOrTopic], namespace: str) -> tuple[int, ...]:
     """How many partitions a new entity would have. Raises ServiceRefused where it could not be partitioned."""
     # What others are says what a Premium namespace is; elsewhere each entity is as it is asked for.
     partitioned = all(each.enable_partitioning for each in others) if others else None
@@ -127,7 +127,7 @@ def not_partitioned(namespace: str) -> ServiceRefused:
     )
 
 
-def _partitioned(entity: AnyDivided, size_gb: int, duplicates: str | None) -> AnyDivided:
+def _partitioned(entity: SomeQueueOrTopic, size_gb: int, duplicates: str | None) -> SomeQueueOrTopic:
     check_path(entity.path, shorten=SHORTEN)
     if primary_of(entity.path):
         raise NameInvalid(
@@ -151,7 +151,7 @@ def _window(text: str) -> str:
     return f"PT{seconds}S"
 
 
-def _same(entity: Divided, name: str, asked: str | int | bool, actual: str | int | bool) -> bool:
+def _same(entity: QueueOrTopic, name: str, asked: str | int | bool, actual: str | int | bool) -> bool:
     if name == "duplicate_detection_history_time_window" and not entity.requires_duplicate_detection:
         return True
     if name in DURATIONS:
@@ -159,7 +159,7 @@ def _same(entity: Divided, name: str, asked: str | int | bool, actual: str | int
     return str(asked).lower() == str(actual).lower()
 
 
-def _way(existing: Divided, differences: tuple[Difference, ...]) -> str:
+def _way(existing: QueueOrTopic, differences: tuple[Difference, ...]) -> str:
     if not CHOSEN_FOR_GOOD & {each.property for each in differences}:
         return "sbpair partition changes nothing that is there: ask for what it is, or change it where it is managed"
     rest = (

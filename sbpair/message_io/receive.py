@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sbpair.azure.data_errors import translated
+from sbpair.azure.data_errors import translate_data_errors
 from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.message_io.render import described
@@ -202,7 +202,7 @@ class _Both:
         self.side_of = receiver.side_of
 
     async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
-        with translated(f"receiving from {self._receiver.entity_name!r}"):
+        with translate_data_errors(f"receiving from {self._receiver.entity_name!r}"):
             return await self._receiver.receive_messages(limit, seconds)
 
     async def complete(self, message: ServiceBusReceivedMessage) -> None:
@@ -214,4 +214,4 @@ class _Both:
             await self._receiver.abandon_message(message)
 
     def _settling(self) -> AbstractContextManager[None]:
-        return translated(f"settling in {self._receiver.entity_name!r}")
+        return translate_data_errors(f"settling in {self._receiver.entity_name!r}")

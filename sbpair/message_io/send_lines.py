@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from sbpair.azure.data_errors import is_answer, translated
+from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.errors import SbpairError, Unavailable, UsageError
 from sbpair.failover.client_aio import AsyncFailoverClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
@@ -177,7 +177,7 @@ class _LineSender:
         before, answered = _sum(self.sender.delivered), False
         error: SbpairError | None = None
         try:
-            with translated(f"sending to {self.sender.entity_name!r}"):
+            with translate_data_errors(f"sending to {self.sender.entity_name!r}"):
                 if await self._unless(self.hurry, self._sending(parcel)) is None:
                     error = Unavailable("it was not waited for any more")
         except SbpairError as caught:

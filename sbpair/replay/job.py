@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbpair.azure.atom import open_queues
+from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing, SbpairError, Unsafe, UsageError
 from sbpair.move.message import dead_letters
@@ -341,7 +341,7 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     """How many messages each queue will have given, where that may be asked: what it has, and what it gave before."""
     found = {}
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
-        async with open_queues(pair.secondary) as control:
+        async with open_atom(pair.secondary) as control:
             for queue in queues:
                 counts = await control.counts(dead_letters.parent_of(queue))
                 there = counts.dead_letter if dead_letters.is_one(queue) else counts.active

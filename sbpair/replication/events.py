@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.azure.data_errors import plain
+from sbpair.azure.data_errors import redacted
 
 if TYPE_CHECKING:
     from sbpair.replication.roles import Side
@@ -122,4 +122,4 @@ class ReplicationReporter:
 
 def line(error: Exception) -> str:
     """An error as a reason."""
-    return f"{type(error).__name__}: {plain(error)}"
+    return f"{type(error).__name__}: {redacted(error)}"

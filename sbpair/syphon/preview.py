@@ -78,13 +78,13 @@ async def make_forecast(
     """
     limits = limits or MoveLimits()
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
-    from sbpair.azure.atom import open_queues
+    from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
     from sbpair.azure.destinations import open_destinations
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        control = await enter(open_queues(pair.secondary))
+        control = await enter(open_atom(pair.secondary))
         there, here = await enter(open_destinations(pair.primary)), await enter(open_destinations(pair.secondary))
         get_token = await enter(token_getter(pair))
         places = DestinationLookup(pair.primary, there, stack, get_token)

@@ -164,11 +164,11 @@ async def _move(
 async def _prepare(stack: AsyncExitStack, plan: RunPlan, limits: MoveLimits | None) -> tuple[_Finder, QueuesFound]:
     """Have the plan be whole, and find the first queues."""
     # The SDK takes half a second to load: a wrong option should not have to wait for it.
-    from sbpair.azure.atom import open_queues
+    from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
 
     pair = plan.pair
-    control = await stack.enter_async_context(open_queues(pair.secondary))
+    control = await stack.enter_async_context(open_atom(pair.secondary))
     plan.engine = RawEngine(pair, await stack.enter_async_context(token_getter(pair)))
     if limits is not None:
         await _limit(stack, pair, plan, limits)

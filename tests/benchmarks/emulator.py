@@ -21,7 +21,7 @@ from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Properties, Sections, data_body, section
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RawReceiver, RawSender
-from sbpair.azure.atom import open_queues
+from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
@@ -116,7 +116,7 @@ def medians(figures: list[dict[str, float]]) -> dict[str, float]:
 
 async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list[int], rounds: int) -> dict[str, Any]:
     endpoint = endpoint_from_connection_string(namespaces["bench"]["connection_string"])
-    async with open_queues(endpoint) as control, connect(endpoint) as wire:
+    async with open_atom(endpoint) as control, connect(endpoint) as wire:
         for queue in ("plain", "held"):
             await control.create(QueueSpec(queue, max_size_in_megabytes=5120, default_message_time_to_live="P7D"))
         await in_and_out(wire, pid, "plain", 5_000, singly=False)

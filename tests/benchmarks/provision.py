@@ -19,7 +19,8 @@ from unittest.mock import patch
 from urllib.request import Request, urlopen
 
 from sbpair.cli.command_loop import run
-from sbpair.management import calls, provision
+from sbpair.management import calls
+from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import Retrying
@@ -51,7 +52,7 @@ def measure(pair: Pair) -> tuple[float, int]:
         retries += isinstance(event, Retrying)
 
     started = time.perf_counter()
-    report = run(lambda _stop: provision.run(pair, on_event=count))
+    report = run(lambda _stop: provision(pair, on_event=count))
     seconds = time.perf_counter() - started
     if len(report.of(Outcome.CREATED)) != pair.backlog_queues:
         raise RuntimeError(f"not everything was created: {[item.reason for item in report]}")

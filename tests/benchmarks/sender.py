@@ -18,7 +18,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair import Pair, PairedClient, aio
-from sbpair.azure.atom import open_queues
+from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.processes import emulator
@@ -81,7 +81,7 @@ def measured(messages: int, rounds: int) -> dict[str, Any]:
 
 
 async def _create(pair: Pair) -> None:
-    async with open_queues(pair.primary) as queues:
+    async with open_atom(pair.primary) as queues:
         await queues.create(QueueSpec("orders"))
 
 

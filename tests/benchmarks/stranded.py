@@ -25,7 +25,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Int, Symbol, Timestamp, Value
 from sbpair.amqp_client.client import AmqpClient, connect
-from sbpair.azure.atom import open_queues
+from sbpair.azure.atom import open_atom
 from sbpair.backlog import Aliases, queue_path, queue_spec, write_aliases
 from sbpair.model.queues import QueueSpec
 
@@ -111,11 +111,11 @@ class Stranded:
 
     async def create(self, primary: Endpoint, secondary: Endpoint) -> None:
         """Make the queues of both sides."""
-        async with open_queues(primary) as control:
+        async with open_atom(primary) as control:
             for number in range(DESTINATIONS):
                 wants = session_id(number) is not None
                 await control.create(QueueSpec(destination(number), max_size_in_megabytes=5120, requires_session=wants))
-        async with open_queues(secondary) as control:
+        async with open_atom(secondary) as control:
             for index in range(QUEUES):
                 await control.create(queue_spec(PRIMARY, index))
 
@@ -137,7 +137,7 @@ class Stranded:
 
         The first ones, so many as are `early`, came at another time.
         """
-        async with open_queues(secondary) as control:
+        async with open_atom(secondary) as control:
             left = [(await control.counts(queue)).total for queue in backlog_queues()]
         if any(left):
             raise RuntimeError(f"the backlog queues still hold {left}")

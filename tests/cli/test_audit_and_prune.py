@@ -22,7 +22,8 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from sbpair.errors import UsageError
-from sbpair.management import audit, prune
+from sbpair.management.auditing import audit
+from sbpair.management.pruning import prune
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.model.report import Outcome
@@ -284,9 +285,9 @@ def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: str) -> 
         await process.communicate()
         w.emulator.faults.end(w.stall)
         assert w.extra.description.status == "SendDisabled"
-        [*_, extra] = await audit.run(w.pair)
+        [*_, extra] = await audit(w.pair)
         assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
-        [item] = await prune.run(w.pair, dry_run=False)
+        [item] = await prune(w.pair, dry_run=False)
         assert (item.name, item.outcome) == (EXTRA, Outcome.REMOVED)
         assert "found SendDisabled" in item.reason
 

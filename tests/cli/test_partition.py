@@ -148,7 +148,7 @@ def test_a_queue_is_made_once_and_listed(pair: dict[str, str]) -> None:
     assert (dry.document["outcome"], dry.document["created"], dry.document["dry_run"]) == ("would_create", False, True)
     assert (again.code, again.document["outcome"], again.document["created"]) == (0, "existing", False)
     [line] = listed.out.splitlines()
-    sizes = {"size_bytes": 0, "full": 0.0}
+    sizes = {"size_bytes": 0, "fill_ratio": 0.0}
     kept = {name: value for name, value in entry.items() if name not in ("outcome", "created")}
     assert json.loads(line) == {"schema": "sbpair/partition-list/1", **kept, **sizes}
     assert (other.code, other.out) == (3, "")

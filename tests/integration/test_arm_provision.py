@@ -17,7 +17,9 @@ from sbpair.azure.control_plane import open_namespace
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.testing import Emulator, EmulatorOptions
-from sbpair.management import audit, entities_file, provision
+from sbpair.management.auditing import audit
+from sbpair.management.entities_file import parse_entities
+from sbpair.management.provisioning import provision, provision_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.entities import AnyEntity, CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasKey
@@ -71,7 +73,7 @@ def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch)
     async def scenario(emulator: Emulator, pair: Pair) -> None:
         namespace, made = emulator.namespaces["contoso-dr"], {}
         for via, group in VIA.items():
-            report = await provision.run(pair, group=group)
+            report = await provision(pair, group=group)
             assert {item.outcome for item in report.items} == {Outcome.CREATED}
             async with AsyncExitStack() as stack:
                 atom, arm = await both(stack, pair.secondary)
@@ -80,7 +82,7 @@ def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch)
                     await arm.list_under(""),
                     [queue.description for queue in namespace.queues()],
                 )
-            again = await provision.run(pair, group=VIA["arm" if via == "atom" else "atom"])
+            again = await provision(pair, group=VIA["arm" if via == "atom" else "atom"])
             assert {item.outcome for item in again.items} == {Outcome.EXISTING}
             for queue in namespace.queues():
                 namespace.delete_queue(queue.path)
@@ -130,15 +132,15 @@ def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_ex
         [topics.events.subscriptions.audit.rules.europe]
         sql = "region = 'eu'"
     """
-    layout = entities_file.read(file, "entities.toml")
+    layout = parse_entities(file, "entities.toml")
 
     async def scenario(emulator: Emulator, pair: Pair) -> None:
-        report = await provision.run(pair, group=GROUP, entities=layout)
+        report = await provision(pair, group=GROUP, entities=layout)
         assert {item.outcome for item in report.items} == {Outcome.CREATED}
         for namespace in emulator.namespaces.values():
             assert [rule.name for rule in namespace.topic("events").subscription("audit").rules] == ["europe"]
         for group in VIA.values():
-            again = await provision.run(pair, group=group, entities=layout)
+            again = await provision(pair, group=group, entities=layout)
             assert {item.outcome for item in again.items} == {Outcome.EXISTING}
             assert len(again.items) == len(report.items)
 
@@ -160,11 +162,11 @@ def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("via", VIA)
 def test_a_partitioned_namespace_gets_its_backlog_queues_either_way(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(emulator: Emulator, pair: Pair) -> None:
-        report = await provision.run(pair, group=VIA[via])
+        report = await provision(pair, group=VIA[via])
         assert [item.outcome for item in report] == [Outcome.CREATED] * 3
         for queue in emulator.namespaces["contoso-dr"].queues():
             assert (queue.description.enable_partitioning, queue.description.max_size_in_megabytes) == (True, 5120)
-        again = await provision.run(pair, group=VIA[via])
+        again = await provision(pair, group=VIA[via])
         assert [item.outcome for item in again] == [Outcome.EXISTING] * 3
 
     run(scenario, monkeypatch, "premium", 2)
@@ -179,7 +181,7 @@ def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> 
         there.create_queue("fabrikam/x-servicebus-transfer/0")
         now = emulator.clock.now_ms() / 1000 + 60
         found = [
-            await audit.run(pair, group=group, max_peek=0, sample_seconds=0, now=lambda: now) for group in VIA.values()
+            await audit(pair, group=group, max_peek=0, sample_seconds=0, now=lambda: now) for group in VIA.values()
         ]
         assert found[0] == found[1]
         outcomes = [Outcome.DRIFTED, Outcome.MISSING, Outcome.MISSING, Outcome.EXTRA, Outcome.FOREIGN]
@@ -196,7 +198,7 @@ def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None
     async def scenario(emulator: Emulator, pair: Pair) -> None:
         namespace = emulator.namespaces["contoso-dr"]
         namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
-        report = await provision.run(pair, group=GROUP)
+        report = await provision(pair, group=GROUP)
         assert [item.name for item in report.of(Outcome.DRIFTED)] == [FIRST]
         async with open_namespace(pair.secondary, GROUP) as arm:
             assert not await arm.create(QueueSpec(FIRST, max_delivery_count=5))
@@ -208,8 +210,8 @@ def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_two_that_provision_at_the_same_time_do_not_hinder_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(emulator: Emulator, pair: Pair) -> None:
         groups = [GROUP, GROUP, None]
-        reports = await asyncio.gather(*(provision.run(pair, group=group, sleep=no_wait) for group in groups))
-        assert all(provision.exit_code_of(report, strict=True) == 0 for report in reports)
+        reports = await asyncio.gather(*(provision(pair, group=group, sleep=no_wait) for group in groups))
+        assert all(provision_exit_code(report, strict=True) == 0 for report in reports)
         assert len(emulator.namespaces["contoso-dr"].queues()) == 3
 
     run(scenario, monkeypatch)
@@ -269,11 +271,11 @@ def test_a_conflict_over_a_name_is_a_name_that_was_taken(via: str, monkeypatch: 
 def test_one_queue_that_is_refused_is_named_and_the_others_are_made(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(emulator: Emulator, pair: Pair) -> None:
         emulator.faults.refuse_requests("contoso-dr", 500, FIRST, method="PUT")
-        report = await provision.run(pair, group=VIA[via], sleep=no_wait)
+        report = await provision(pair, group=VIA[via], sleep=no_wait)
         (failed,) = report.of(Outcome.FAILED)
         assert (failed.name, failed.exit_code) == (FIRST, 6)
         assert len(report.of(Outcome.CREATED)) == 2
-        assert provision.exit_code_of(report) == 3
+        assert provision_exit_code(report) == 3
 
     run(scenario, monkeypatch)
 
@@ -282,7 +284,7 @@ def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest.Monke
     async def scenario(_: Emulator, pair: Pair) -> None:
         elsewhere = replace(pair, secondary=replace(pair.secondary, name="fabrikam"))
         with pytest.raises(errors.UsageError, match="no namespace fabrikam in that") as caught:
-            await provision.run(elsewhere, group=GROUP, sleep=no_wait)
+            await provision(elsewhere, group=GROUP, sleep=no_wait)
         assert "--resource-group" in caught.value.hint
         async with open_namespace(elsewhere.secondary, GROUP) as namespace:
             with pytest.raises(errors.UsageError, match="no namespace fabrikam in that"):

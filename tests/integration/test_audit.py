@@ -18,8 +18,7 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.testing import Emulator
-from sbpair.management import audit
-from sbpair.management.audit import Audit, AuditFinding, DestinationSummary, Unseen
+from sbpair.management.auditing import Audit, AuditFinding, DestinationSummary, Unseen, audit, audit_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.model.queues import Difference, Utilisation
@@ -78,7 +77,7 @@ class World:
 
     async def audit(self, **options: Any) -> Audit:
         before = self.traces()
-        made = await audit.run(
+        made = await audit(
             self.pair,
             on_event=self.told.append,
             now=self.now,
@@ -125,7 +124,7 @@ async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
     async with world(3) as w:
         used = [queue.used_ms for queue in w.secondary.queues()]
         w.emulator.advance(60_000)
-        made = await audit.run(w.pair, sleep=w.sleep)
+        made = await audit(w.pair, sleep=w.sleep)
         assert (made.findings, made.unseen, made.destinations, w.slept) == (frozenset(), (), (), 0)
         assert [queue.used_ms for queue in w.secondary.queues()] == used
 
@@ -260,7 +259,7 @@ async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
     async with world(2) as w:
         w.emulator.advance(1_200_000)
         w.strand(1, index=1)
-        looking = partial(audit.run, w.pair, now=w.now, sleep=w.sleep, sample_seconds=0)
+        looking = partial(audit, w.pair, now=w.now, sleep=w.sleep, sample_seconds=0)
         made = await looking(idle_seconds=600)
         assert [fill_of(made, index).idle for index in (0, 1)] == [True, False]
         assert fill_of(made).idle_seconds == pytest.approx(1200, abs=5)
@@ -281,8 +280,8 @@ async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
             "Fabrikam/x-servicebus-transfer/odd": "a backlog queue of Fabrikam",
         }
         assert made.findings == {AuditFinding.FOREIGN}
-        assert audit.exit_code_of(made) == 0
-        assert audit.exit_code_of(made, {AuditFinding.FOREIGN}) == 3
+        assert audit_exit_code(made) == 0
+        assert audit_exit_code(made, {AuditFinding.FOREIGN}) == 3
 
 
 @sync
@@ -322,7 +321,7 @@ async def test_without_listen_the_messages_are_not_looked_at() -> None:
         assert unseen.reason.startswith("what lies in the queues: ")
         assert (made.destinations, [item.outcome for item in made]) == ((), [Outcome.OK] * 3)
         assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
-        assert audit.exit_code_of(made) == 0
+        assert audit_exit_code(made) == 0
 
 
 @sync
@@ -369,8 +368,8 @@ async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
         made = await w.audit()
         assert [each.name for each in made.unseen] == ["contoso"]
         assert made.destinations == (DestinationSummary("events", 1), DestinationSummary("orders", 1))
-        assert audit.exit_code_of(made) == 0
-        assert audit.exit_code_of(made, {AuditFinding.UNSEEN}) == 3
+        assert audit_exit_code(made) == 0
+        assert audit_exit_code(made, {AuditFinding.UNSEEN}) == 3
 
 
 @sync
@@ -379,7 +378,7 @@ async def test_a_queue_that_is_deleted_meanwhile_is_said() -> None:
         gone = w.queue("1")
         gone.send([StoredMessage(Sections(body=data_body(b"")), 10)])
         w.told = _Deleting(w)
-        made = await audit.run(w.pair, on_event=w.told.append, sleep=w.sleep)
+        made = await audit(w.pair, on_event=w.told.append, sleep=w.sleep)
         assert [each.name for each in made.unseen] == [gone.path]
 
 

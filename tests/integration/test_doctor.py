@@ -17,7 +17,7 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.testing import Emulator, EmulatorOptions
-from sbpair.management import provision
+from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
 from sbpair.model.report import Outcome
@@ -51,12 +51,12 @@ async def look(
     """The checks by name, after the pair has been provisioned and has a destination."""
     ends = endpoints_on(emulator)
     subject = CheckSubject(ends | changed, Path("/nowhere/config.toml"), paths=paths or {})
-    return {check.name: check for check in await doctor.run(subject, seconds=seconds, environ={})}
+    return {check.name: check for check in await doctor.diagnose(subject, seconds=seconds, environ={})}
 
 
 async def ready(emulator: Emulator) -> None:
     ends = endpoints_on(emulator)
-    await provision.run(Pair("orders", ends["primary"], ends["secondary"], backlog_queues=2))
+    await provision(Pair("orders", ends["primary"], ends["secondary"], backlog_queues=2))
     emulator.namespaces["contoso"].create_queue("orders")
 
 
@@ -417,7 +417,7 @@ def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> None:
     async def scenario(emulator: Emulator) -> None:
         await ready(emulator)
         subject = CheckSubject({"secondary": endpoints_on(emulator)["secondary"]}, Path("/nowhere"))
-        checks = {check.name: check for check in await doctor.run(subject, environ={})}
+        checks = {check.name: check for check in await doctor.diagnose(subject, environ={})}
         assert checks["secondary.manage"].outcome is Outcome.OK
         assert checks["secondary.listen"].outcome is Outcome.OK, "any queue that takes links will do"
         assert not any(name.startswith("primary") for name in checks)
@@ -431,7 +431,7 @@ def test_a_side_that_does_not_answer_holds_nobody_up() -> None:
         emulator.faults.begin(Fault("stall", "contoso", after_frames=0))
         told: list[str] = []
         subject = CheckSubject(endpoints_on(emulator), Path("/nowhere"))
-        await doctor.run(subject, seconds=1.0, environ={}, on_event=lambda event: told.append(event.check.name))
+        await doctor.diagnose(subject, seconds=1.0, environ={}, on_event=lambda event: told.append(event.check.name))
         behind = told[told.index("primary.amqp") :]
         assert [name for name in behind if name.startswith("secondary")] == []
 
@@ -443,7 +443,7 @@ def test_every_check_is_told_of_while_it_goes_on() -> None:
         await ready(emulator)
         told: list[Check] = []
         subject = CheckSubject(endpoints_on(emulator), Path("/nowhere"))
-        diagnosis = await doctor.run(subject, environ={}, on_event=lambda event: told.append(event.check))
+        diagnosis = await doctor.diagnose(subject, environ={}, on_event=lambda event: told.append(event.check))
         assert sorted(told, key=lambda check: check.name) == sorted(diagnosis, key=lambda check: check.name)
 
     run(scenario)

@@ -11,7 +11,7 @@ import pytest
 
 from sbpair.azure.trial_queues import look
 from sbpair.doctor import live_questions
-from sbpair.doctor.check import Check, exit_code_of
+from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
@@ -54,8 +54,8 @@ async def ask(
 ) -> tuple[dict[str, Check], int]:
     given = {"seconds": 10.0, "sleep": no_wait, **options}
     end = given.pop("end", None) or endpoint(emulator)
-    diagnosis = await live_questions.run({"primary": end}, TAG, on_event=on_event, **given)  # type: ignore[dict-item,arg-type]
-    return {check.name.removeprefix("live_questions.primary."): check for check in diagnosis}, exit_code_of(diagnosis)
+    diagnosis = await live_questions.ask_live({"primary": end}, TAG, on_event=on_event, **given)  # type: ignore[dict-item,arg-type]
+    return {check.name.removeprefix("live.primary."): check for check in diagnosis}, diagnosis_exit_code(diagnosis)
 
 
 @pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])

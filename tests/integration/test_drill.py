@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 def test_a_drill_brings_every_message_back_whole() -> None:
     told: list[Any] = []
-    result = asyncio.run(drill.run(messages=200, on_event=told.append))
+    result = asyncio.run(drill.run_drill(messages=200, on_event=told.append))
     gc.collect()
     assert (result.sent, result.received) == (200, 200)
     assert (result.lost, result.duplicated, result.altered, result.exit_code) == (0, 0, 0, 0), result.alterations
@@ -70,7 +70,7 @@ def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytes
             if isinstance(event, drill.Written):
                 stranding.set()
 
-        task = asyncio.create_task(drill.run(messages=100, queues=2, on_event=on_event))
+        task = asyncio.create_task(drill.run_drill(messages=100, queues=2, on_event=on_event))
         await stranding.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -84,14 +84,14 @@ def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytes
 def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator_process.sys, "executable", "/bin/false")
     with pytest.raises(errors.MachineLacks, match="the emulator did not start"):
-        asyncio.run(drill.run(messages=1))
+        asyncio.run(drill.run_drill(messages=1))
 
 
 TAG = "0123456789ab"
 
 
 def on_own(rig: Rig, told: list[Any]) -> drill.DrillResult:
-    return asyncio.run(drill.against(rig.pair, TAG, on_event=told.append))
+    return asyncio.run(drill.drill_against(rig.pair, TAG, on_event=told.append))
 
 
 def left_of(rig: Rig) -> list[str]:
@@ -198,4 +198,4 @@ def test_the_account_fails_for_what_nobody_named(
 
 def test_a_drill_without_messages_is_refused() -> None:
     with pytest.raises(errors.UsageError):
-        asyncio.run(drill.run(messages=0))
+        asyncio.run(drill.run_drill(messages=0))

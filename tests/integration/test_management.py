@@ -18,9 +18,10 @@ import pytest
 from aiohttp import web
 
 from sbpair import backlog, errors
-from sbpair.azure.atom import open_queues
-from sbpair.management import audit, provision
+from sbpair.azure.atom import open_atom
+from sbpair.management.auditing import audit, audit_exit_code
 from sbpair.management.calls import CONCURRENCY
+from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
 from sbpair.model.queues import Counts, QueueProvisioned, QueueSpec, Retrying
 from sbpair.model.report import Outcome
@@ -151,15 +152,15 @@ async def no_wait(_seconds: float) -> None:
     """Time passes at once."""
 
 
-def names(report: provision.EntityReport, *outcomes: Outcome) -> list[str]:
+def names(report: EntityReport, *outcomes: Outcome) -> list[str]:
     return [item.name.rsplit("/", 1)[1] for item in report.of(*outcomes)]
 
 
 def test_every_queue_is_created_with_the_golden_description_to_the_byte() -> None:
     async def scenario(namespace: Namespace) -> None:
-        report = await provision.run(namespace.pair(12))
+        report = await provision(namespace.pair(12))
         assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
-        assert provision.exit_code_of(report) == 0
+        assert provision_exit_code(report) == 0
 
     namespace = run(scenario)
     assert len(namespace.queues) == 12
@@ -171,8 +172,8 @@ def test_every_queue_is_created_with_the_golden_description_to_the_byte() -> Non
 
 def test_provisioning_again_creates_nothing() -> None:
     async def scenario(namespace: Namespace) -> None:
-        await provision.run(namespace.pair())
-        report = await provision.run(namespace.pair())
+        await provision(namespace.pair())
+        report = await provision(namespace.pair())
         assert names(report, Outcome.EXISTING) == ["0", "1", "2"]
 
     assert sum(method == "PUT" for method, _path in run(scenario).seen) == 3
@@ -180,7 +181,7 @@ def test_provisioning_again_creates_nothing() -> None:
 
 def test_a_dry_run_changes_nothing() -> None:
     async def scenario(namespace: Namespace) -> None:
-        report = await provision.run(namespace.pair(), dry_run=True)
+        report = await provision(namespace.pair(), dry_run=True)
         assert names(report, Outcome.WOULD_CREATE) == ["0", "1", "2"]
 
     assert not run(scenario).queues
@@ -190,10 +191,13 @@ def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
     async def scenario(namespace: Namespace) -> None:
         namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
         namespace.scripted.append(("GET $Resources/queues", 200, f'<feed xmlns="{ATOM}"><title>q</title></feed>'))
-        report = await provision.run(namespace.pair())
+        report = await provision(namespace.pair())
         assert names(report, Outcome.CREATED) == ["0", "2"]
         assert names(report, Outcome.DRIFTED) == ["1"]
-        assert (provision.exit_code_of(report), provision.exit_code_of(report, strict=True)) == (0, 3)
+        assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (
+            0,
+            3,
+        )
 
     run(scenario)
 
@@ -201,11 +205,11 @@ def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
 def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> None:
     async def scenario(namespace: Namespace) -> None:
         namespace.scripted.append(("PUT contoso/x-servicebus-transfer/1", *EXISTS))
-        report = await provision.run(namespace.pair())
+        report = await provision(namespace.pair())
         [failed] = report.of(Outcome.FAILED)
         assert "not by a queue" in failed.reason
         assert names(report, Outcome.CREATED) == ["0", "2"]
-        assert provision.exit_code_of(report) == 3
+        assert provision_exit_code(report) == 3
 
     run(scenario)
 
@@ -222,7 +226,7 @@ def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None:
             ("PUT contoso/x-servicebus-transfer/0", *BUSY),
             ("PUT contoso/x-servicebus-transfer/0", 500, ""),
         ]
-        report = await provision.run(namespace.pair(1), on_event=events.append, sleep=sleep)
+        report = await provision(namespace.pair(1), on_event=events.append, sleep=sleep)
         assert names(report, Outcome.CREATED) == ["0"]
 
     run(scenario)
@@ -242,7 +246,7 @@ def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
                 "<Error><Detail>SubCode=40000. Bad size. TrackingId:1</Detail></Error>",
             )
         ]
-        report = await provision.run(namespace.pair(4), sleep=no_wait)
+        report = await provision(namespace.pair(4), sleep=no_wait)
         assert names(report, Outcome.CREATED) == ["0", "3"]
         busy, refused = report.of(Outcome.FAILED)
         assert (busy.exit_code, refused.exit_code) == (6, 3)
@@ -271,7 +275,7 @@ def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
 def test_a_refusal_becomes_the_error_that_it_means(status: int, body: str, raised: type[errors.SbpairError]) -> None:
     async def scenario(namespace: Namespace) -> None:
         namespace.scripted.append(("GET $Resources/queues", status, body))
-        async with open_queues(namespace.endpoint) as queues:
+        async with open_atom(namespace.endpoint) as queues:
             with pytest.raises(raised) as caught:
                 await queues.list_under("contoso/")
         assert type(caught.value) is raised
@@ -285,8 +289,8 @@ def test_a_refusal_becomes_the_error_that_it_means(status: int, body: str, raise
 def test_unauthorized_stops_the_other_creations_at_once() -> None:
     async def scenario(namespace: Namespace) -> None:
         namespace.scripted += [("PUT", 401, "")] * 50
-        report = await provision.run(namespace.pair(50), sleep=no_wait)
-        assert provision.exit_code_of(report) == 5
+        report = await provision(namespace.pair(50), sleep=no_wait)
+        assert provision_exit_code(report) == 5
         assert len(report.of(Outcome.FAILED)) <= CONCURRENCY
         assert len(report.of(Outcome.FAILED, Outcome.NOT_TRIED)) == 50
 
@@ -297,7 +301,7 @@ def test_unauthorized_stops_the_other_creations_at_once() -> None:
 
 def test_a_namespace_that_says_nothing_times_out() -> None:
     async def scenario(namespace: Namespace) -> None:
-        async with open_queues(namespace.endpoint, call_seconds=0.05) as queues:
+        async with open_atom(namespace.endpoint, call_seconds=0.05) as queues:
             with pytest.raises(errors.TimedOut):
                 await queues.get("orders")
 
@@ -309,12 +313,12 @@ def test_a_port_where_nobody_listens_is_unreachable() -> None:
         unused.bind(("127.0.0.1", 0))
         namespace = Namespace(port=unused.getsockname()[1])
         with pytest.raises(errors.Unreachable, match="cannot be reached"):
-            asyncio.run(provision.run(namespace.pair(), sleep=no_wait))
+            asyncio.run(provision(namespace.pair(), sleep=no_wait))
 
 
 def test_a_missing_queue_is_missing() -> None:
     async def scenario(namespace: Namespace) -> None:
-        async with open_queues(namespace.endpoint) as queues:
+        async with open_atom(namespace.endpoint) as queues:
             with pytest.raises(errors.EntityMissing):
                 await queues.get("orders")
 
@@ -324,7 +328,7 @@ def test_a_missing_queue_is_missing() -> None:
 def test_what_was_created_reads_back_as_it_was_asked_for_and_a_second_creation_says_taken() -> None:
     async def scenario(namespace: Namespace) -> None:
         spec = replace(QueueSpec("orders"), requires_session=True, max_size_in_megabytes=2048, lock_duration="PT30S")
-        async with open_queues(namespace.endpoint) as queues:
+        async with open_atom(namespace.endpoint) as queues:
             assert await queues.create(spec)
             assert (await queues.get("orders")).spec == spec
             assert not await queues.create(spec)
@@ -334,10 +338,10 @@ def test_what_was_created_reads_back_as_it_was_asked_for_and_a_second_creation_s
 
 def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
     async def scenario(namespace: Namespace) -> None:
-        async with open_queues(namespace.endpoint) as queues, asyncio.TaskGroup() as group:
+        async with open_atom(namespace.endpoint) as queues, asyncio.TaskGroup() as group:
             for index in range(40):
                 group.create_task(queues.create(backlog.queue_spec("contoso", index)))
-        async with open_queues(namespace.endpoint) as queues:
+        async with open_atom(namespace.endpoint) as queues:
             found = await queues.list_under("CONTOSO/x-servicebus-transfer/", counts=True)
         assert {state.spec.path for state in found} == set(namespace.queues)
         assert found[0].counts == Counts(active=3, dead_letter=2, scheduled=1, total=6)
@@ -348,7 +352,7 @@ def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
 def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> None:
     async def scenario(namespace: Namespace) -> None:
         elsewhere = replace(namespace.endpoint, authority="contoso-dr.servicebus.windows.net")
-        async with open_queues(elsewhere) as queues:
+        async with open_atom(elsewhere) as queues:
             await queues.list_under("contoso/")
         [headers] = namespace.headers
         assert headers["Host"] == "contoso-dr.servicebus.windows.net"
@@ -360,7 +364,7 @@ def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> 
 def test_a_ready_made_signature_is_sent_as_it_is() -> None:
     async def scenario(namespace: Namespace) -> None:
         signed = replace(namespace.endpoint, credential=SasToken("SharedAccessSignature sr=x&sig=y&se=1&skn=z"))
-        async with open_queues(signed) as queues:
+        async with open_atom(signed) as queues:
             await queues.list_under("contoso/")
         assert namespace.headers[0]["Authorization"] == "SharedAccessSignature sr=x&sig=y&se=1&skn=z"
 
@@ -369,18 +373,18 @@ def test_a_ready_made_signature_is_sent_as_it_is() -> None:
 
 def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_nothing() -> None:
     async def scenario(namespace: Namespace) -> None:
-        await provision.run(namespace.pair(2))
+        await provision(namespace.pair(2))
         namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
         namespace.queues["contoso/x-servicebus-transfer/7"] = ""
         namespace.queues["contoso/x-servicebus-transfer/old"] = ""
         namespace.queues["orders"] = ""
         before = dict(namespace.queues)
-        report = await audit.run(namespace.pair(3))
+        report = await audit(namespace.pair(3))
         assert names(report, Outcome.OK) == ["0"]
         assert names(report, Outcome.DRIFTED) == ["1"]
         assert names(report, Outcome.MISSING) == ["2"]
         assert names(report, Outcome.EXTRA) == ["7", "old"]
-        assert audit.exit_code_of(report) == 3
+        assert audit_exit_code(report) == 3
         [right] = report.of(Outcome.OK)
         assert right.detail
         assert right.detail.counts == Counts(3, 2, 1, 6)
@@ -391,7 +395,7 @@ def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_noth
 
 def test_an_audit_of_a_namespace_as_it_should_be_exits_0() -> None:
     async def scenario(namespace: Namespace) -> None:
-        await provision.run(namespace.pair(2))
-        assert audit.exit_code_of(await audit.run(namespace.pair(2))) == 0
+        await provision(namespace.pair(2))
+        assert audit_exit_code(await audit(namespace.pair(2))) == 0
 
     run(scenario)

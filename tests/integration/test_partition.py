@@ -15,13 +15,20 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.options import DEFAULT_OPTIONS
 from sbpair.emulator.testing import Emulator, EmulatorOptions
-from sbpair.management import partition, partitioned
+from sbpair.management.partitioned import partitioned_queue, partitioned_topic
+from sbpair.management.partitioning import (
+    PartitionedEntityState,
+    PartitionReport,
+    create_partitioned,
+    list_partitions,
+    partition_exit_code,
+)
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
 from sbpair.model.report import Outcome
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
-ORDERS = partitioned.queue("orders", 5)
+ORDERS = partitioned_queue("orders", 5)
 GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 PARTITIONED = QueueDescription(enable_partitioning=True)
 
@@ -42,20 +49,20 @@ async def no_wait(_seconds: float) -> None:
     """Time passes at once."""
 
 
-def outcomes(report: partition.PlacedReport) -> list[Outcome]:
+def outcomes(report: PartitionReport) -> list[Outcome]:
     return [item.outcome for item in report]
 
 
 def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing() -> None:
     async def scenario(emulator: Emulator) -> None:
-        [made] = await partition.create(at(emulator, "contoso"), ORDERS)
+        [made] = await create_partitioned(at(emulator, "contoso"), ORDERS)
         assert made.outcome is Outcome.CREATED
-        assert made.detail == partition.PartitionedEntityState("contoso", "Standard", "queue", (16,), 5120, 81920)
+        assert made.detail == PartitionedEntityState("contoso", "Standard", "queue", (16,), 5120, 81920)
         before = emulator.namespaces["contoso"].queue("orders").description
         assert (before.max_size_in_megabytes, before.total_size_in_megabytes) == (5120, 81920)
         # Whatever is written now is refused for good: the second run writes nothing, and so never 81920.
         emulator.faults.refuse_requests("contoso", 403, method="PUT")
-        [again] = await partition.create(at(emulator, "contoso"), ORDERS)
+        [again] = await create_partitioned(at(emulator, "contoso"), ORDERS)
         assert (again.outcome, again.detail) == (Outcome.EXISTING, made.detail)
         assert emulator.namespaces["contoso"].queue("orders").description == before
 
@@ -64,10 +71,10 @@ def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing(
 
 def test_what_was_asked_for_is_what_is_made() -> None:
     async def scenario(emulator: Emulator) -> None:
-        queue = partitioned.queue("orders", 1, sessions=True, duplicates="1h")
-        await partition.create(at(emulator, "contoso"), queue)
-        await partition.create(at(emulator, "contoso"), partitioned.topic("news", 3, duplicates="20s"))
-        await partition.create(at(emulator, "contoso"), partitioned.queue("feed", 2, forward_to="news"))
+        queue = partitioned_queue("orders", 1, sessions=True, duplicates="1h")
+        await create_partitioned(at(emulator, "contoso"), queue)
+        await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 3, duplicates="20s"))
+        await create_partitioned(at(emulator, "contoso"), partitioned_queue("feed", 2, forward_to="news"))
         namespace = emulator.namespaces["contoso"]
         orders, news, feed = (namespace.entity(name).description for name in ("orders", "news", "feed"))
         assert (orders.requires_session, orders.requires_duplicate_detection) == (True, True)
@@ -75,26 +82,26 @@ def test_what_was_asked_for_is_what_is_made() -> None:
         assert (news.duplicate_detection_window_ms, news.max_size_in_megabytes) == (20_000, 3072)
         assert str(feed.forward_to).endswith("/news")
         assert all(each.enable_partitioning for each in (orders, news, feed))
-        for entity in (queue, partitioned.queue("feed", 2, forward_to="NEWS")):
-            assert outcomes(await partition.create(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
+        for entity in (queue, partitioned_queue("feed", 2, forward_to="NEWS")):
+            assert outcomes(await create_partitioned(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
 
     on_tiers(scenario)
 
 
 def test_premium_in_two_partitions_has_the_size_once() -> None:
     async def scenario(emulator: Emulator) -> None:
-        [looked] = await partition.create(at(emulator, "wide"), partitioned.queue("large", 80), dry_run=True)
+        [looked] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80), dry_run=True)
         assert looked.detail
         assert (looked.outcome, looked.detail.partitions) == (Outcome.WOULD_CREATE, (1, 2))
         for outcome in (Outcome.CREATED, Outcome.EXISTING):
-            [item] = await partition.create(at(emulator, "wide"), partitioned.queue("large", 80))
+            [item] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80))
             assert item.outcome is outcome
-            assert item.detail == partition.PartitionedEntityState("wide", "Premium", "queue", (2,), 81920, 81920)
-        [looked] = await partition.create(at(emulator, "wide"), partitioned.topic("news", 10), dry_run=True)
+            assert item.detail == PartitionedEntityState("wide", "Premium", "queue", (2,), 81920, 81920)
+        [looked] = await create_partitioned(at(emulator, "wide"), partitioned_topic("news", 10), dry_run=True)
         assert looked.detail
         assert looked.detail.partitions == (2,)
         with pytest.raises(errors.ServiceRefused, match="MaxSizeInMegabytes is 81920 and should be 5120"):
-            await partition.create(at(emulator, "wide"), partitioned.queue("large", 5))
+            await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 5))
 
     on_tiers(scenario)
 
@@ -103,7 +110,7 @@ def test_premium_in_one_piece_is_told_before_anything_is_asked_of_it() -> None:
     async def scenario(emulator: Emulator) -> None:
         emulator.faults.refuse_requests("whole", 403, method="PUT")
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
-            await partition.create(at(emulator, "whole"), ORDERS)
+            await create_partitioned(at(emulator, "whole"), ORDERS)
 
     on_tiers(scenario)
 
@@ -117,18 +124,18 @@ def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_th
             namespace.create_queue(there)
             emulator.faults.refuse_requests("whole", 403, method="PUT")
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
-            await partition.create(at(emulator, "whole"), ORDERS)
+            await create_partitioned(at(emulator, "whole"), ORDERS)
 
     on_tiers(scenario)
 
 
 def test_basic_has_partitioned_queues_and_no_topics() -> None:
     async def scenario(emulator: Emulator) -> None:
-        [made] = await partition.create(at(emulator, "basic"), ORDERS)
-        assert made.detail == partition.PartitionedEntityState("basic", "Basic", "queue", (16,), 5120, 81920)
+        [made] = await create_partitioned(at(emulator, "basic"), ORDERS)
+        assert made.detail == PartitionedEntityState("basic", "Basic", "queue", (16,), 5120, 81920)
         with pytest.raises(errors.UsageError, match="basic: topic news: there are no topics in a Basic namespace"):
-            await partition.create(at(emulator, "basic"), partitioned.topic("news", 1))
-        assert [item.name for item in await partition.listing(at(emulator, "basic"))] == ["orders"]
+            await create_partitioned(at(emulator, "basic"), partitioned_topic("news", 1))
+        assert [item.name for item in await list_partitions(at(emulator, "basic"))] == ["orders"]
 
     on_tiers(scenario)
 
@@ -139,12 +146,12 @@ def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
         for number in range(99):
             namespace.create_queue(f"q{number}", PARTITIONED)
         namespace.create_queue("plain")
-        assert outcomes(await partition.create(at(emulator, "contoso"), ORDERS)) == [Outcome.CREATED]
+        assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS)) == [Outcome.CREATED]
         emulator.faults.refuse_requests("contoso", 403, method="PUT")
         with pytest.raises(errors.ServiceRefused, match="contoso has 100: there is no room for 1 more") as refused:
-            await partition.create(at(emulator, "contoso"), partitioned.topic("news", 1))
+            await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 1))
         assert refused.value.condition == "40300"
-        assert outcomes(await partition.create(at(emulator, "contoso"), ORDERS)) == [Outcome.EXISTING]
+        assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS)) == [Outcome.EXISTING]
 
     on_tiers(scenario)
 
@@ -167,7 +174,7 @@ def test_what_is_there_is_never_changed(there, told) -> None:
         before = namespace.queue("orders").description
         for dry_run in (True, False):
             with pytest.raises(errors.ServiceRefused, match=told):
-                await partition.create(at(emulator, "contoso"), ORDERS, dry_run=dry_run)
+                await create_partitioned(at(emulator, "contoso"), ORDERS, dry_run=dry_run)
         assert namespace.queue("orders").description == before
 
     on_tiers(scenario)
@@ -177,9 +184,9 @@ def test_the_name_of_another_kind_is_taken() -> None:
     async def scenario(emulator: Emulator) -> None:
         emulator.namespaces["contoso"].create_topic("orders")
         emulator.namespaces["contoso"].create_queue("news", PARTITIONED)
-        for entity in (ORDERS, partitioned.topic("news", 1)):
+        for entity in (ORDERS, partitioned_topic("news", 1)):
             with pytest.raises(errors.NameTaken):
-                await partition.create(at(emulator, "contoso"), entity)
+                await create_partitioned(at(emulator, "contoso"), entity)
 
     on_tiers(scenario)
 
@@ -188,7 +195,7 @@ def test_the_name_of_another_kind_is_taken() -> None:
 def test_a_size_of_premium_is_refused_by_standard_before_it_is_made_in_either(size) -> None:
     async def scenario(emulator: Emulator) -> None:
         with pytest.raises(errors.UsageError, match=f"in contoso, of the tier Standard, cannot be of {size} GB"):
-            await partition.create(at(emulator, "wide", "contoso"), partitioned.queue("orders", size))
+            await create_partitioned(at(emulator, "wide", "contoso"), partitioned_queue("orders", size))
         assert emulator.namespaces["wide"].queues() == []
 
     on_tiers(scenario)
@@ -197,11 +204,11 @@ def test_a_size_of_premium_is_refused_by_standard_before_it_is_made_in_either(si
 def test_both_namespaces_get_it_and_a_dry_run_makes_it_in_neither() -> None:
     async def scenario(emulator: Emulator) -> None:
         both = at(emulator, "contoso", "wide")
-        assert outcomes(await partition.create(both, ORDERS, dry_run=True)) == [Outcome.WOULD_CREATE] * 2
+        assert outcomes(await create_partitioned(both, ORDERS, dry_run=True)) == [Outcome.WOULD_CREATE] * 2
         assert emulator.namespaces["contoso"].queues() == emulator.namespaces["wide"].queues() == []
-        report = await partition.create(both, ORDERS)
+        report = await create_partitioned(both, ORDERS)
         assert [item.detail.effective_max_size_mb for item in report if item.detail] == [81920, 5120]
-        assert outcomes(await partition.create(both, ORDERS)) == [Outcome.EXISTING] * 2
+        assert outcomes(await create_partitioned(both, ORDERS)) == [Outcome.EXISTING] * 2
 
     on_tiers(scenario)
 
@@ -210,11 +217,11 @@ def test_what_one_namespace_got_before_the_other_failed_is_in_the_report() -> No
     async def scenario(emulator: Emulator) -> None:
         fault = emulator.faults.refuse_requests("wide", 500, method="PUT")
         both = at(emulator, "contoso", "wide")
-        report = await partition.create(both, ORDERS, sleep=no_wait)
+        report = await create_partitioned(both, ORDERS, sleep=no_wait)
         assert outcomes(report) == [Outcome.CREATED, Outcome.FAILED]
-        assert partition.exit_code_of(report) == 3
+        assert partition_exit_code(report) == 3
         emulator.faults.end(fault)
-        assert outcomes(await partition.create(both, ORDERS)) == [Outcome.EXISTING, Outcome.CREATED]
+        assert outcomes(await create_partitioned(both, ORDERS)) == [Outcome.EXISTING, Outcome.CREATED]
 
     on_tiers(scenario)
 
@@ -222,7 +229,7 @@ def test_what_one_namespace_got_before_the_other_failed_is_in_the_report() -> No
 def test_two_at_once_both_find_it_there() -> None:
     async def scenario(emulator: Emulator) -> None:
         for name in ("contoso", "wide"):
-            runs = (partition.create(at(emulator, name), ORDERS, sleep=no_wait) for _ in range(4))
+            runs = (create_partitioned(at(emulator, name), ORDERS, sleep=no_wait) for _ in range(4))
             found = [outcomes(report)[0] for report in await asyncio.gather(*runs)]
             assert sorted(found) == [Outcome.CREATED, *[Outcome.EXISTING] * 3]
 
@@ -233,10 +240,10 @@ def test_two_at_once_both_find_it_there() -> None:
 def test_what_passes_is_tried_again_and_what_stays_is_told(status, error) -> None:
     async def scenario(emulator: Emulator) -> None:
         emulator.faults.refuse_requests("contoso", status, method="PUT", count=1)
-        assert outcomes(await partition.create(at(emulator, "contoso"), ORDERS, sleep=no_wait)) == [Outcome.CREATED]
+        assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS, sleep=no_wait)) == [Outcome.CREATED]
         emulator.faults.refuse_requests("contoso", status)
         with pytest.raises(error):
-            await partition.create(at(emulator, "contoso"), partitioned.queue("more", 1), sleep=no_wait)
+            await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 1), sleep=no_wait)
 
     on_tiers(scenario)
 
@@ -247,9 +254,9 @@ def test_a_key_that_may_only_listen_makes_nothing() -> None:
         namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         listening = [replace(each, credential=SasKey("listen", "key")) for each in at(emulator, "contoso")]
         with pytest.raises(errors.NotAuthorized, match="contoso"):
-            await partition.create(listening, ORDERS)
+            await create_partitioned(listening, ORDERS)
         with pytest.raises(errors.NotAuthorized):
-            await partition.listing(listening)
+            await list_partitions(listening)
         assert namespace.queues() == []
 
     on_tiers(scenario)
@@ -263,7 +270,7 @@ def test_everything_is_listed_with_what_it_holds() -> None:
         namespace.create_queue("Archive")
         namespace.create_topic("news")
         emulator.namespaces["wide"].create_queue("large")
-        report = await partition.listing(at(emulator, "contoso", "wide"))
+        report = await list_partitions(at(emulator, "contoso", "wide"))
         listed = [(item.name, item.detail.kind, item.detail.partitions) for item in report if item.detail]
         assert listed == [
             ("Archive", "queue", (1,)),
@@ -274,9 +281,9 @@ def test_everything_is_listed_with_what_it_holds() -> None:
         held = report.items[2].detail
         assert held
         assert (held.max_size_mb, held.effective_max_size_mb, held.size_bytes) == (5120, 81920, orders.size_bytes)
-        assert held.full == orders.size_bytes / (80 * 1024**3)
+        assert held.fill_ratio == orders.size_bytes / (80 * 1024**3)
         assert [item.detail.size_bytes for item in report if item.detail] == [0, 0, orders.size_bytes, 0]
-        assert partition.exit_code_of(report) == 0
+        assert partition_exit_code(report) == 0
 
     on_tiers(scenario)
 
@@ -285,16 +292,16 @@ def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
     async def scenario(emulator: Emulator) -> None:
         emulator.namespaces["wide"].create_queue("large")
         outage = emulator.faults.namespace_down("contoso")
-        report = await partition.listing(at(emulator, "contoso", "wide"), sleep=no_wait)
+        report = await list_partitions(at(emulator, "contoso", "wide"), sleep=no_wait)
         assert [(item.name, item.outcome) for item in report] == [
             ("contoso", Outcome.FAILED),
             ("large", Outcome.OK),
         ]
-        assert partition.exit_code_of(report) == 3
+        assert partition_exit_code(report) == 3
         with pytest.raises(errors.Unavailable):
-            await partition.listing(at(emulator, "contoso"), sleep=no_wait)
+            await list_partitions(at(emulator, "contoso"), sleep=no_wait)
         emulator.faults.end(outage)
-        assert outcomes(await partition.listing(at(emulator, "contoso", "wide"))) == [Outcome.OK]
+        assert outcomes(await list_partitions(at(emulator, "contoso", "wide"))) == [Outcome.OK]
 
     on_tiers(scenario)
 
@@ -318,29 +325,29 @@ def by_resource_manager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
 def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(by_resource_manager) -> None:
     async def scenario(emulator: Emulator) -> None:
         everywhere = at(emulator, "contoso", "wide", "basic")
-        made = await partition.create(everywhere, ORDERS, group=GROUP)
+        made = await create_partitioned(everywhere, ORDERS, group=GROUP)
         assert outcomes(made) == [Outcome.CREATED] * 3
-        over_atom = await partition.create(everywhere, ORDERS)
+        over_atom = await create_partitioned(everywhere, ORDERS)
         assert outcomes(over_atom) == [Outcome.EXISTING] * 3
         assert [item.detail for item in made] == [item.detail for item in over_atom]
-        assert outcomes(await partition.create(everywhere, ORDERS, group=GROUP)) == [Outcome.EXISTING] * 3
+        assert outcomes(await create_partitioned(everywhere, ORDERS, group=GROUP)) == [Outcome.EXISTING] * 3
         emulator.namespaces["contoso"].queue("orders").send([StoredMessage(Sections(), 100_000)])
         emulator.namespaces["wide"].create_topic("news")
-        listed = await partition.listing(everywhere, group=GROUP)
-        assert listed == await partition.listing(everywhere)
+        listed = await list_partitions(everywhere, group=GROUP)
+        assert listed == await list_partitions(everywhere)
         assert any(item.detail.size_bytes for item in listed if item.detail)
         with pytest.raises(errors.ServiceRefused, match="RequiresSession is false and should be true"):
-            await partition.create(at(emulator, "wide"), partitioned.queue("orders", 5, sessions=True), group=GROUP)
+            await create_partitioned(at(emulator, "wide"), partitioned_queue("orders", 5, sessions=True), group=GROUP)
 
     by_resource_manager(scenario)
 
 
 def test_resource_manager_knows_how_many_partitions_a_premium_namespace_has(by_resource_manager) -> None:
     async def scenario(emulator: Emulator) -> None:
-        [looked] = await partition.create(at(emulator, "wide"), ORDERS, dry_run=True, group=GROUP)
+        [looked] = await create_partitioned(at(emulator, "wide"), ORDERS, dry_run=True, group=GROUP)
         assert looked.detail
         assert looked.detail.partitions == (2,)
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
-            await partition.create(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)
+            await create_partitioned(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)
 
     by_resource_manager(scenario)

@@ -12,7 +12,8 @@ from sbpair import errors
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
-from sbpair.management import audit, provision
+from sbpair.management.auditing import audit, audit_exit_code
+from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
 from sbpair.model.queues import Difference
@@ -43,13 +44,13 @@ async def no_wait(_seconds: float) -> None:
     """Time passes at once."""
 
 
-def names(report: provision.EntityReport, outcome: Outcome) -> list[str]:
+def names(report: EntityReport, outcome: Outcome) -> list[str]:
     return [item.name.rsplit("/", 1)[1] for item in report.of(outcome)]
 
 
 def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> None:
     async def scenario(emulator: Emulator) -> None:
-        report = await provision.run(pair_on(emulator, 12))
+        report = await provision(pair_on(emulator, 12))
         assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
         found = emulator.namespaces["contoso-dr"].queue(FIRST).description
         assert found == QueueDescription(
@@ -61,9 +62,9 @@ def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> 
             enable_batched_operations=True,
             auto_delete_on_idle=2**63 - 1,
         )
-        again = await provision.run(pair_on(emulator, 12))
+        again = await provision(pair_on(emulator, 12))
         assert len(again.of(Outcome.EXISTING)) == 12
-        assert audit.exit_code_of(await audit.run(pair_on(emulator, 12))) == 0
+        assert audit_exit_code(await audit(pair_on(emulator, 12))) == 0
         assert emulator.namespaces["contoso"].queues() == []
 
     run(scenario)
@@ -72,8 +73,8 @@ def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> 
 def test_two_that_provision_at_the_same_time_do_not_hinder_each_other() -> None:
     async def scenario(emulator: Emulator) -> None:
         pair = pair_on(emulator, 10)
-        reports = await asyncio.gather(*(provision.run(pair, sleep=no_wait) for _ in range(3)))
-        assert all(provision.exit_code_of(report, strict=True) == 0 for report in reports)
+        reports = await asyncio.gather(*(provision(pair, sleep=no_wait) for _ in range(3)))
+        assert all(provision_exit_code(report, strict=True) == 0 for report in reports)
         assert sum(len(report.of(Outcome.CREATED)) for report in reports) == 10
 
     run(scenario)
@@ -84,7 +85,7 @@ def test_drift_is_told_and_never_changed() -> None:
         namespace = emulator.namespaces["contoso-dr"]
         namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
         before = namespace.queue(FIRST).description
-        [drifted] = (await provision.run(pair_on(emulator))).of(Outcome.DRIFTED)
+        [drifted] = (await provision(pair_on(emulator))).of(Outcome.DRIFTED)
         assert drifted.detail
         assert Difference("MaxDeliveryCount", 2147483647, 10) in drifted.detail.differences
         assert Difference("MaxSizeInMegabytes", 5120, 1024) in drifted.detail.differences
@@ -95,12 +96,12 @@ def test_drift_is_told_and_never_changed() -> None:
 
 def test_a_partitioned_queue_is_told_as_such_and_is_no_drift() -> None:
     async def scenario(emulator: Emulator) -> None:
-        await provision.run(pair_on(emulator, 1))
+        await provision(pair_on(emulator, 1))
         namespace = emulator.namespaces["contoso-dr"]
         right = namespace.queue(FIRST).description
         namespace.delete_queue(FIRST)
         namespace.create_queue(FIRST, replace(right, enable_partitioning=True))
-        [item] = await audit.run(pair_on(emulator, 1))
+        [item] = await audit(pair_on(emulator, 1))
         assert item.outcome is Outcome.OK
         assert item.detail
         assert item.detail.partitioned
@@ -112,7 +113,7 @@ def test_a_wrong_key_is_not_accepted() -> None:
     async def scenario(emulator: Emulator) -> None:
         wrong = pair_on(emulator, credential=SasKey("RootManageSharedAccessKey", "wrong"))
         with pytest.raises(errors.NotAuthenticated):
-            await provision.run(wrong, sleep=no_wait)
+            await provision(wrong, sleep=no_wait)
 
     run(scenario)
 
@@ -121,7 +122,7 @@ def test_an_expired_token_is_not_accepted() -> None:
     async def scenario(emulator: Emulator) -> None:
         token = "SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=x&se=1&skn=RootManageSharedAccessKey"
         with pytest.raises(errors.NotAuthenticated):
-            await audit.run(pair_on(emulator, credential=SasToken(token)), sleep=no_wait)
+            await audit(pair_on(emulator, credential=SasToken(token)), sleep=no_wait)
 
     run(scenario)
 
@@ -131,7 +132,7 @@ def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None
         namespace = emulator.namespaces["contoso-dr"]
         namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         with pytest.raises(errors.NotAuthorized) as caught:
-            await provision.run(pair_on(emulator, credential=SasKey("listen", "key")), sleep=no_wait)
+            await provision(pair_on(emulator, credential=SasKey("listen", "key")), sleep=no_wait)
         assert "Manage" in caught.value.hint
         assert namespace.queues() == []
 
@@ -142,8 +143,8 @@ def test_a_namespace_that_is_down_is_unavailable_and_up_again_it_is_provisioned(
     async def scenario(emulator: Emulator) -> None:
         outage = emulator.faults.namespace_down("contoso-dr")
         with pytest.raises(errors.Unavailable):
-            await provision.run(pair_on(emulator), sleep=no_wait)
+            await provision(pair_on(emulator), sleep=no_wait)
         emulator.faults.end(outage)
-        assert names(await provision.run(pair_on(emulator)), Outcome.CREATED) == ["0", "1", "2"]
+        assert names(await provision(pair_on(emulator)), Outcome.CREATED) == ["0", "1", "2"]
 
     run(scenario)

@@ -15,8 +15,9 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule as EmulatedRule
 from sbpair.emulator.entities.topic_description import TopicDescription
 from sbpair.emulator.testing import Emulator
-from sbpair.management import entities_file, provision
-from sbpair.management.entities_file import EntitiesDocument
+from sbpair.management import calls, entity_plan
+from sbpair.management.entities_file import EntitiesDocument, parse_entities
+from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model.pair import Pair
@@ -49,7 +50,7 @@ action = "SET seen = 1"
 label = "urgent"
 properties = { tenant = "a" }
 """
-LAYOUT = entities_file.read(FILE, "entities.toml")
+LAYOUT = parse_entities(FILE, "entities.toml")
 
 
 def run(
@@ -68,16 +69,16 @@ async def no_wait(_seconds: float) -> None:
 
 async def provisioned(
     emulator: Emulator, layout: EntitiesDocument = LAYOUT, count: int = 2, **options: object
-) -> provision.EntityReport:
+) -> EntityReport:
     ends = (
         endpoint_from_connection_string(emulator.namespaces[each].connection_string, name=each)
         for each in (HERE, THERE)
     )
     pair = Pair("orders", *ends, backlog_queues=count)
-    return await provision.run(pair, entities=layout, **{"sleep": no_wait, **options})  # type: ignore[arg-type]
+    return await provision(pair, entities=layout, **{"sleep": no_wait, **options})  # type: ignore[arg-type]
 
 
-def names(report: provision.EntityReport, outcome: Outcome, namespace: str) -> list[str]:
+def names(report: EntityReport, outcome: Outcome, namespace: str) -> list[str]:
     return [item.name for item in report.of(outcome) if item.detail and item.detail.namespace == namespace]
 
 
@@ -101,7 +102,7 @@ def everything(emulator: Emulator) -> set[str]:
 def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_should_be() -> None:
     async def scenario(emulator: Emulator) -> None:
         report = await provisioned(emulator)
-        assert provision.exit_code_of(report, strict=True) == 0
+        assert provision_exit_code(report, strict=True) == 0
         assert names(report, Outcome.CREATED, HERE) == [each.path for each in LAYOUT.entities]
         assert names(report, Outcome.CREATED, THERE) == [
             *(each.path for each in LAYOUT.entities),
@@ -125,7 +126,7 @@ def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
         async with open_namespace(endpoint) as control:
             for entity in LAYOUT.entities:
                 read = await control.read(entity)
-                assert provision.side.application.differences(entity, read) == ()
+                assert entity_plan.differences(entity, read) == ()
             assert {each.path for each in await control.queues()} == {
                 each.path for each in LAYOUT.entities if isinstance(each, Queue)
             }
@@ -171,7 +172,10 @@ def test_what_differs_is_told_and_never_changed() -> None:
             "events/Subscriptions/audit/Rules/europe": "Filter is 1=1 and should be region = 'eu', "
             "Action is empty and should be SET seen = 1",
         }
-        assert (provision.exit_code_of(report), provision.exit_code_of(report, strict=True)) == (0, 3)
+        assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (
+            0,
+            3,
+        )
         assert namespace.queue("second").description.max_delivery_count == 3
         assert [rule.name for rule in audit.rules] == ["$Default", "europe", "urgent"]
         assert names(report, Outcome.DRIFTED, THERE) == []
@@ -210,7 +214,7 @@ def test_what_passes_is_tried_again(status: int, sub_code: int | None) -> None:
         emulator.faults.refuse_requests(HERE, status, "a", method="PUT", count=2, sub_code=sub_code)
         events: list[object] = []
         report = await provisioned(emulator, layout(Queue("a")), on_event=events.append)
-        assert provision.exit_code_of(report) == 0
+        assert provision_exit_code(report) == 0
         assert names(report, Outcome.CREATED, HERE) == ["a"]
         assert sum(isinstance(each, Retrying) for each in events) == 2
 
@@ -235,7 +239,7 @@ def test_one_that_cannot_be_made_is_named_with_what_needs_it_and_the_others_are_
     async def scenario(emulator: Emulator) -> None:
         emulator.faults.refuse_requests(HERE, 500, "events", method="PUT")
         report = await provisioned(emulator)
-        assert provision.exit_code_of(report) == 3
+        assert provision_exit_code(report) == 3
         assert names(report, Outcome.FAILED, HERE) == ["events"]
         waiting = [each.path for each in LAYOUT.entities if each.path.startswith("events/")]
         assert names(report, Outcome.NOT_TRIED, HERE) == waiting
@@ -266,7 +270,7 @@ def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is
         emulator.faults.refuse_requests(THERE, status, "second", method="PUT")
         many = layout(*(Queue(f"q{number}") for number in range(60)), Queue("second"), *LAYOUT.entities[4:5])
         report = await provisioned(emulator, many, count=40)
-        assert provision.exit_code_of(report) == 5
+        assert provision_exit_code(report) == 5
         assert [item.name for item in report.of(Outcome.FAILED)] == ["second"]
         assert report.of(Outcome.NOT_TRIED)
         told = {f"{item.detail.namespace}:{item.name}" for item in report.of(Outcome.CREATED) if item.detail}
@@ -316,7 +320,7 @@ def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> None:
 
 
 def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision.calls, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "GRACE_SECONDS", 0.0)
 
     async def scenario(emulator: Emulator) -> None:
         stop = asyncio.Event()
@@ -376,7 +380,7 @@ def test_a_name_that_something_else_has_is_told_and_so_is_what_needs_it() -> Non
         for dry_run in (True, False):
             report = await provisioned(emulator, dry_run=dry_run)
             assert names(report, Outcome.FAILED, HERE) == ["events"]
-            assert provision.exit_code_of(report) == 3
+            assert provision_exit_code(report) == 3
         assert "events/Subscriptions/audit" in names(report, Outcome.NOT_TRIED, HERE)
 
     run(scenario)
@@ -422,7 +426,7 @@ def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_is_mad
                 await provisioned(emulator, wanted, dry_run=dry_run)
         assert everything(emulator) == before
         fitting = await provisioned(emulator, layout(*wanted.entities[:3]))
-        assert provision.exit_code_of(fitting, strict=True) == 0
+        assert provision_exit_code(fitting, strict=True) == 0
         assert len(names(fitting, Outcome.CREATED, THERE)) == 2 + 2
 
     run(scenario)
@@ -470,7 +474,7 @@ def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None
             )
             for name in (HERE, THERE)
         )
-        await provision.run(Pair("orders", *nobody), entities=wanted)
+        await provision(Pair("orders", *nobody), entities=wanted)
 
     for wanted in bad:
         with pytest.raises(errors.UsageError):

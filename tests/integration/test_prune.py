@@ -20,7 +20,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import EntityDisabled
 from sbpair.emulator.testing import Emulator
-from sbpair.management import prune
+from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune, prune_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.model.report import Outcome
@@ -58,18 +58,18 @@ class World:
     async def sleep(self, _seconds: float) -> None:
         """Time passes at once."""
 
-    async def prune(self, **options: Any) -> prune.QueueReport:
-        return await prune.run(self.pair, sleep=self.sleep, **{"dry_run": False, **options})
+    async def prune(self, **options: Any) -> QueueReport:
+        return await prune(self.pair, sleep=self.sleep, **{"dry_run": False, **options})
 
-    async def prune_watched(self) -> prune.QueueReport:
+    async def prune_watched(self) -> QueueReport:
         """The same, with `before` and `after` called around each step, and told its number."""
         async with open_removal(self.pair.secondary) as queues:
 
             async def look(path: str) -> bool:
-                return await prune.looked_into(self.pair.secondary, None, self.sleep, path)
+                return await holds_message(self.pair.secondary, None, self.sleep, path)
 
             watched = Watched(queues, self)
-            pruner = prune.Pruner(watched, watched.around("look", look), self.pair, self.steps.append, self.sleep)  # type: ignore[arg-type]
+            pruner = Pruner(watched, watched.around("look", look), self.pair, self.steps.append, self.sleep)  # type: ignore[arg-type]
             self.steps.clear()
             return await pruner.run(dry_run=False, only=None)
 
@@ -121,7 +121,7 @@ def slip_in(queue: QueueEntity) -> None:
     queue.messages.enqueue([message()])
 
 
-def outcomes(report: prune.QueueReport) -> dict[str, str]:
+def outcomes(report: QueueReport) -> dict[str, str]:
     return {item.name.removeprefix("contoso/x-servicebus-transfer/"): str(item.outcome) for item in report}
 
 
@@ -137,16 +137,16 @@ async def test_empty_extra_queues_go_and_nothing_else_does() -> None:
         stay = {"fabrikam/x-servicebus-transfer/9", "orders", "contoso/x-servicebus-transferred/9", "0", "1", "2"}
         report = await w.prune()
         assert outcomes(report) == dict.fromkeys(("7", "12", "07", "old"), "removed")
-        assert (set(w.names()), prune.exit_code_of(report)) == (stay, 0)
+        assert (set(w.names()), prune_exit_code(report)) == (stay, 0)
         again = await w.prune()
-        assert (again.items, prune.exit_code_of(again), set(w.names())) == ((), 0, stay)
+        assert (again.items, prune_exit_code(again), set(w.names())) == ((), 0, stay)
 
 
 @sync
 async def test_without_consent_there_is_only_a_plan() -> None:
     async with world("7") as w:
         before = [queue.description for queue in w.secondary.queues()]
-        assert outcomes(await prune.run(w.pair)) == {"7": "would_remove"}
+        assert outcomes(await prune(w.pair)) == {"7": "would_remove"}
         assert [queue.description for queue in w.secondary.queues()] == before
 
 
@@ -188,7 +188,7 @@ def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[QueueEnt
             fill(queue)
             before = queue.description
             report = await w.prune()
-            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "kept"}, 4)
+            assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept"}, 4)
             assert "it holds 1 message" in report.items[0].reason
             assert queue.description == before
             assert queue.counts().total == 1
@@ -201,14 +201,14 @@ async def test_where_some_are_kept_the_others_still_go() -> None:
     async with world("7", "8") as w:
         put(w.secondary.queue("contoso/x-servicebus-transfer/7"))
         report = await w.prune()
-        assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "kept", "8": "removed"}, 3)
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept", "8": "removed"}, 3)
 
 
 @sync
 async def test_a_queue_that_an_earlier_prune_left_disabled_is_named_and_goes() -> None:
     async with world() as w:
         w.queue("7", status="SendDisabled")
-        [planned] = await prune.run(w.pair)
+        [planned] = await prune(w.pair)
         assert "found SendDisabled" in planned.reason
         assert outcomes(await w.prune()) == {"7": "removed"}
 
@@ -218,7 +218,7 @@ async def test_two_at_once_remove_each_queue_once() -> None:
     async with world(*range(5, 15)) as w:
         reports = await asyncio.gather(*(w.prune() for _ in range(3)))
         assert w.names() == ["0"]
-        assert {prune.exit_code_of(report) for report in reports} == {0}
+        assert {prune_exit_code(report) for report in reports} == {0}
         removed = [item.name for report in reports for item in report.of(Outcome.REMOVED)]
         assert len(removed) == len(set(removed)) == 10
 
@@ -241,7 +241,7 @@ def test_a_message_that_comes_meanwhile_keeps_the_queue_and_its_status(moment: s
             w.after = lambda step, number: slip_in(queue) if (step, number) == (moment, 1) else None
             before = queue.description
             report = await w.prune_watched()
-            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "kept"}, 4)
+            assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept"}, 4)
             assert (queue.description, queue.counts().active) == (before, 1)
             assert "delete" not in w.steps
 
@@ -304,7 +304,7 @@ async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
             queue = w.queue("7")
             if fill is not None:
                 fill(queue)
-            assert await prune.looked_into(w.pair.secondary, None, w.sleep, queue.path) is found
+            assert await holds_message(w.pair.secondary, None, w.sleep, queue.path) is found
             w.secondary.delete_queue(queue.path)
 
 
@@ -319,7 +319,7 @@ async def test_a_queue_that_somebody_deletes_meanwhile_is_gone() -> None:
 
             w.before = delete
             report = await w.prune_watched()
-            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "gone"}, 0), moment
+            assert (outcomes(report), prune_exit_code(report)) == ({"7": "gone"}, 0), moment
 
 
 # Failures
@@ -348,7 +348,7 @@ def test_after_a_failure_the_queue_is_as_it_was(step: str, error: type[errors.Sb
             if step == "set_status" and happened and error.retriable:
                 assert outcomes(report) == {"7": "removed"}  # the second attempt finds it done
                 return
-            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, error.exit_code)
+            assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, error.exit_code)
             assert queue.description == before
 
     scenario()
@@ -365,7 +365,7 @@ async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_i
 
         w.before = fail
         report = await w.prune_watched()
-        assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, 6)
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, 6)
         assert "it is left SendDisabled: run sbpair prune again" in report.items[0].reason
         assert queue.description.status == "SendDisabled"
         assert outcomes(await w.prune()) == {"7": "removed"}
@@ -396,7 +396,7 @@ def test_a_service_that_refuses_leaves_the_queue_as_it_was(status: int, code: in
             before = queue.description
             w.emulator.faults.refuse_requests("contoso-dr", status, queue.path, method=method)
             report = await w.prune()
-            assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, code)
+            assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, code)
             assert (queue.description, w.names()) == (before, ["0", "7"])
 
     scenario()
@@ -420,7 +420,7 @@ async def test_without_the_listen_claim_nothing_is_removed() -> None:
         w.pair = replace(w.pair, secondary=replace(w.pair.secondary, credential=SasKey("manage", "key")))
         before = w.secondary.queue("contoso/x-servicebus-transfer/7").description
         report = await w.prune()
-        assert (outcomes(report), prune.exit_code_of(report)) == ({"7": "failed"}, 5)
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, 5)
         assert w.secondary.queue("contoso/x-servicebus-transfer/7").description == before
 
 

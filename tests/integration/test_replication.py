@@ -29,7 +29,7 @@ from azure.servicebus.exceptions import (
 import sbpair
 from sbpair import aio
 from sbpair.azure.data_client import signed, sync_client
-from sbpair.azure.data_errors import error_of
+from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
 from sbpair.model.pair import Pair
@@ -338,7 +338,7 @@ def test_what_says_nothing_of_the_data_center_swaps_nothing(both: Both) -> None:
     with both.made("sync", "PassiveSender", "nowhere") as (sender, more):
         with pytest.raises(ServiceBusError) as raised:
             sender.send_messages(a_message("m"), timeout=6)
-        assert isinstance(error_of(raised.value, "sending"), EntityMissing)
+        assert isinstance(from_sdk_error(raised.value, "sending"), EntityMissing)
         assert more.events == []
     both.with_key("primary", "d3Jvbmc=")
     with both.passive() as (sender, more):

@@ -25,7 +25,7 @@ from azure.servicebus.exceptions import (
 
 import sbpair
 from sbpair import aio
-from sbpair.azure.data_errors import error_of
+from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
 from sbpair.failover.client_base import ShortTimeout
@@ -53,7 +53,7 @@ def a_message(name: str, **own: Any) -> ServiceBusMessage:
 
 def is_missing(error: Any) -> bool:
     """The SDK gives a missing entity the class of a wrong key: what it means is in what caused it."""
-    return isinstance(error_of(error, "sending"), EntityMissing)
+    return isinstance(from_sdk_error(error, "sending"), EntityMissing)
 
 
 OLD_CLIENTS_BYTES = (
@@ -233,15 +233,15 @@ def test_whatever_a_plain_sender_takes_goes_to_either_side(rig: Rig, kind: str) 
         for side in ("p", "b"):
             batch = sender.create_message_batch()
             batch.add_message(a_message(f"{side}6"))
-            plain = ServiceBusMessageBatch()
-            plain.add_message(a_message(f"{side}7"))
+            redacted = ServiceBusMessageBatch()
+            redacted.add_message(a_message(f"{side}7"))
             sender.send_messages(a_message(f"{side}0"))
             sender.send_messages([a_message(f"{side}1"), a_message(f"{side}2")])
             sender.send_messages(a_message(f"{side}{number}") for number in (3,))
             sender.send_messages({"body": "x", "message_id": f"{side}4"})
             sender.send_messages(AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": f"{side}5"}))
             sender.send_messages(batch)
-            sender.send_messages(plain)
+            sender.send_messages(redacted)
             sender.send_messages([])
             sender.send_messages(sender.create_message_batch())
             client.force_failover("ORDERS")

@@ -19,7 +19,8 @@ from sbpair.azure.credentials import token_getter
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import sign
 from sbpair.emulator.testing import Emulator, EmulatorOptions
-from sbpair.management import audit, provision
+from sbpair.management.auditing import audit, audit_exit_code
+from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
 from sbpair.model.report import Outcome
@@ -137,9 +138,9 @@ def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way:
     async def scenario(emulator: Emulator) -> None:
         pair = getattr(signing, way)(emulator)
         for group in (None, GROUP):
-            report = await provision.run(pair, group=group)
+            report = await provision(pair, group=group)
             assert [item.outcome for item in report.items] == [Outcome.CREATED if group is None else Outcome.EXISTING]
-        assert audit.exit_code_of(await audit.run(pair)) == 0
+        assert audit_exit_code(await audit(pair)) == 0
         orders = emulator.namespaces["contoso"].create_queue("orders")
         backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
         put(backlog, stranded(1, "orders"))
@@ -177,7 +178,7 @@ def test_where_nobody_is_signed_in_management_says_so_once(signing: Signing, gro
     async def scenario(emulator: Emulator) -> None:
         pair = signing.with_nobody(emulator)
         with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
-            await provision.run(pair, group=group, sleep=no_wait)
+            await provision(pair, group=group, sleep=no_wait)
         check(refused.value)
         assert ("--via atom" in refused.value.hint) == (group is not None)
 
@@ -188,7 +189,7 @@ def test_a_connection_string_alone_does_not_get_in_to_resource_manager(signing: 
     async def scenario(emulator: Emulator) -> None:
         signing.with_nobody(emulator)
         with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
-            await provision.run(signing.with_keys(emulator), group=GROUP, sleep=no_wait)
+            await provision(signing.with_keys(emulator), group=GROUP, sleep=no_wait)
         check(refused.value)
         assert "takes no connection string" in refused.value.hint
 

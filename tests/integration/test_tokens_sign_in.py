@@ -23,7 +23,8 @@ from sbpair.azure.credentials import token_getter
 from sbpair.emulator.access.bearer import AUDIENCE, Issuer
 from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.errors import InDoubt, NotAuthenticated
-from sbpair.management import audit, provision
+from sbpair.management.auditing import audit
+from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup
 from sbpair.model.report import Outcome
@@ -177,12 +178,12 @@ def test_sbpair_signs_in_itself(signing: Any) -> None:
     pair = pair_of(signing)
 
     async def main() -> None:
-        assert {item.outcome for item in (await provision.run(pair)).items} == {Outcome.CREATED}
-        assert {item.outcome for item in (await audit.run(pair)).items} == {Outcome.OK}
+        assert {item.outcome for item in (await provision(pair)).items} == {Outcome.CREATED}
+        assert {item.outcome for item in (await audit(pair)).items} == {Outcome.OK}
         # Resource Manager is behind the same door, and the same certificate.
         group = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
-        assert {item.outcome for item in (await provision.run(pair, group=group)).items} == {Outcome.EXISTING}
-        path = (await audit.run(pair)).items[0].name
+        assert {item.outcome for item in (await provision(pair, group=group)).items} == {Outcome.EXISTING}
+        path = (await audit(pair)).items[0].name
         async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
             await (await wire.sender(path)).send(MESSAGE)
             assert len(await wire.peek(path, 0, 1)) == 1

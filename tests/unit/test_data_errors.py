@@ -10,7 +10,7 @@ from azure.servicebus import exceptions as azure
 from azure.servicebus._pyamqp import error as amqp
 
 from sbpair import errors
-from sbpair.azure.data_errors import error_of, is_answer, is_unused, translated
+from sbpair.azure.data_errors import from_sdk_error, is_answer, is_unused, translate_data_errors
 
 
 def said(condition: str, kind: type[Any] = amqp.MessageSendFailed, description: str = "text") -> Any:
@@ -62,7 +62,7 @@ CASES = [
 def test_each_exception_has_one_meaning_and_says_whether_it_is_an_answer(
     error: Any, meant: type[errors.SbpairError], answered: bool
 ) -> None:
-    assert type(error_of(error, "sending")) is meant
+    assert type(from_sdk_error(error, "sending")) is meant
     assert is_answer(error) is answered
 
 
@@ -73,7 +73,7 @@ def test_what_is_no_exception_of_the_sdk_is_no_answer() -> None:
 
 def test_secrets_stay_out_of_the_message() -> None:
     error = azure.ServiceBusError("SharedAccessKey=s3cret;x sig=s3cret&se=1 SharedAccessSignature s3cret")
-    assert "s3cret" not in error_of(error, "sending").message
+    assert "s3cret" not in from_sdk_error(error, "sending").message
 
 
 def test_an_idle_link_is_told_from_one_that_was_closed_for_another_reason() -> None:
@@ -89,5 +89,5 @@ def test_an_idle_link_is_told_from_one_that_was_closed_for_another_reason() -> N
 
 @pytest.mark.parametrize("error", [OSError("x"), ValueError("x"), AttributeError("x")])
 def test_what_a_closed_handler_raises_means_that_it_is_gone(error: Exception) -> None:
-    with pytest.raises(errors.Unreachable), translated("settling"):
+    with pytest.raises(errors.Unreachable), translate_data_errors("settling"):
         raise error

@@ -11,7 +11,7 @@ import pytest
 from sbpair.azure.health import HealthResponse
 from sbpair.doctor import check, machine
 from sbpair.doctor.access import clock_check
-from sbpair.doctor.check import bounded, exit_code_of, failed, note, of_error, unknown, well, within
+from sbpair.doctor.check import bounded, diagnosis_exit_code, failed, note, of_error, unknown, well, within
 from sbpair.errors import NotAuthorized, UsageError
 from sbpair.model.report import Outcome, Report
 
@@ -36,7 +36,7 @@ FINE = (well("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
 def test_what_failed_alike_has_its_own_exit_code_and_everything_else_is_three(
     codes: tuple[int, ...], code: int
 ) -> None:
-    assert exit_code_of(Report((*FINE, *(failed("d", "wrong", "hint it", each) for each in codes)))) == code
+    assert diagnosis_exit_code(Report((*FINE, *(failed("d", "wrong", "hint it", each) for each in codes)))) == code
 
 
 def test_an_error_becomes_what_and_mend() -> None:

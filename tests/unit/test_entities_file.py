@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.errors import UsageError
-from sbpair.management import entities_file
+from sbpair.management.entities_file import parse_entities
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 
@@ -39,7 +39,7 @@ urgent.correlation = { label = "urgent", properties = { b = "2", a = "1" } }
 
 
 def test_every_kind_of_entity_is_read_and_what_is_not_said_is_the_services_default() -> None:
-    layout = entities_file.read(WHOLE, "entities.toml")
+    layout = parse_entities(WHOLE, "entities.toml")
     urgent = CorrelationFilter(label="urgent", properties=(("a", "1"), ("b", "2")))
     assert layout.entities == (
         Queue("failures"),
@@ -65,7 +65,7 @@ def test_every_kind_of_entity_is_read_and_what_is_not_said_is_the_services_defau
 def test_the_examples_of_readme_and_help_are_right() -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     [example] = [block for block in blocks if "[queues." in block]
-    assert {each.kind for each in entities_file.read(example, "README.md").entities} == {
+    assert {each.kind for each in parse_entities(example, "README.md").entities} == {
         "queue",
         "topic",
         "subscription",
@@ -73,15 +73,15 @@ def test_the_examples_of_readme_and_help_are_right() -> None:
     }
     shown = (ROOT / "tests/cli/golden/sbpair-provision.txt").read_text()
     lines = shown[shown.index("  [queues.") : shown.index("A subscription that")]
-    assert len(entities_file.read(lines, "help").entities) == 4
+    assert len(parse_entities(lines, "help").entities) == 4
 
 
 def test_an_empty_file_describes_nothing() -> None:
-    assert entities_file.read("", "entities.toml").entities == ()
+    assert parse_entities("", "entities.toml").entities == ()
 
 
 def test_what_was_written_where_can_be_told_later() -> None:
-    layout = entities_file.read(WHOLE, "entities.toml")
+    layout = parse_entities(WHOLE, "entities.toml")
     invoices, europe = layout.entities[1], layout.entities[5]
     assert layout.where(invoices, "lock_duration") == "entities.toml:5:1: "
     assert layout.where(invoices, "max_size_in_megabytes") == "entities.toml:4:9: "
@@ -154,7 +154,7 @@ BAD = [
 @pytest.mark.parametrize(("text", "told", "hint"), BAD)
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        entities_file.read(text, "e.toml")
+        parse_entities(text, "e.toml")
     assert told in caught.value.message.removeprefix("e.toml:").strip()
     assert hint in caught.value.hint
     assert caught.value.hint
@@ -163,4 +163,4 @@ def test_what_is_wrong_is_told_with_its_place(text: str, told: str, hint: str) -
 
 def test_the_first_fault_is_told_and_how_many_more_there_are() -> None:
     with pytest.raises(UsageError, match=r"e.toml:2:1: unknown key 'x' of a queue \(and 2 more\)"):
-        entities_file.read("[queues.a]\nx = 1\nlock_duration = 'soon'\nstatus = 3", "e.toml")
+        parse_entities("[queues.a]\nx = 1\nlock_duration = 'soon'\nstatus = 3", "e.toml")

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
 from sbpair.management import partitioned
+from sbpair.management.partitioned import partitioned_queue, partitioned_topic
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, Capacity
 
-ORDERS = partitioned.queue("orders", 5)
+ORDERS = partitioned_queue("orders", 5)
 PARTITIONED = [Queue(f"q{number}", enable_partitioning=True) for number in range(100)]
 
 queues = st.builds(
-    partitioned.queue,
+    partitioned_queue,
     st.from_regex(r"[a-z][A-Za-z0-9._-]{0,9}(/[a-z]{1,5})?", fullmatch=True),
     st.sampled_from([1, 2, 3, 4, 5, 10, 20, 40, 80]),
     sessions=st.booleans(),
@@ -28,11 +29,11 @@ queues = st.builds(
 
 def test_the_size_that_is_asked_for_is_that_of_one_partition() -> None:
     assert Queue("orders", max_size_in_megabytes=5120, enable_partitioning=True) == ORDERS
-    assert partitioned.topic("news", 1) == Topic("news", enable_partitioning=True)
+    assert partitioned_topic("news", 1) == Topic("news", enable_partitioning=True)
 
 
 def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
-    made = partitioned.topic("news", 1, duplicates="1h")
+    made = partitioned_topic("news", 1, duplicates="1h")
     assert (made.requires_duplicate_detection, made.duplicate_detection_history_time_window) == (True, "PT3600S")
     assert not ORDERS.requires_duplicate_detection
 
@@ -68,14 +69,14 @@ def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
 )
 def test_what_no_tier_has_is_refused_at_once(name, size, options, message) -> None:
     with pytest.raises(UsageError) as refused:
-        partitioned.queue(name, size, **options)
+        partitioned_queue(name, size, **options)
     assert message in refused.value.message
     assert refused.value.hint
 
 
 @pytest.mark.parametrize(("size", "tier", "fits"), [(80, PREMIUM, True), (80, STANDARD, False), (10, BASIC, False)])
 def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
-    entity = partitioned.queue("orders", size)
+    entity = partitioned_queue("orders", size)
     if fits:
         assert partitioned.fitted(entity, tier, "contoso") == entity
         return
@@ -86,10 +87,13 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
 @pytest.mark.parametrize(
     ("entity", "what"),
     [
-        (partitioned.topic("news", 1), "topic news: there are no topics"),
-        (partitioned.queue("orders", 1, sessions=True), "requires_session of queue orders: it cannot be had"),
-        (partitioned.queue("orders", 1, duplicates="10m"), "requires_duplicate_detection of queue orders"),
-        (partitioned.queue("orders", 1, forward_to="next"), "forward_to of queue orders"),
+        (partitioned_topic("news", 1), "topic news: there are no topics"),
+        (
+            partitioned_queue("orders", 1, sessions=True),
+            "requires_session of queue orders: it cannot be had",
+        ),
+        (partitioned_queue("orders", 1, duplicates="10m"), "requires_duplicate_detection of queue orders"),
+        (partitioned_queue("orders", 1, forward_to="next"), "forward_to of queue orders"),
     ],
 )
 def test_basic_has_partitions_and_little_else(entity, what) -> None:
@@ -128,7 +132,7 @@ def test_what_was_not_asked_for_makes_no_difference(existing) -> None:
 
 
 def test_a_window_is_the_same_however_it_is_written() -> None:
-    wanted = partitioned.queue("orders", 5, duplicates="60m", forward_to="next")
+    wanted = partitioned_queue("orders", 5, duplicates="60m", forward_to="next")
     there = replace(wanted, duplicate_detection_history_time_window="PT1H", forward_to="Next")
     partitioned.check_same(wanted, there, "contoso")
     with pytest.raises(ServiceRefused, match="DuplicateDetectionHistoryTimeWindow is PT2H and should be PT3600S"):
@@ -145,7 +149,7 @@ def test_the_hundred_and_first_partitioned_entity_is_refused() -> None:
 
 
 def test_what_is_forwarded_to_must_be_there() -> None:
-    forwarding = partitioned.queue("orders", 5, forward_to="next")
+    forwarding = partitioned_queue("orders", 5, forward_to="next")
     partitioned.check_room(forwarding, [Topic("Next")], STANDARD, "contoso")
     with pytest.raises(UsageError, match="orders cannot forward to next: contoso has no"):
         partitioned.check_room(forwarding, PARTITIONED[:3], STANDARD, "contoso")
@@ -197,5 +201,5 @@ def test_two_entities_are_the_same_either_way_or_neither(one, other) -> None:
 def test_a_name_is_taken_as_it_is_or_refused(name) -> None:
     kept = name
     with suppress(NameInvalid):
-        kept = partitioned.queue(name, 1).path
+        kept = partitioned_queue(name, 1).path
     assert kept == name

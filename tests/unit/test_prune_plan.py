@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from sbpair import backlog
 from sbpair.errors import Unsafe
-from sbpair.management import audit, backlog_plan, prune
-from sbpair.management.audit import Audit, AuditFinding, DestinationSummary, Unseen
+from sbpair.management import backlog_plan
 from sbpair.management.audit_findings import FULL_SHARE, fill_of, grown, is_full, own_items
+from sbpair.management.auditing import Audit, AuditFinding, DestinationSummary, Unseen, audit_exit_code
+from sbpair.management.pruning import prune_candidates
 from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.model.queues import Counts, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome
@@ -46,7 +47,7 @@ def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_remove
     there: list[QueueState], count: int
 ) -> None:
     by_path = {each.spec.path: each for each in there}
-    for candidate in prune.plan(pair(count), list(by_path.values())):
+    for candidate in prune_candidates(pair(count), list(by_path.values())):
         assert candidate.path.lower().startswith("contoso/x-servicebus-transfer/")
         index = backlog.index_of("contoso", candidate.path)
         assert index is None or index >= count
@@ -59,7 +60,7 @@ def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_remove
 
 def test_a_queue_that_nobody_has_counted_is_kept() -> None:
     there = QueueState(replace(backlog.queue_spec("contoso", 0), path="contoso/x-servicebus-transfer/7"))
-    [candidate] = prune.plan(pair(1), [there])
+    [candidate] = prune_candidates(pair(1), [there])
     assert candidate.keep == "nobody said how many messages it holds"
 
 
@@ -94,8 +95,8 @@ def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: 
         unseen=(Unseen("contoso", "away"),),
     )
     assert made.findings == {AuditFinding.MISSING, AuditFinding.MESSAGES, AuditFinding.DUPLICATES, AuditFinding.UNSEEN}
-    assert audit.exit_code_of(made, wanted) == (3 if made.findings & wanted else 0)
-    assert audit.exit_code_of(made) == 3
+    assert audit_exit_code(made, wanted) == (3 if made.findings & wanted else 0)
+    assert audit_exit_code(made) == 3
 
 
 def test_a_sound_pair_has_no_findings() -> None:

@@ -1,4 +1,4 @@
-"""`sbpair audit`: options into one call of `sbpair.management.audit`, and what it found into output."""
+"""`sbpair audit`: options into one call of `sbpair.management.auditing`, and what it found into output."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from sbpair.cli.options.management import Management, group_of
 from sbpair.cli.options.pairs import chosen
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
-from sbpair.management.audit import FAIL_ON, MAX_PEEK, AuditFinding
+from sbpair.management.auditing import FAIL_ON, MAX_PEEK, AuditFinding
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 
 DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
@@ -94,11 +94,11 @@ def command(
     group = group_of(management)
     pair = chosen(connection, screen, count=count)
     from sbpair.cli.render import audit as shown
-    from sbpair.management import audit
+    from sbpair.management import auditing
 
     with shown.AuditProgress(screen) as told:
         found = run(
-            lambda _stop: audit.run(
+            lambda _stop: auditing.audit(
                 pair,
                 group=group,
                 idle_seconds=idle_seconds,
@@ -110,7 +110,7 @@ def command(
     screen.result(shown.document(found), shown.lines(found), shown.table(found))
     for each in found.unseen:
         screen.warn(f"not looked at: {each.name}: {each.reason}")
-    return audit.exit_code_of(found, kinds)
+    return auditing.audit_exit_code(found, kinds)
 
 
 def _kinds(text: str) -> frozenset[AuditFinding]:

@@ -81,11 +81,10 @@ def command(
         raise UsageError(f"{'--slow' if slow else '--yes'} goes with --live only", hint="add --live, or leave it out")
     flags = flags_of(connection, state=state)
     survey = config.survey(flags, os.environ)
-    from sbpair.doctor import CheckSubject, exit_code_of
+    from sbpair.doctor import CheckSubject, diagnose, diagnosis_exit_code
     from sbpair.doctor import live_questions as questions
-    from sbpair.doctor import run as diagnose
 
-    tag = questions.new_tag()
+    tag = questions.new_doctor_tag()
     if live and survey.endpoints:
         _agree(screen, [each.name for each in survey.endpoints.values()], questions.queue_names(tag), yes=yes)
     subject = CheckSubject(
@@ -99,14 +98,14 @@ def command(
     diagnosis = Report((*configuration(survey), *diagnosis))
     if live:
         answers = run(
-            lambda _stop: questions.run(
+            lambda _stop: questions.ask_live(
                 survey.endpoints, tag, seconds=seconds, slow=slow, on_event=lambda event: _show(screen, event)
             )
         )
         diagnosis = Report((*diagnosis, *answers))
     entries = [entry(check) for check in diagnosis]
     screen.result(document(entries), [{"schema": SCHEMA, **each} for each in entries], table(diagnosis))
-    return exit_code_of(diagnosis)
+    return diagnosis_exit_code(diagnosis)
 
 
 def configuration(survey: config.Survey) -> Iterator["Check"]:

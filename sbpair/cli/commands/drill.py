@@ -120,12 +120,12 @@ def command(
 
     if pair is None:
         counts = {"messages": messages or MESSAGES, "queues": queues or QUEUES}
-        result = run(lambda _stop: drill.run(**counts, seed=seed, intervals=intervals, on_event=on_event))
+        result = run(lambda _stop: drill.run_drill(**counts, seed=seed, intervals=intervals, on_event=on_event))
     else:
-        tag, own = against_pair.new_tag(), queues or against_pair.OWN_QUEUES
+        tag, own = against_pair.new_drill_tag(), queues or against_pair.OWN_QUEUES
         _agree(screen, pair, tag, own, yes=yes)
         result = run(
-            lambda _stop: drill.against(pair, tag, queues=own, seed=seed, intervals=intervals, on_event=on_event)
+            lambda _stop: drill.drill_against(pair, tag, queues=own, seed=seed, intervals=intervals, on_event=on_event)
         )
     told = document(result, pair)
     screen.result(told, [told], table(result, stranded=pair is None))
@@ -175,9 +175,9 @@ def _against(
 
 def _agree(screen: Screen, pair: "Pair", tag: str, queues: int, *, yes: bool) -> None:
     """Say what is about to be made; go on where somebody agrees."""
-    from sbpair.drill.against_pair import names
+    from sbpair.drill.against_pair import drill_queue_names
 
-    queue, paths = names(tag, queues)
+    queue, paths = drill_queue_names(tag, queues)
     there = paths[0] if queues == 1 else f"{paths[0]} to {queues - 1}"
     screen.warn(f"--against makes, uses and deletes in {pair.primary.name}: {queue}; in {pair.secondary.name}: {there}")
     if yes:

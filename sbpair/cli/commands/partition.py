@@ -1,4 +1,4 @@
-"""`sbpair partition`: options into calls of `sbpair.management.partition`, and what they answer into output."""
+"""`sbpair partition`: options into calls of `sbpair.management.partitioning`, and what they answer into output."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
-    from sbpair.management.partitioned import Divided
+    from sbpair.management.partitioned import QueueOrTopic
     from sbpair.model.pair import Endpoint
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
@@ -97,7 +97,9 @@ def queue(
     """
     from sbpair.management import partitioned
 
-    wanted = partitioned.queue(name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to)
+    wanted = partitioned.partitioned_queue(
+        name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to
+    )
     return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
 
 
@@ -121,7 +123,7 @@ def topic(
     """
     from sbpair.management import partitioned
 
-    wanted = partitioned.topic(name, size_gb, duplicates=duplicate_detection)
+    wanted = partitioned.partitioned_topic(name, size_gb, duplicates=duplicate_detection)
     return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
 
 
@@ -139,30 +141,32 @@ def list_entities(
 ) -> int:
     """List queues and topics with their partitions, their sizes, and how full they are.
 
-    "max_size_mb" is the size that was chosen, "effective_max_size_mb" what the partitions have together, and "full" the
-    part of it that is taken, from 0 to 1. Needs the Manage claim.
+    "max_size_mb" is the chosen size, "effective_max_size_mb" the size of all partitions together, and "fill_ratio" the
+    part of it in use, from 0 to 1. Needs the Manage claim.
 
     JSON; "failed" names the namespaces that could not be read:
 
       {"schema": "sbpair/partition-list/1", "entities": [{"name": "", "namespace": "", "kind": "queue",
        "tier": "Standard", "partitions": 16, "max_size_mb": 5120, "effective_max_size_mb": 81920,
-       "size_bytes": 0, "full": 0.0}], "failed": []}
+       "size_bytes": 0, "fill_ratio": 0.0}], "failed": []}
 
     Exit codes: 0 listed; 3 only one of two namespaces could be read.
     """
     screen = Screen(display)
     group = group_of(management)
     endpoints = _endpoints(_Where(connection, side, both=side is None), screen)
-    from sbpair.management import partition
+    from sbpair.management import partitioning
 
     report = run(
-        lambda _stop: partition.listing(endpoints, group=group, on_event=lambda event: progress(screen, event))
+        lambda _stop: partitioning.list_partitions(
+            endpoints, group=group, on_event=lambda event: progress(screen, event)
+        )
     )
     partitions.warn(screen, report)
     if not report.items:
         screen.say("there is no queue, and no topic")
     screen.result(partitions.listed(report), partitions.listed_lines(report), partitions.list_table(report))
-    return partition.exit_code_of(report)
+    return partitioning.partition_exit_code(report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +178,14 @@ class _Where:
     both: bool
 
 
-def _create(wanted: "Divided", where: _Where, management: Management, display: Display, *, dry_run: bool) -> int:
+def _create(wanted: "QueueOrTopic", where: _Where, management: Management, display: Display, *, dry_run: bool) -> int:
     screen = Screen(display)
     group = group_of(management)
     endpoints = _endpoints(where, screen)
-    from sbpair.management import partition
+    from sbpair.management import partitioning
 
     report = run(
-        lambda _stop: partition.create(
+        lambda _stop: partitioning.create_partitioned(
             endpoints, wanted, group=group, dry_run=dry_run, on_event=lambda event: progress(screen, event)
         )
     )
@@ -190,7 +194,7 @@ def _create(wanted: "Divided", where: _Where, management: Management, display: D
     screen.result(
         partitions.created(report, dry_run=dry_run), partitions.created_lines(report), partitions.table(report)
     )
-    return partition.exit_code_of(report)
+    return partitioning.partition_exit_code(report)
 
 
 def _endpoints(where: _Where, screen: Screen) -> "list[Endpoint]":

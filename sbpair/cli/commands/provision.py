@@ -1,4 +1,4 @@
-"""`sbpair provision`: options into one call of `sbpair.management.provision`, and its report into output."""
+"""`sbpair provision`: options into one call of `sbpair.management.provisioning`, and its report into output."""
 
 import asyncio
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
-    from sbpair.management.provision import EntitiesDocument, EntityItem, EntityReport
+    from sbpair.management.provisioning import EntitiesDocument, EntityItem, EntityReport
 
 SCHEMA = "sbpair/provision/1"
 LISTS = (
@@ -78,12 +78,12 @@ def command(
     screen = Screen(display)
     group = group_of(management)
     pair = chosen(connection, screen, count=count)
-    from sbpair.management import provision
+    from sbpair.management import provisioning
 
     layout = _layout(entities)
 
-    async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provision.EntityReport, bool]:
-        report = await provision.run(
+    async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool]:
+        report = await provisioning.provision(
             pair,
             group=group,
             entities=layout,
@@ -103,7 +103,7 @@ def command(
         screen.warn(f"{left} not tried: run it again, and it goes on where this run ended")
     if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
         raise KeyboardInterrupt
-    return provision.exit_code_of(report, strict=strict)
+    return provisioning.provision_exit_code(report, strict=strict)
 
 
 def document(report: "EntityReport") -> dict[str, object]:
@@ -131,7 +131,7 @@ def _layout(path: Path | None) -> "EntitiesDocument":
     if path is None:
         return entities_file.NO_ENTITIES
     try:
-        return entities_file.read(path.read_text("utf-8"), str(path))
+        return entities_file.parse_entities(path.read_text("utf-8"), str(path))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise UsageError(f"--entities: {path} cannot be read: {error.strerror}", hint="name a TOML file") from error
     except OSError as error:

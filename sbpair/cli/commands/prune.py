@@ -1,4 +1,4 @@
-"""`sbpair prune`: a plan, a question where somebody can answer it, and one call of `sbpair.management.prune`."""
+"""`sbpair prune`: a plan, a question where somebody can answer it, and one call of `sbpair.management.pruning`."""
 
 import sys
 from typing import Annotated
@@ -54,11 +54,11 @@ def command(
         raise UsageError("--dry-run and --yes exclude each other", hint="--yes removes, --dry-run only says what")
     screen = Screen(display)
     pair = chosen(connection, screen, count=count)
-    from sbpair.management import prune
+    from sbpair.management import pruning
 
     if yes:
         return _remove(pair, screen, None)
-    report = run(lambda _stop: prune.run(pair, on_event=lambda event: queues.progress(screen, event)))
+    report = run(lambda _stop: pruning.prune(pair, on_event=lambda event: queues.progress(screen, event)))
     _show(screen, report, dry_run=True)
     planned = [item.name for item in report.of(Outcome.WOULD_REMOVE)]
     if not planned:
@@ -71,7 +71,7 @@ def command(
 
 
 def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
-    from sbpair.management import prune
+    from sbpair.management import pruning
 
     done: list[QueueProvisioned] = []
 
@@ -81,7 +81,7 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
             done.append(event)
 
     try:
-        report = run(lambda _stop: prune.run(pair, dry_run=False, only=only, on_event=told))
+        report = run(lambda _stop: pruning.prune(pair, dry_run=False, only=only, on_event=told))
     except KeyboardInterrupt:
         for each in done:
             screen.warn(f"{each.path}: {each.outcome}, before this was interrupted")
@@ -89,7 +89,7 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
     _show(screen, report, dry_run=False)
     if report.of(Outcome.KEPT):
         screen.say("what is kept holds messages: sbpair syphon --once brings them back, all but dead letters")
-    return prune.exit_code_of(report)
+    return pruning.prune_exit_code(report)
 
 
 def _show(screen: Screen, report: queues.QueueReport, *, dry_run: bool) -> None:

@@ -50,7 +50,7 @@ def command(
       {"schema": "sbpair/status/1",
        "primary": {"namespace": "", "health": "up|down", "seconds": 0.0, "reason": "", "hint": ""}, "secondary": {},
        "backlog": {"messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null},
-       "queues": [{"name": "", "messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null, "remark": ""}],
+       "queues": [{"name": "", "messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null, "note": ""}],
        "entities": [{"name": "", "health": "up|down|broken", "seconds": 0.0, "waiting": 0, "reason": "", "hint": ""}],
        "outbox": {"path": "", "messages": 0, "entities": [{"name": "", "messages": 0, "oldest_seconds": 0.0}]},
        "not_looked_at": [{"name": "", "reason": ""}]}
@@ -68,7 +68,7 @@ def command(
         check_path(name, shorten="give the name of a queue or topic")
     from sbpair import status
 
-    found = run(lambda _stop: status.run(pair, names, outbox=outbox, seconds=seconds))
+    found = run(lambda _stop: status.read_status(pair, names, outbox=outbox, seconds=seconds))
     told = document(found)
     screen.result(told, [told], table(found))
     for name, reason in found.unseen:
@@ -90,7 +90,7 @@ def document(status: "Status") -> Document:
                 "exact": each.exact,
                 "dead_letters": each.dead_letters,
                 "oldest_seconds": _rounded(each.oldest_seconds),
-                "remark": each.remark,
+                "note": each.note,
             }
             for each in status.queues
         ],
@@ -102,7 +102,7 @@ def document(status: "Status") -> Document:
 
 def table(status: "Status") -> Iterator[str]:
     """The same for people: one line a thing."""
-    rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "DEAD", "OLDEST", "REMARK")]
+    rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "DEAD", "OLDEST", "NOTE")]
     for what, side in (("primary", status.primary), ("secondary", status.secondary)):
         rows.append((what, side.endpoint.name, _health(side), "", "", "", side.error.message if side.error else ""))
     rows += [_queue_row(each) for each in status.queues]
@@ -120,9 +120,9 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
     state = "?" if queue.messages is None else "waiting" if queue.messages else "empty"
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
     more = "" if queue.exact or queue.messages is None else "looked at so many, and there are more"
-    remark = "; ".join(filter(None, (queue.remark, more)))
+    note = "; ".join(filter(None, (queue.note, more)))
     messages = "" if queue.messages is None else queue.messages
-    return ("backlog", queue.path, state, messages, queue.dead_letters or "", oldest, remark)
+    return ("backlog", queue.path, state, messages, queue.dead_letters or "", oldest, note)
 
 
 def _backlog(queues: "tuple[QueueStatus, ...]") -> Document:

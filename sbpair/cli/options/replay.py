@@ -82,10 +82,10 @@ def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
     from sbpair.backlog import queue_path
 
     async def look(_stop: "asyncio.Event") -> list[str]:
-        from sbpair.azure.atom import open_queues
+        from sbpair.azure.atom import open_atom
         from sbpair.move import backlog_queues
 
-        async with open_queues(pair.secondary) as control:
+        async with open_atom(pair.secondary) as control:
             found = (await backlog_queues.find(pair, control)).queues
         if not found:
             raise backlog_queues.none_there(pair)

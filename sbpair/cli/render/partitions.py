@@ -8,13 +8,13 @@ from sbpair.model.report import Outcome
 from sbpair.model.tiers import MEGABYTES
 
 if TYPE_CHECKING:
-    from sbpair.management.partition import PartitionedEntityState, PlacedItem, PlacedReport
+    from sbpair.management.partitioning import PartitionedEntityState, PartitionItem, PartitionReport
 
 SCHEMA = "sbpair/partition/1"
 LIST_SCHEMA = "sbpair/partition-list/1"
 
 
-def created(report: "PlacedReport", *, dry_run: bool) -> Document:
+def created(report: "PartitionReport", *, dry_run: bool) -> Document:
     """The JSON contract of a creation: the first namespace where it went well, and then each of them."""
     entries = list(_made(report))
     first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
@@ -22,64 +22,64 @@ def created(report: "PlacedReport", *, dry_run: bool) -> Document:
     return {"schema": SCHEMA, **first, "created": anywhere, "dry_run": dry_run, "namespaces": entries}
 
 
-def created_lines(report: "PlacedReport") -> Iterator[Document]:
+def created_lines(report: "PartitionReport") -> Iterator[Document]:
     """The same, a line a namespace."""
     return ({"schema": SCHEMA, **entry} for entry in _made(report))
 
 
-def table(report: "PlacedReport") -> list[str]:
+def table(report: "PartitionReport") -> list[str]:
     """The same, for people."""
     rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in _details(report)]
     return columns([("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "OUTCOME"), *rows])
 
 
-def listed(report: "PlacedReport") -> Document:
+def listed(report: "PartitionReport") -> Document:
     """The JSON contract of a list."""
     return {"schema": LIST_SCHEMA, "entities": list(_found(report)), "failed": list(_failed(report))}
 
 
-def listed_lines(report: "PlacedReport") -> Iterator[Document]:
+def listed_lines(report: "PartitionReport") -> Iterator[Document]:
     """The same, a line an entity, and one for each namespace that could not be read."""
     return ({"schema": LIST_SCHEMA, **each} for each in (*_found(report), *_failed(report)))
 
 
-def list_table(report: "PlacedReport") -> list[str]:
+def list_table(report: "PartitionReport") -> list[str]:
     """The same, for people."""
     rows = [(item.name, *_room(placed), *_taken(placed)) for item, placed in _details(report)]
     heading = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "HOLDS", "FULL")
     return columns([heading, *rows]) if rows else []
 
 
-def warn(screen: Screen, report: "PlacedReport") -> None:
+def warn(screen: Screen, report: "PartitionReport") -> None:
     """Name what failed in one namespace of several."""
     for item in report.of(Outcome.FAILED):
         screen.warn(item.reason)
 
 
-def tell_doubts(screen: Screen, report: "PlacedReport") -> None:
+def tell_doubts(screen: Screen, report: "PartitionReport") -> None:
     """Name the namespaces of which only the creation will tell whether they are partitioned."""
     for item, placed in _details(report):
         if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:
             screen.say(f"{placed.namespace} does not tell whether it is partitioned: if it is not, this is refused")
 
 
-def _details(report: "PlacedReport") -> "Iterator[tuple[PlacedItem, PartitionedEntityState]]":
+def _details(report: "PartitionReport") -> "Iterator[tuple[PartitionItem, PartitionedEntityState]]":
     return ((item, item.detail) for item in report if item.detail)
 
 
-def _made(report: "PlacedReport") -> Iterator[dict[str, object]]:
+def _made(report: "PartitionReport") -> Iterator[dict[str, object]]:
     for item, placed in _details(report):
         outcome: dict[str, object] = {"outcome": item.outcome, "created": item.outcome is Outcome.CREATED}
         yield {"name": item.name} | _entry(placed) | outcome | ({"reason": item.reason} if item.reason else {})
 
 
-def _found(report: "PlacedReport") -> Iterator[dict[str, object]]:
+def _found(report: "PartitionReport") -> Iterator[dict[str, object]]:
     for item, placed in _details(report):
-        full = None if placed.full is None else round(placed.full, 6)
-        yield {"name": item.name} | _entry(placed) | {"size_bytes": placed.size_bytes, "full": full}
+        fill_ratio = None if placed.fill_ratio is None else round(placed.fill_ratio, 6)
+        yield {"name": item.name} | _entry(placed) | {"size_bytes": placed.size_bytes, "fill_ratio": fill_ratio}
 
 
-def _failed(report: "PlacedReport") -> Iterator[dict[str, object]]:
+def _failed(report: "PartitionReport") -> Iterator[dict[str, object]]:
     return ({"namespace": item.name, "reason": item.reason} for item in report.of(Outcome.FAILED))
 
 
@@ -104,9 +104,9 @@ def _room(placed: "PartitionedEntityState") -> tuple[object, ...]:
 
 
 def _taken(placed: "PartitionedEntityState") -> tuple[str, str]:
-    if placed.size_bytes is None or placed.full is None:
+    if placed.size_bytes is None or placed.fill_ratio is None:
         return "", ""
-    return size(placed.size_bytes), f"{placed.full:.1%}"
+    return size(placed.size_bytes), f"{placed.fill_ratio:.1%}"
 
 
 def _gigabytes(megabytes: int) -> str:

@@ -170,14 +170,14 @@ def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], c
     importlib.import_module("sbpair.syphon.runner")
 
     @asynccontextmanager
-    async def open_queues(*_: Any, **__: Any) -> AsyncIterator[Any]:
+    async def open_atom(*_: Any, **__: Any) -> AsyncIterator[Any]:
         yield control()
 
     random_module.seed(seed)
     with ExitStack() as undo:
         _replace(undo, time_module, "time", tool_time)
         _replace(undo, time_module, "monotonic", loop.time)
-        _replace(undo, atom, "open_queues", open_queues)
+        _replace(undo, atom, "open_atom", open_atom)
         for module in _modules():
             _replace(undo, module, "set", InOrder)
             for name, value in list(vars(module).items()):

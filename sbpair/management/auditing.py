@@ -23,7 +23,7 @@ from sbpair.management.audit_findings import (
     AuditFinding,
     DestinationSummary,
     Unseen,
-    exit_code_of,
+    audit_exit_code,
     fill_of,
     foreign_item,
     grown,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sbpair.model.queues import QueueState, Utilisation
     from sbpair.move.peek.peeker import Peeked
 
-__all__ = ["FAIL_ON", "MAX_PEEK", "Audit", "AuditFinding", "DestinationSummary", "Unseen", "exit_code_of", "run"]
+__all__ = ["FAIL_ON", "MAX_PEEK", "Audit", "AuditFinding", "DestinationSummary", "Unseen", "audit", "audit_exit_code"]
 
 Result = TypeVar("Result")
 Sleep = Callable[[float], Awaitable[object]]
@@ -50,7 +50,7 @@ MAX_PEEK = 1_000
 SAMPLE_SECONDS = 5.0
 
 
-async def run(
+async def audit(
     pair: Pair,
     *,
     group: ResourceGroup | None = None,

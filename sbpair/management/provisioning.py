@@ -24,7 +24,7 @@ from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec
 from sbpair.model.report import Outcome, Report, exit_code
 
-__all__ = ["EntitiesDocument", "EntityFinding", "EntityItem", "EntityReport", "exit_code_of", "run"]
+__all__ = ["EntitiesDocument", "EntityFinding", "EntityItem", "EntityReport", "provision", "provision_exit_code"]
 
 EntityReport = Report[EntityFinding]
 Opens = Callable[[Endpoint], AbstractAsyncContextManager[NamespaceControl]]
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 ACCESS = 5
 
 
-async def run(
+async def provision(
     pair: Pair,
     *,
     group: ResourceGroup | None = None,
@@ -74,7 +74,7 @@ async def run(
         return await _provision(sides, halt, on_event, dry_run=dry_run)
 
 
-def exit_code_of(report: EntityReport, *, strict: bool = False) -> int:
+def provision_exit_code(report: EntityReport, *, strict: bool = False) -> int:
     """5 where the service did not let it in; 3 where something could not be made, or differs under `strict`; else 0."""
     if any(item.exit_code == ACCESS for item in report.of(Outcome.FAILED)):
         return ACCESS

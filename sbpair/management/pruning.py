@@ -64,7 +64,7 @@ class Candidate:
         return self.extra.path
 
 
-def plan(pair: Pair, there: Collection[QueueState]) -> tuple[Candidate, ...]:
+def prune_candidates(pair: Pair, there: Collection[QueueState]) -> tuple[Candidate, ...]:
     """Every extra queue of `pair` among what is there, by index. Pure."""
     extra = backlog_plan.diff(backlog_plan.desired(pair), there).extra
     return tuple(_candidate(each, pair.backlog_queues) for each in extra)
@@ -95,7 +95,7 @@ def _held(counts: Counts | None) -> str:
     return f"it holds {total} message{'s' if total != 1 else ''}{f' ({kinds})' if kinds else ''}"
 
 
-async def run(
+async def prune(
     pair: Pair,
     *,
     dry_run: bool = True,
@@ -116,18 +116,18 @@ async def run(
     async with AsyncExitStack() as stack:
         queues = await stack.enter_async_context(open_removal(pair.secondary, call_seconds=CALL_SECONDS))
         get_token = await stack.enter_async_context(token_getter(pair))
-        look = partial(looked_into, pair.secondary, get_token, sleep)
+        look = partial(holds_message, pair.secondary, get_token, sleep)
         return await Pruner(queues, look, pair, on_event, sleep).run(dry_run=dry_run, only=only)
 
 
-def exit_code_of(report: QueueReport) -> int:
+def prune_exit_code(report: QueueReport) -> int:
     """0 where all of them are gone, or would be; 3 where some were kept or failed; 4 where none may be removed."""
     if report.items and len(report.of(Outcome.KEPT)) == len(report.items):
         return Unsafe.exit_code
     return exit_code(report, {Outcome.KEPT})
 
 
-async def looked_into(endpoint: Endpoint, get_token: GetToken | None, sleep: Sleep, path: str) -> bool:
+async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: Sleep, path: str) -> bool:
     """Whether there is a message in a queue or in its dead letters. It is looked for there: figures may lag behind.
 
     Raises AccessError, EntityMissing, Unavailable.
@@ -173,7 +173,7 @@ class Pruner:
         prefix = backlog.prefix(self._pair.primary.name)
         there = await self._attempt("list the queues", lambda: self._queues.list_under(prefix, counts=True))
         self._on_event(Listed(self._pair.secondary.name, len(there)))
-        candidates = [each for each in plan(self._pair, there) if only is None or each.path in only]
+        candidates = [each for each in prune_candidates(self._pair, there) if only is None or each.path in only]
         if dry_run:
             return Report(tuple(_planned(each) for each in candidates))
         return Report(tuple(await self._remove_all(candidates)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from sbpair.azure.control_plane import open_namespace
 from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, SbpairError, ServiceRefused
-from sbpair.management.partitioned import Divided, check_room, check_same, fitted, not_partitioned, possible
+from sbpair.management.partitioned import QueueOrTopic, check_room, check_same, fitted, not_partitioned, possible
 from sbpair.model import tiers
 from sbpair.model.report import Outcome, Report, ReportItem, exit_code
 
@@ -49,24 +49,24 @@ class PartitionedEntityState:
     size_bytes: int | None = None
 
     @property
-    def full(self) -> float | None:
+    def fill_ratio(self) -> float | None:
         """How much of its effective size is taken: from 0 to 1."""
         return None if self.size_bytes is None else self.size_bytes / (self.effective_max_size_mb * MEGABYTE_BYTES)
 
 
-PlacedItem = ReportItem[PartitionedEntityState]
-PlacedReport = Report[PartitionedEntityState]
+PartitionItem = ReportItem[PartitionedEntityState]
+PartitionReport = Report[PartitionedEntityState]
 
 
-async def create(
+async def create_partitioned(
     endpoints: Sequence[Endpoint],
-    entity: Divided,
+    entity: QueueOrTopic,
     *,
     group: ResourceGroup | None = None,
     dry_run: bool = False,
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
-) -> PlacedReport:
+) -> PartitionReport:
     """Make `entity` in each of the namespaces, or with `dry_run` say where that would be done.
 
     `entity` is made by `sbpair.management.partitioned`. With a `group`, Resource Manager is asked instead of the
@@ -80,13 +80,13 @@ async def create(
         return await _in_each(places, lambda place: place.make(entity, found[place]), lambda place: found[place])
 
 
-async def listing(
+async def list_partitions(
     endpoints: Sequence[Endpoint],
     *,
     group: ResourceGroup | None = None,
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
-) -> PlacedReport:
+) -> PartitionReport:
     """Every queue and topic of the namespaces, partitioned or not, each namespace's by name.
 
     A namespace of several that cannot be read is a failed Item of its name; it is raised where none can be.
@@ -97,7 +97,7 @@ async def listing(
         )
 
 
-def exit_code_of(report: PlacedReport) -> int:
+def partition_exit_code(report: PartitionReport) -> int:
     """3 where one namespace of several failed."""
     return exit_code(report, ())
 
@@ -110,7 +110,7 @@ class _Place:
         self._control = control
         self._attempt = partial(attempt, sleep=sleep, on_event=on_event)
 
-    async def look(self, entity: Divided) -> PlacedItem:
+    async def look(self, entity: QueueOrTopic) -> PartitionItem:
         """What making it would come to. Raises where the service would refuse it."""
         here = await self._capacity()
         entity = fitted(entity, here.tier, self.name)
@@ -122,7 +122,7 @@ class _Place:
         check_room(entity, others, here.tier, self.name)
         return _item(entity, Outcome.WOULD_CREATE, here, self.name, partitions=possible(here, others, self.name))
 
-    async def make(self, entity: Divided, found: PlacedItem) -> list[PlacedItem]:
+    async def make(self, entity: QueueOrTopic, found: PartitionItem) -> list[PartitionItem]:
         """Make what was not found. Somebody else may have been faster."""
         if found.outcome is Outcome.EXISTING:
             return [found]
@@ -132,14 +132,14 @@ class _Place:
             return [_item(entity, Outcome.CREATED, here, self.name)]
         return [_compared(entity, await self._read(entity), here, self.name)]
 
-    async def everything(self) -> list[PlacedItem]:
+    async def everything(self) -> list[PartitionItem]:
         """Every entity with what it holds."""
         here = await self._capacity()
         entities = sorted(await self._entities(here), key=lambda each: each.path.lower())
         held = await self._held(here)
         return [_item(each, Outcome.OK, here, self.name, size_bytes=held.get(each.path)) for each in entities]
 
-    async def _create(self, entity: Divided, here: Capacity) -> bool:
+    async def _create(self, entity: QueueOrTopic, here: Capacity) -> bool:
         try:
             return await self._attempt(f"create {entity.path}", lambda: self._control.create(entity))
         except ServiceRefused as error:
@@ -148,13 +148,13 @@ class _Place:
                 raise not_partitioned(self.name) from error
             raise
 
-    async def _existing(self, entity: Divided) -> Divided | None:
+    async def _existing(self, entity: QueueOrTopic) -> QueueOrTopic | None:
         try:
             return await self._read(entity)
         except EntityMissing:
             return None
 
-    async def _read(self, entity: Divided) -> Divided:
+    async def _read(self, entity: QueueOrTopic) -> QueueOrTopic:
         # Either kind is read as what it is; a union of the two is no kind.
         like = cast("Queue", entity)
         return await self._attempt(f"read {entity.path}", lambda: self._control.read(like))
@@ -162,7 +162,7 @@ class _Place:
     async def _capacity(self) -> Capacity:
         return await self._attempt("read the namespace's tier", self._control.capacity)
 
-    async def _entities(self, here: Capacity) -> list[Divided]:
+    async def _entities(self, here: Capacity) -> list[QueueOrTopic]:
         queues = await self._attempt("list the queues", self._control.queues)
         topics = await self._attempt("list the topics", self._control.topics) if here.tier.has_everything else []
         return [*queues, *topics]
@@ -174,7 +174,7 @@ class _Place:
         return held
 
 
-def _compared(entity: Divided, existing: Divided, here: Capacity, namespace: str) -> PlacedItem:
+def _compared(entity: QueueOrTopic, existing: QueueOrTopic, here: Capacity, namespace: str) -> PartitionItem:
     if here.tier.whole_namespace and not existing.enable_partitioning:
         raise not_partitioned(namespace)
     check_same(entity, existing, namespace)
@@ -182,14 +182,14 @@ def _compared(entity: Divided, existing: Divided, here: Capacity, namespace: str
 
 
 def _item(
-    entity: Divided,
+    entity: QueueOrTopic,
     outcome: Outcome,
     here: Capacity,
     namespace: str,
     *,
     partitions: tuple[int, ...] = (),
     size_bytes: int | None = None,
-) -> PlacedItem:
+) -> PartitionItem:
     chosen, partitioned = entity.max_size_in_megabytes, entity.enable_partitioning
     effective = tiers.effective_megabytes(here.tier, chosen, partitioned=partitioned)
     partitions = partitions or tiers.partitions_possible(here, partitioned=partitioned)
@@ -208,11 +208,11 @@ async def _open(
 
 async def _in_each(
     places: Sequence[_Place],
-    action: Callable[[_Place], Awaitable[list[PlacedItem]]],
-    failing: Callable[[_Place], PlacedItem],
-) -> PlacedReport:
+    action: Callable[[_Place], Awaitable[list[PartitionItem]]],
+    failing: Callable[[_Place], PartitionItem],
+) -> PartitionReport:
     """What `action` answers, one place after the other; `failing` is the item of a place where it fails."""
-    items: list[PlacedItem] = []
+    items: list[PartitionItem] = []
     errors: list[SbpairError] = []
     for place in places:
         try:
