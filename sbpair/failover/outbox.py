@@ -1,7 +1,7 @@
-"""Messages that neither side of a pair takes, kept in a file of this machine until one of them does.
+"""Messages that neither side of a pair accepts, kept in a file of this machine until one of them does.
 
-The law: what `put` returned for is on the disk, and stays there until `remove`. A process alone owns the file while it
-has it open; a file of another pair or of a newer version, or a broken one, is not touched.
+Invariant: messages are on the disk when `put` returns, and stay there until `remove`. One process at a time owns the
+file; a broken file, or one of another pair or newer version, is not changed.
 """
 
 from __future__ import annotations
@@ -9,36 +9,38 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Lock as Turn
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, SbpairError, StateRefused, UsageError
-from sbpair.runs.database import BROKEN, identity, now_ms
+from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, UsageError
+from sbpair.runs.database import identity, now_ms
 from sbpair.runs.lease import Lock
+from sbpair.runs.sqlite_file import FileFormat, SqliteFile, connect, create_private
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
 log = logging.getLogger(__name__)
 
-APPLICATION_ID: Final = 0x5B9A0B0C
-VERSION: Final = 1
-
 MAX_MESSAGES, MAX_BYTES = 100_000, 256 * 1024 * 1024
 
-SCHEMA = (
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    # `message` is what a backlog queue would have been given, encoded; `tried` is whether it may have arrived already.
-    """CREATE TABLE messages (id INTEGER PRIMARY KEY, entity TEXT NOT NULL COLLATE NOCASE, at_ms INTEGER NOT NULL,
-    tried INTEGER NOT NULL DEFAULT 0, message BLOB NOT NULL)""",
-    "CREATE INDEX by_entity ON messages (entity, id)",
+FORMAT = FileFormat(
+    name="outbox",
+    application_id=0x5B9A0B0C,
+    version=1,
+    schema=(
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        # `message` is encoded as for a backlog queue; `tried` is whether it may have arrived already.
+        """CREATE TABLE messages (id INTEGER PRIMARY KEY, entity TEXT NOT NULL COLLATE NOCASE, at_ms INTEGER NOT NULL,
+        tried INTEGER NOT NULL DEFAULT 0, message BLOB NOT NULL)""",
+        "CREATE INDEX by_entity ON messages (entity, id)",
+    ),
+    elsewhere="name another file: each pair has an outbox of its own",
+    if_broken="keep it, for there may be messages in it, and name another file",
 )
-
-_HINT = "give the pair an outbox of its own"
 
 
 class OutboxMessage(NamedTuple):
@@ -57,7 +59,7 @@ class OutboxDepth(NamedTuple):
     oldest_ms: int
 
 
-class Outbox:
+class Outbox(SqliteFile):
     """The outbox of one client. Every method may be called from any thread, and may wait for the disk.
 
     Raises StateRefused for a file that is not this pair's, LeaseHeld while another process has it, MachineLacks where
@@ -75,15 +77,16 @@ class Outbox:
     ) -> None:
         _check_bound("outbox_messages", max_messages)
         _check_bound("outbox_bytes", max_bytes)
-        self.path = _checked(path)
+        file = _checked(path)
         self._limit = max_messages, max_bytes
         self._clock_ms = clock_ms
         self._turn = Turn()
-        with ExitStack() as opened, self._telling():
-            self._lock = _owned(self.path)
+        with ExitStack() as opened:
+            self._lock = _owned(file)
             opened.callback(self._lock.release)
-            self._db = opened.enter_context(closing(_opened(self.path, pair)))
-            self._load()
+            _make(file)
+            # https://sqlite.org/pragma.html#pragma_synchronous
+            super().__init__(file, FORMAT, identity(pair).items(), any_thread=True, synchronous="FULL")
             opened.pop_all()
 
     def __len__(self) -> int:
@@ -120,7 +123,7 @@ class Outbox:
     def first(self, entity: str, limit: int, max_bytes: int) -> list[OutboxMessage]:
         """The first messages of an entity: as many as have so many bytes, but one at least where there is one."""
         found: list[OutboxMessage] = []
-        with self._turn, self._telling():
+        with self._turn, self.errors():
             rows = self._db.execute(
                 "SELECT id, at_ms, tried, message FROM messages WHERE entity = ? ORDER BY id LIMIT ?",
                 (entity, limit + len(self._refused)),
@@ -151,13 +154,14 @@ class Outbox:
             self._release(entity, 1)
 
     def close(self) -> None:
-        with self._turn, suppress(sqlite3.Error):
-            self._db.close()
+        with self._turn:
+            super().close()
         self._lock.release()
 
     # Each of these is called with `_turn` held.
 
-    def _load(self) -> None:
+    def _prepare(self, owner: list[tuple[str, ...]]) -> None:
+        super()._prepare(owner)
         self._messages = self._bytes = 0
         self._waiting: dict[str, tuple[str, int]] = {}
         self._refused: set[int] = set()
@@ -179,23 +183,8 @@ class Outbox:
             self._waiting.pop(entity.lower(), None)
 
     def _change(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        with self._telling():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.executemany(statement, rows)
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    with suppress(sqlite3.Error):
-                        self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise _told(self.path, error) from error
+        with self.transaction() as db:
+            db.executemany(statement, rows)
 
 
 def summary(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
@@ -207,12 +196,13 @@ def summary(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
     if not file.exists():
         return {}
     try:
-        with closing(_connected(file, "ro")) as db:
-            _check_version(file, db)
+        with closing(connect(file, "ro")) as db:
+            if not FORMAT.check(file, db):
+                return {}
             rows = db.execute("SELECT entity, count(*), min(at_ms) FROM messages GROUP BY entity ORDER BY entity")
             return {entity: OutboxDepth(count, oldest_ms) for entity, count, oldest_ms in rows}
     except sqlite3.Error as error:
-        raise _told(file, error) from error
+        raise FORMAT.translate(file, error) from error
 
 
 # Inside -----------------------------------------------------------------------------------------
@@ -240,85 +230,10 @@ def _owned(path: Path) -> Lock:
         ) from None
 
 
-def _opened(path: Path, pair: Pair) -> sqlite3.Connection:
-    _make(path)
-    with ExitStack() as opened:
-        db = opened.enter_context(closing(_connected(path, "rw")))
-        if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _create(db, pair)
-        _check_version(path, db)
-        _check_pair(path, db, pair)
-        [[checked]] = db.execute("PRAGMA quick_check(1)")
-        if checked != "ok":
-            raise _broken(path, checked)
-        db.execute("PRAGMA journal_mode = WAL")
-        # So each change waits until the disk has it: https://sqlite.org/pragma.html#pragma_synchronous
-        db.execute("PRAGMA synchronous = FULL")
-        opened.pop_all()
-    return db
-
-
 def _make(path: Path) -> None:
-    """An empty file that nobody else can read, which the disk knows by its name: SQLite takes it as it finds it."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except FileExistsError:
-        return
+        create_private(path, durable=True)
     except OSError as error:
         raise MachineLacks(
             f"{path} cannot be used for an outbox: {error.strerror}", hint="name a file that can be written"
         ) from error
-
-
-def _create(db: sqlite3.Connection, pair: Pair) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    for statement in SCHEMA:
-        db.execute(statement)
-    db.executemany("INSERT INTO meta VALUES (?, ?)", identity(pair).items())
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    db.execute(f"PRAGMA user_version = {VERSION}")
-    db.execute("COMMIT")
-
-
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    name = f"file:{quote(str(path))}?mode={mode}"
-    return sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
-
-
-def _check_version(path: Path, db: sqlite3.Connection) -> None:
-    [[application]] = db.execute("PRAGMA application_id")
-    [[version]] = db.execute("PRAGMA user_version")
-    if application != APPLICATION_ID:
-        raise StateRefused(f"{path} is not an outbox of sbpair", hint="name another file")
-    if version > VERSION:
-        raise StateRefused(f"{path} was written by a newer version of sbpair", hint="upgrade, or name another file")
-
-
-def _check_pair(path: Path, db: sqlite3.Connection, pair: Pair) -> None:
-    found, wanted = dict(db.execute("SELECT name, value FROM meta")), identity(pair)
-    if found != wanted:
-        raise StateRefused(
-            f"{path} is the outbox of {found.get('primary')} and {found.get('secondary')}, and not of"
-            f" {wanted['primary']} and {wanted['secondary']}",
-            hint=_HINT,
-        )
-
-
-def _told(path: Path, error: sqlite3.Error) -> SbpairError:
-    if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in BROKEN:
-        return _broken(path, str(error))
-    return MachineLacks(
-        f"the outbox {path} cannot be used: {error}", hint="check its permissions and the free space of its disk"
-    )
-
-
-def _broken(path: Path, why: str) -> StateRefused:
-    return StateRefused(
-        f"the outbox {path} is broken: {why.splitlines()[0]}",
-        hint="keep it, for there may be messages in it, and name another file",
-    )

@@ -226,10 +226,10 @@ def test_the_state_of_another_pair_is_refused_by_every_command_that_reads_it(tmp
         for words in (["syphon", "--once"], ["runs", "list"], ["runs", "show", "2"]):
             code, out, err = await pair.run(*words, SBPAIR_PRIMARY_NAME="fabrikam")
             assert (code, out) == (4, "")
-            whose = "is the state of contoso and contoso-dr, and not of fabrikam and contoso-dr"
+            whose = "is the state of contoso and contoso-dr, not of fabrikam and contoso-dr"
             assert err.splitlines() == [
                 f"error: {tmp_path / 'state.db'} {whose}",
-                "hint: say --state DIR for a directory of its own",
+                "hint: pass --state DIR for another directory",
             ]
 
     on_a_pair(tmp_path, check)

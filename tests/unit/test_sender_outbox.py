@@ -131,9 +131,9 @@ def test_another_process_is_refused_until_this_one_is_killed(path: Path) -> None
 def test_what_is_not_this_pairs_outbox_is_refused_and_not_touched(path: Path) -> None:
     Outbox(path, a_pair()).close()
     before = path.read_bytes()
-    with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, and not of other\.example"):
+    with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, not of other\.example"):
         Outbox(path, a_pair("other"))
-    for pragma, reason in (("user_version = 2", "newer version"), ("application_id = 1", "not an outbox")):
+    for pragma, reason in (("user_version = 2", "newer version"), ("application_id = 1", "not an sbpair outbox")):
         path.write_bytes(before)
         with sqlite3.connect(path) as db:
             db.execute(f"PRAGMA {pragma}")

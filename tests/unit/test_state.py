@@ -21,7 +21,7 @@ from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, SbpairError, State
 from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.move.receipt import Receipt, Tally
 from sbpair.move.run_store import RunStore
-from sbpair.runs.database import VERSION, RunDatabase, state_if_any
+from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import Lease
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, every, find, new_id
@@ -88,7 +88,7 @@ def test_the_state_of_another_pair_is_refused(tmp_path: Path, other: Pair) -> No
     before = (tmp_path / "state.db").read_bytes()
     with pytest.raises(StateRefused, match=r"state\.db is the state of contoso\.example and contoso-dr\.example") as no:
         RunDatabase(tmp_path, other)
-    assert (no.value.exit_code, no.value.hint) == (4, "say --state DIR for a directory of its own")
+    assert (no.value.exit_code, no.value.hint) == (4, "pass --state DIR for another directory")
     assert (tmp_path / "state.db").read_bytes() == before
 
 
@@ -104,7 +104,7 @@ def test_an_emulator_on_another_port_is_the_same_pair(tmp_path: Path) -> None:
 
 def newer(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {FORMAT.version + 1}")
     db.close()
 
 

@@ -1,0 +1,201 @@
+"""SQLite files of sbpair: opened, identified, guarded and written in one way.
+
+Invariant: a broken file, or one of another kind, owner or newer version, is not changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from sbpair.errors import MachineLacks, SbpairError, StateRefused
+
+BUSY_SECONDS = 2.0
+"""How long a change waits for another process's; the event loop waits with it."""
+
+BROKEN: Final = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_FORMAT,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+}
+LOCKED: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """One kind of file: its schema, and the words of its errors.
+
+    `application_id` identifies the kind in SQLite's header. `schema` creates, among others, the table `meta`, which
+    holds the owner. `elsewhere` and `if_broken` are hints: how to choose another file, what to do with a broken one.
+    """
+
+    name: str
+    application_id: int
+    version: int
+    schema: tuple[str, ...]
+    elsewhere: str
+    if_broken: str
+
+    def check(self, path: Path, db: sqlite3.Connection) -> bool:
+        """Return whether the file holds anything. Raises StateRefused for another kind or a newer version."""
+        [[application]] = db.execute("PRAGMA application_id")
+        [[version]] = db.execute("PRAGMA user_version")
+        [[tables]] = db.execute("SELECT count(*) FROM sqlite_master")
+        if tables and application != self.application_id:
+            raise StateRefused(f"{path} is not an sbpair {self.name}", hint=self.elsewhere)
+        if version > self.version:
+            raise StateRefused(
+                f"{path} was written by a newer version of sbpair", hint=f"upgrade sbpair, or {self.elsewhere}"
+            )
+        return bool(tables)
+
+    def broken(self, path: Path, reason: str) -> StateRefused:
+        return StateRefused(f"{path} is broken: {reason.splitlines()[0]}", hint=self.if_broken)
+
+    def translate(self, path: Path, error: sqlite3.Error) -> SbpairError:
+        """Return StateRefused for a broken file, MachineLacks for anything else that SQLite reports."""
+        if result_code(error) in BROKEN:
+            return self.broken(path, str(error))
+        if result_code(error) in LOCKED:
+            return MachineLacks(f"another process keeps {path} locked", hint=f"end that process, or {self.elsewhere}")
+        return MachineLacks(
+            f"{path} cannot be used: {error}", hint=f"check its permissions and the free space, or {self.elsewhere}"
+        )
+
+
+class SqliteFile:
+    """An open file of one format. `owner` is the content of its table `meta`: a file of another owner is refused.
+
+    `exclusive` keeps other processes out while the file is open. `synchronous` is SQLite's pragma: FULL waits for the
+    disk at each change, NORMAL survives a killed process, not a power failure.
+    Raises StateRefused, and MachineLacks if this machine does not permit it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file_format: FileFormat,
+        owner: Iterable[tuple[str, ...]],
+        *,
+        busy_seconds: float = BUSY_SECONDS,
+        any_thread: bool = False,
+        exclusive: bool = False,
+        synchronous: str = "NORMAL",
+    ) -> None:
+        self.path = path
+        self._format = file_format
+        with self.errors():
+            self._db = connect(path, busy_seconds=busy_seconds, any_thread=any_thread)
+            try:
+                if exclusive:
+                    # SQLite keeps this lock until the connection closes, however the process ends.
+                    self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                    self._db.execute("BEGIN EXCLUSIVE")
+                    self._db.execute("COMMIT")
+                self._prepare([tuple(row) for row in owner])
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute(f"PRAGMA synchronous = {synchronous}")
+            except BaseException:
+                self._db.close()
+                raise
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # it could not fold its log into the file: the next connection does
+            self._db.close()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Translate SQLite's errors inside the block."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit all changes of the block, or none of them if it raises."""
+        db = self._db
+        with self.errors():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    with suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                raise
+
+    def _translate(self, error: sqlite3.Error) -> SbpairError:
+        return self._format.translate(self.path, error)
+
+    def _prepare(self, owner: list[tuple[str, ...]]) -> None:
+        if not self._format.check(self.path, self._db):
+            with self.transaction():
+                self._create(owner)
+        [[result]] = self._db.execute("PRAGMA quick_check(1)")
+        if result != "ok":
+            raise self._format.broken(self.path, result)
+        found = self._db.execute("SELECT * FROM meta").fetchall()
+        if set(found) != set(owner):
+            raise StateRefused(
+                f"{self.path} is the {self._format.name} of {_describe(found)}, not of {_describe(owner)}",
+                hint=self._format.elsewhere,
+            )
+
+    def _create(self, owner: list[tuple[str, ...]]) -> None:
+        if self._format.check(self.path, self._db):  # another process created it first
+            return
+        for statement in self._format.schema:
+            self._db.execute(statement)
+        values = ", ".join("?" * len(owner[0]))
+        self._db.executemany(f"INSERT INTO meta VALUES ({values})", owner)  # noqa: S608
+        self._db.execute(f"PRAGMA application_id = {self._format.application_id}")
+        self._db.execute(f"PRAGMA user_version = {self._format.version}")
+
+
+def connect(
+    path: Path, mode: str = "rw", *, busy_seconds: float = BUSY_SECONDS, any_thread: bool = False
+) -> sqlite3.Connection:
+    """Open an existing file, with autocommit. `mode` is SQLite's: `rw` or `ro`."""
+    uri = f"file:{quote(str(path))}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=not any_thread)
+
+
+def result_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def create_private(path: Path, *, durable: bool = False) -> None:
+    """Create an empty file that only this user can read; leave an existing one alone. Raises OSError.
+
+    SQLite gives the files it puts beside this one the same mode. `durable` syncs the directory entry.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        # Not even opened: closing it would undo the locks that another connection of this process has on it.
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        return
+    if durable:
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _describe(owner: Iterable[tuple[Any, ...]]) -> str:
+    return " and ".join(str(row[-1]) for row in owner)
