@@ -86,8 +86,8 @@ def sweep(archive: Archive, planned: GarbageCollection) -> None:
 
 def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
     """By its files, and by what a run writes at its very end: so none that still goes on, on whatever machine."""
-    if proof.left:
-        raise _refused(archive, f"has {proof.left} messages left to send")
+    if proof.unsent:
+        raise _refused(archive, f"has {proof.unsent} messages left to send")
     if not proof.balanced:
         raise Unsafe(
             f"the files of run {archive.run} contradict each other, and nothing of them is taken away",

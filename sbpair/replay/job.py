@@ -96,19 +96,19 @@ class ReplayResult:
 
 def document(proof: Proof, run: ReplayRun) -> dict[str, Any]:
     """The proof as the JSON contract has it. What a direct run has taken was never archived."""
-    numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "left", "copies")
+    numbers = ("archived", "acknowledged", "expired", "quarantined", "deduplicated", "unsent", "copies")
     told: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(proof, name) for name in numbers}}
     queues = proof.queues
     if run.direct:
-        told |= {"archived": None, "left": None, "taken": proof.archived, "in_doubt": proof.left}
-        names = {"archived": "taken", "left": "in_doubt"}
+        told |= {"archived": None, "unsent": None, "received": proof.archived, "in_doubt": proof.unsent}
+        names = {"archived": "received", "unsent": "in_doubt"}
         queues = {queue: {names.get(name, name): n for name, n in each.items()} for queue, each in queues.items()}
     return {
         **told,
         "balanced": proof.balanced,
         **{name: getattr(proof, name) for name in ("contradictions", "unknown", "segments")},
         "queues": queues,
-        **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful", "more_doubtful")},
+        **{name: getattr(proof, name) for name in ("destinations", "reasons", "doubtful", "doubtful_total")},
         **{name: getattr(proof, name) for name in ("remaining_in_queues", "unreadable")},
     }
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sbpair.model.message_key import Key
     from sbpair.move.message.route import Facts, Route
 
-ALREADY_SENT, DEDUPLICATED, LEFT = "already_sent", "deduplicated", "left"
+ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 
 MAX_REMEMBERED = 10_000_000
 """Message ids that are kept, in some 70 bytes each."""
@@ -55,7 +55,7 @@ class PlanPreview:
         destination = decision.destination if isinstance(decision, Send) else (facts.path or "").strip("/")
         again = isinstance(decision, Send) and self._is_known(destination, facts.message_id)
         if self._chosen and destination.lower() not in self._chosen:
-            return LEFT, again
+            return UNSENT, again
         return (DEDUPLICATED if again and self._once else None), again
 
     def _is_known(self, destination: str, message_id: str | None) -> bool:

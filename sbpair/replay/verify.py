@@ -53,10 +53,10 @@ KINDS = (SEGMENTS, *OUTCOMES)
 
 @dataclass
 class Proof:
-    """Counts are messages. `copies` are rows beyond the first of a message; `left` have come to no end yet.
+    """Counts are messages. `copies` are rows beyond the first of a message; `unsent` have come to no end yet.
 
     `contradictions` have come to two different ends, and `unknown` to one without being in a segment. `doubtful` names
-    those that may be in the primary twice, and `more_doubtful` counts those beyond NAMED_MOST; `unreadable` are files
+    those that may be in the primary twice, at most MAX_NAMED of `doubtful_total`; `unreadable` are files
     that would name more of them: those that are not synced may be cut short by a loss of power. `remaining_in_queues`
     were in the backlog when the run began, and still were when it was drained: {queue: how many}.
     """
@@ -67,7 +67,7 @@ class Proof:
     quarantined: int = 0
     deduplicated: int = 0
     copies: int = 0
-    left: int = 0
+    unsent: int = 0
     contradictions: int = 0
     unknown: int = 0
     segments: int = 0
@@ -75,7 +75,7 @@ class Proof:
     destinations: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     named: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)
-    more_doubtful: int = 0
+    doubtful_total: int = 0
     unreadable: list[str] = field(default_factory=list)
     remaining_in_queues: dict[str, int] = field(default_factory=dict)
 
@@ -93,13 +93,13 @@ class Proof:
         """0 where all of it has arrived; 3 where somebody has to look, or to resume; 1 where it is wrong."""
         if self.contradictions or self.unknown:
             return 1
-        return 3 if self.left or self.expired or self.quarantined or self.remaining_in_queues else 0
+        return 3 if self.unsent or self.expired or self.quarantined or self.remaining_in_queues else 0
 
 
 def verify(archive: Archive, run: ReplayRun) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there.
 
-    Of a direct run, `archived` is what was taken, as far as anything was written of it, and `left` what is in doubt.
+    Of a direct run, `archived` is what was received, as far as anything was written of it, and `unsent` what is in doubt.
     """
     if archive.exists(SWEPT):
         raise swept(archive)
@@ -281,7 +281,7 @@ def _judge(proof: Proof, counts: dict[str, Counter[str]], known: pa.Table) -> No
         proof.contradictions += messages * max(0, len(ends) - 1)
         if row[SEGMENTS]:
             here["archived"] += messages
-            here["left"] += 0 if ends else messages
+            here["unsent"] += 0 if ends else messages
         else:
             proof.unknown += messages * len(ends)
 
@@ -307,7 +307,7 @@ def _name_doubled(archive: Archive, proof: Proof, paths: list[str], suspects: di
 
 
 def _sum_up(proof: Proof, tally: SliceCounts) -> None:
-    names = ("archived", *BUCKETS.values(), "left")
+    names = ("archived", *BUCKETS.values(), "unsent")
     proof.queues = {queue: {name: here[name] for name in names} for queue, here in tally.queues.items()}
     for name in names:
         setattr(proof, name, sum(here[name] for here in tally.queues.values()))
@@ -318,10 +318,11 @@ def _sum_up(proof: Proof, tally: SliceCounts) -> None:
 def _name(proof: Proof, key: Key, destination: str | None) -> None:
     queue, number, _, message_id = key
     named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
+    if tuple(named.values()) in proof.named:
+        return
+    proof.doubtful_total += 1
     if len(proof.named) < MAX_NAMED:
         proof.named[tuple(named.values())] = named
-    elif tuple(named.values()) not in proof.named:
-        proof.more_doubtful += 1
 
 
 def _name_unanswered(archive: Archive, proof: Proof, broken: list[str] | None) -> None:

@@ -410,4 +410,4 @@ def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) ->
     done = sbpair("verify", "r1", "--archive", str(tmp_path))
 
     assert done.returncode == 3
-    assert f"3 left in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout
+    assert f"3 remaining in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout

@@ -21,7 +21,7 @@ from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from tests.cli.test_replay import sbpair
 
-FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "left", "deferred", "scheduled")
+FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "unsent", "deferred", "scheduled")
 
 
 def stranded(message_id: str, aliases: Aliases | None) -> bytes:
@@ -102,7 +102,7 @@ def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
     [
         ((), {"sent": 7, "quarantined": 1}),
         (("--dedup", "message-id", "--ttl", "remaining"), {"sent": 5, "deduplicated": 1, "expired": 1}),
-        (("--destination", "Orders", "--queue", "1"), {"sent": 2, "left": 3}),
+        (("--destination", "Orders", "--queue", "1"), {"sent": 2, "unsent": 3}),
     ],
 )
 def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates: dict[str, int]) -> None:

@@ -85,7 +85,7 @@ def test_every_end_counts_and_the_equation_balances(archive: Archive) -> None:
     proof = proof_of(archive)
 
     ends = (proof.acknowledged, proof.expired, proof.quarantined, proof.deduplicated)
-    assert (proof.archived, *ends, proof.left) == (4, 1, 1, 1, 1, 0)
+    assert (proof.archived, *ends, proof.unsent) == (4, 1, 1, 1, 1, 0)
     assert proof.balanced
     assert proof.exit_code == 3
     assert proof.queues[QUEUE]["archived"] == 4
@@ -117,7 +117,7 @@ def test_all_parts_of_a_key_must_match(archive: Archive, other: Key) -> None:
 
     proof = proof_of(archive)
 
-    assert (proof.left, proof.unknown, proof.balanced, proof.exit_code) == (1, 1, False, 1)
+    assert (proof.unsent, proof.unknown, proof.balanced, proof.exit_code) == (1, 1, False, 1)
 
 
 def test_what_has_come_to_no_end_is_left(archive: Archive) -> None:
@@ -126,7 +126,7 @@ def test_what_has_come_to_no_end_is_left(archive: Archive) -> None:
 
     proof = proof_of(archive)
 
-    assert (proof.left, proof.balanced, proof.exit_code) == (1, False, 3)
+    assert (proof.unsent, proof.balanced, proof.exit_code) == (1, False, 3)
 
 
 def test_a_doubt_is_written_down_before_the_end_of_its_message(
@@ -266,7 +266,7 @@ def test_what_a_dead_attempt_had_in_hand_may_have_arrived_whatever_came_of_it(ar
 
 
 def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.verify.NAMED_MOST", 2)
+    monkeypatch.setattr("sbpair.replay.verify.MAX_NAMED", 2)
     put(archive, "one", *map(key, range(4)))
     end(archive, LEDGER, *map(key, range(4)))
     end(archive, DOUBTFUL, *map(key, range(4)))
@@ -274,7 +274,7 @@ def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, mon
 
     proof = proof_of(archive)
 
-    assert (len(proof.doubtful), proof.more_doubtful) == (2, 2)
+    assert (len(proof.doubtful), proof.doubtful_total) == (2, 4)
     [told] = [line for line in table({"run": "r1", **job.document(proof, RUN), "seconds": 0.0}) if "twice" in line]
     assert told.startswith("may be there twice: 4 (")
 
@@ -325,7 +325,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
     ended = set[int]().union(*ends.values())
     segments = [number for kind, _, number in rows if kind == SEGMENTS and not direct]
     archived = ended.union(*held.values()) if direct else set(segments)
-    assert (proof.archived, proof.left) == (len(archived), len(archived - ended))
+    assert (proof.archived, proof.unsent) == (len(archived), len(archived - ended))
     assert proof.copies == len(segments) - len(set(segments))
     told = (proof.acknowledged, proof.expired, proof.quarantined, proof.deduplicated)
     assert told == tuple(len(ends[kind]) for kind in KINDS)
@@ -340,7 +340,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
         or any(number in numbers and other != attempt for other, numbers in held.items())
     }
     assert {each["sequence_number"] for each in proof.doubtful} == doubled
-    assert proof.queues[QUEUE]["left"] + proof.queues[QUEUE + "1"]["left"] == proof.left
+    assert proof.queues[QUEUE]["unsent"] + proof.queues[QUEUE + "1"]["unsent"] == proof.unsent
 
 
 def odd(number: int) -> Key:

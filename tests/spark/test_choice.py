@@ -78,7 +78,7 @@ def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_p
 
     proof = result.proof
     # The other twin was chosen, and waits for the one that was not: it comes before it.
-    assert (proof.archived, proof.acknowledged, proof.left, proof.exit_code) == (9, 3, 6, 3)
+    assert (proof.archived, proof.acknowledged, proof.unsent, proof.exit_code) == (9, 3, 6, 3)
     assert (proof.contradictions, proof.unknown) == (0, 0)
     assert sorted(place.ids()) == ["buried", "m0", "m2"]
     assert place.left() == 0
@@ -153,11 +153,11 @@ def everything_else_is_sent_when_it_is_asked_for(place: World, tmp_path: Path, a
     with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
         resume(Selection((), "cast(message_id AS int) > 3"))
     assert archive.run in failed.value.hint
-    assert resume(None).left == 6
+    assert resume(None).unsent == 6
 
     proof = resume(EVERYTHING)
 
-    assert (proof.left, proof.acknowledged, proof.deduplicated, proof.quarantined) == (0, 6, 1, 2)
+    assert (proof.unsent, proof.acknowledged, proof.deduplicated, proof.quarantined) == (0, 6, 1, 2)
     assert proof.balanced
     assert sorted(place.ids()) == ["buried", "m0", "m1", "m2", "m3", "twin"]
     # What still can go nowhere is in the archive, and in no dead-letter queue again.
@@ -178,7 +178,7 @@ def test_without_order_with_repetitions_and_with_a_destination_that_is_missing(p
     result = job.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
 
     proof = result.proof
-    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.left) == (33, 32, 1, 0)
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (33, 32, 1, 0)
     assert proof.balanced
     assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(30)), "again", "again"])
     assert place.altered() == []

@@ -62,7 +62,7 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
 
     proof = move(made)
 
-    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.left) == (61, 60, 1, 0)
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (61, 60, 1, 0)
     assert proof.balanced
     assert proof.exit_code == 3
     assert sorted(place.ids()) == sorted(f"m{number}" for number in range(60))
@@ -75,7 +75,7 @@ def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> No
     place.strand_many(2)
     made = job_of(place, tmp_path)
     told = job.document(move(made), made.run)
-    assert (told["mode"], told["archived"], told["left"], told["taken"], told["in_doubt"]) == (
+    assert (told["mode"], told["archived"], told["unsent"], told["received"], told["in_doubt"]) == (
         "direct",
         None,
         None,
@@ -83,7 +83,7 @@ def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> No
         0,
     )
     assert told["queues"][place.queues[0]] == {
-        "taken": 1,
+        "received": 1,
         "acknowledged": 1,
         "expired": 0,
         "quarantined": 0,
@@ -145,10 +145,10 @@ def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: Worl
     dead.has_in_hand([Entry(first, "orders"), Entry(second, "orders")])
 
     before = verify(made.open(), made.run)
-    assert (before.archived, before.acknowledged, before.left) == (2, 1, 1)
+    assert (before.archived, before.acknowledged, before.unsent) == (2, 1, 1)
     proof = move(made)
 
-    assert (proof.archived, proof.acknowledged, proof.left) == (6, 6, 0)
+    assert (proof.archived, proof.acknowledged, proof.unsent) == (6, 6, 0)
     assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
     assert place.left() == 0
     assert [each["message_id"] for each in proof.doubtful] == [second[3]]
@@ -418,7 +418,7 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
     assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
     assert sorted(place.ids()) == sorted(place.sent)
     told = json.loads(json.dumps(result.document()))
-    assert (told["mode"], told["archived"], told["taken"], told["acknowledged"]) == ("direct", None, 200, 200)
+    assert (told["mode"], told["archived"], told["received"], told["acknowledged"]) == ("direct", None, 200, 200)
     assert [event.name for event in heard if hasattr(event, "name")][:3] == ["check", "spark", "move"]
 
     again = job.resume(place.request(tmp_path), first.run.id, heard.append)

@@ -60,7 +60,7 @@ def test_what_strikes_the_line_in_each_phase_loses_nothing(
             assert running.is_in(phase, MESSAGES), "the fault came too late to prove anything"
         told = running.receipt()
     assert told is not None, "it goes on by itself"
-    if told["left"] or place.left():
+    if told["unsent"] or place.left():
         with replay(place, tmp_path, request=request, resume=running.run) as again:
             told = again.receipt()
         assert told is not None

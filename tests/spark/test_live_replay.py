@@ -76,7 +76,7 @@ def test_a_run_is_looked_at_kept_to_one_stopped_and_resumed(tmp_path: Path) -> N
         told = json.loads(out)
         assert first.returncode == 130, said
         assert told["stopped"]
-        assert told["left"] == MESSAGES - told["acknowledged"] > 0
+        assert told["unsent"] == MESSAGES - told["acknowledged"] > 0
         assert len(place.ids()) == told["acknowledged"], "a stop doubles nothing, and forgets nothing"
         assert f"sbpair replay resume {run}" in said
 

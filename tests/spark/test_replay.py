@@ -91,12 +91,12 @@ def a_repetition_is_written_off_however_late(
     """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
     [written_off] = archive.files(DEDUPLICATED)
     archive.remove(written_off)
-    assert verify(archive, load(archive)).left == 1
+    assert verify(archive, load(archive)).unsent == 1
     now = time.time
     with monkeypatch.context() as later:
         later.setattr(time, "time", lambda: now() + 7_200)
         proof = job.resume(place.request(tmp_path), archive.run, lambda _event: None).proof
-    assert (proof.deduplicated, proof.left, proof.balanced) == (1, 0, True)
+    assert (proof.deduplicated, proof.unsent, proof.balanced) == (1, 0, True)
     assert place.ids().count("again") == 1
 
 
@@ -106,7 +106,7 @@ def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
     archive.remove(chunk)
     proof = verify(archive, load(archive))
     assert not proof.balanced
-    assert (proof.left, proof.exit_code) == (lost, 3)
+    assert (proof.unsent, proof.exit_code) == (lost, 3)
 
 
 def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_sends_it(
@@ -117,10 +117,10 @@ def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_se
         place.running.advance(0.001)
 
     proof = (first := run(place, tmp_path, replace(QUICK, dedup=DedupMode.MESSAGE_ID))).proof
-    assert (proof.archived, proof.quarantined, proof.deduplicated, proof.left, proof.exit_code) == (3, 1, 0, 2, 3)
+    assert (proof.archived, proof.quarantined, proof.deduplicated, proof.unsent, proof.exit_code) == (3, 1, 0, 2, 3)
 
     proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
-    assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.left) == (1, 1, 1, 0)
+    assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.unsent) == (1, 1, 1, 0)
     assert proof.balanced
     assert (place.ids(), place.altered()) == (["twin"], [])
 

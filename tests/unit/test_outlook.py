@@ -36,7 +36,7 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
     named_ones = [place for place in places if place[1]]
     assert sum(n for (_, again), n in said.items() if again) == len(named_ones) - len(set(named_ones))
     left = [message for message in messages if chosen and (message.path or "").lower() != "orders"]
-    assert sum(n for (fate, _), n in said.items() if fate == plan_preview.LEFT) == len(left)
+    assert sum(n for (fate, _), n in said.items() if fate == plan_preview.UNSENT) == len(left)
     ours = [place for place in named_ones if not chosen or place[0] == "orders"]
     assert said[plan_preview.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
 

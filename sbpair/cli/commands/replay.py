@@ -198,14 +198,14 @@ def run_command(
       {"schema": "sbpair/replay-event/1", "time": "", "level": "info", "event": "progress", "phase": "drain",
        "queue": null, "messages": 0, "of": null, "per_second": 0.0, "eta_seconds": null}
 
-    JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "left" is still to be sent:
+    JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "unsent" is still to be sent:
 
       {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
-       "quarantined": 0, "deduplicated": 0, "left": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "more_doubtful": 0,
+       "quarantined": 0, "deduplicated": 0, "unsent": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
+       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "doubtful_total": 0,
        "remaining_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
 
-    Of a direct run "archived" and "left" are null, and there are "taken", which is acknowledged + expired + quarantined
+    Of a direct run "archived" and "unsent" are null, and there are "received", which is acknowledged + expired + quarantined
     + in_doubt, and "in_doubt".
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
@@ -345,7 +345,7 @@ app.command("package", cls=Command)(replay_submit.package_command)
 def table(told: Document) -> Iterator[str]:
     """The proof for people: the equation first."""
     yield f"run {told['run']}"
-    whole, rest = ("archived", "left") if told["mode"] == "archive" else ("taken", "in_doubt")
+    whole, rest = ("archived", "unsent") if told["mode"] == "archive" else ("received", "in_doubt")
     yield (
         f"{whole} {told[whole]} = "
         + " + ".join(f"{told[bucket]} {bucket}" for bucket in BUCKETS)
@@ -360,11 +360,10 @@ def table(told: Document) -> Iterator[str]:
     named: Any = told["doubtful"]
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
-        more: Any = told["more_doubtful"]
-        count = len(named) + more
+        count: Any = told["doubtful_total"]
         yield clean(f"may be there twice: {count} ({some}{', …' if count > 3 else ''})")
     for queue, number in _mapping(told["remaining_in_queues"]).items():
-        yield clean(f"{number} left in {queue}: somebody else has them locked, or has deferred them")
+        yield clean(f"{number} remaining in {queue}: somebody else has them locked, or has deferred them")
     for path in _list(told["unreadable"]):
         yield f"{path} cannot be read: it would name some that may be there twice"
     if told["contradictions"] or told["unknown"]:
@@ -460,12 +459,12 @@ def _told(screen: Screen, act: Any) -> int:
     if result.stopped and code in (0, PARTIAL):
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
         return INTERRUPTED
-    if result.proof.left and not result.run.direct:
+    if result.proof.unsent and not result.run.direct:
         others = "; --all sends what was not chosen" if result.run.options.selection else ""
-        left = f"{result.proof.left} messages are left in the archive"
-        screen.warn(f"{left}: sbpair replay resume {result.run.id} goes on{others}")
+        unsent = f"{result.proof.unsent} messages are unsent in the archive"
+        screen.warn(f"{unsent}: sbpair replay resume {result.run.id} goes on{others}")
     if there := sum(result.proof.remaining_in_queues.values()):
         screen.warn(
-            f"{there} messages are left in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
+            f"{there} messages remain in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
         )
     return code

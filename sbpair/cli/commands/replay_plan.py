@@ -50,7 +50,7 @@ def command(
     Spark. Each message is looked at, which takes a while where there are millions.
 
     A message is counted by what would become of it: sent; already sent, by the syphon's journal; deduplicated (--dedup
-    message-id), expired (--ttl remaining) or quarantined, which are kept in the archive; left there, for it is for none
+    message-id), expired (--ttl remaining) or quarantined, which are kept in the archive; unsent there, for it is for none
     of the --destination; deferred or scheduled, which stay in the backlog. "duplicates" are those that repeat the
     message id of another one for the same destination, whatever --dedup says.
 
@@ -63,7 +63,7 @@ def command(
     JSON; what would become of the messages adds up to "messages":
 
       {"schema": "sbpair/replay-plan/1", "messages": 0, "bytes": 0, "sent": 0, "already_sent": 0,
-       "deduplicated": 0, "expired": 0, "quarantined": 0, "left": 0, "deferred": 0, "scheduled": 0, "duplicates": 0,
+       "deduplicated": 0, "expired": 0, "quarantined": 0, "unsent": 0, "deferred": 0, "scheduled": 0, "duplicates": 0,
        "overdue": 0, "scheduled_in_future": 0, "oldest_seconds": null, "newest_seconds": null, "queues": [],
        "destinations": [], "flows": [], "unroutable": [], "ttl": "original", "tiers": {}, "limits": {},
        "seconds": 0.0, "operations": {}, "cost": {}, "notes": []}
@@ -104,7 +104,7 @@ def command(
     screen.result(told, [told], forecast.table(result, forecast.REPLAY))
     for note in notes:
         screen.warn(note)
-    return PARTIAL if result.doomed or any(flow.fates["left"] for flow in result.flows) else 0
+    return PARTIAL if result.doomed or any(flow.fates["unsent"] for flow in result.flows) else 0
 
 
 def _notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:

@@ -48,7 +48,7 @@ REPLAY = ForecastWording(
         "deduplicated": "deduplicated",
         "expired": "expired",
         "dead_lettered": "quarantined",
-        "left": "left",
+        "unsent": "unsent",
         "deferred": "deferred",
         "scheduled": "scheduled",
     },
