@@ -307,7 +307,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
 ) -> None:
     run = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)) if direct else RUN
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sbpair.replay.verify.SLICE_MOST", max_slice)
+        patched.setattr("sbpair.replay.verify.MAX_SLICE", max_slice)
         archive = Archive(directory, RUN.id)
         runs.save(archive, run)
         for name, (kind, attempt, numbers) in enumerate(files):
@@ -354,7 +354,7 @@ def test_slices_make_no_difference(archive: Archive, monkeypatch: pytest.MonkeyP
     end(archive, LEDGER, *map(key, range(17)))
     whole = proof_of(archive)
 
-    monkeypatch.setattr("sbpair.replay.verify.SLICE_MOST", 3)
+    monkeypatch.setattr("sbpair.replay.verify.MAX_SLICE", 3)
 
     assert proof_of(archive) == whole
 

@@ -190,8 +190,8 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
 def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
     broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.shard_source.CHUNK_MOST", DEFAULT_BATCH_LIMITS.moving // 2)
-    monkeypatch.setattr("sbpair.replay.ledger.SAID_MOST", 1)
+    monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", DEFAULT_BATCH_LIMITS.moving // 2)
+    monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 1)
     place.strand_many(MANY)
     job = job_of(place, own_disk, segment_messages=MANY)
     drain(job)
@@ -429,7 +429,7 @@ def test_what_a_send_got_no_answer_for_is_named_though_its_task_never_ends(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is sent again and accepted, and the ledger has it. Then the task is killed: nobody else will send it."""
-    monkeypatch.setattr("sbpair.replay.shard_source.CHUNK_MOST", 10)
+    monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", 10)
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, rate=50.0)
     drain(job)
