@@ -30,7 +30,7 @@ from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, SENDING, Archive
 from sbpair.replay.drain_cutoff import DrainCutoff
 from sbpair.replay.drain_task import IDLE_SECONDS, accepted_before, tasks_of
 from sbpair.replay.event_loop import run
-from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, held, keys_of
+from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, keys_of, read_held
 from sbpair.replay.retry import TRIES as CONNECTIONS
 from sbpair.replay.retry import back_off_seconds
 from sbpair.replay.schema import KEY
@@ -256,7 +256,7 @@ def accepted_at_death(archive: Archive, queue: str, shard: int) -> Known:
     mine: set[Key] = set()
     for path in archive.files(SENDING):
         with suppress(StateRefused):  # a loss of power may have cut it short: the proof says so
-            mine.update(key for key in held(archive, path) if key[0].lower() == queue.lower())
+            mine.update(key for key in read_held(archive, path) if key[0].lower() == queue.lower())
     found: Known = set()
     if mine:
         for path in archive.files(f"{LEDGER}/{shard}"):

@@ -180,7 +180,7 @@ def keys_of(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
-def held(archive: Archive, path: str) -> Iterator[Key]:
+def read_held(archive: Archive, path: str) -> Iterator[Key]:
     """What an attempt said it had in hand. Raises StateRefused behind the last that can be read.
 
     A loss of power may cut such a file short; and so may a kill, of what nothing had come of yet.

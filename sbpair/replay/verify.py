@@ -30,7 +30,7 @@ from sbpair.replay.archive import (
     Archive,
     counted,
 )
-from sbpair.replay.ledger import Key, check_shards, foreign, held, keys_of
+from sbpair.replay.ledger import Key, check_shards, foreign, keys_of, read_held
 from sbpair.replay.schema import KEY, KEYS, OUTCOME, SEGMENT
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ def _in_hand_at_death(archive: Archive, proof: Proof) -> dict[Key, set[str]]:
     for path in archive.files(SENDING):
         attempt = path.removeprefix(f"{SENDING}/").partition(".")[0]
         try:
-            for key in held(archive, path):
+            for key in read_held(archive, path):
                 found.setdefault(key, set()).add(attempt)
         except StateRefused:
             proof.unreadable.append(path)

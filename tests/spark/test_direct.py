@@ -26,7 +26,7 @@ from sbpair.replay import job, progress
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
 from sbpair.replay.direct_task import Direct, RecordedSource, _entries, accepted_at_death
 from sbpair.replay.drain_task import tasks_of
-from sbpair.replay.ledger import Entry, Ledger, held
+from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.progress import ReplayPhase, moved
 from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save
 from sbpair.replay.selection import Selection
@@ -298,7 +298,7 @@ def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
     with pytest.raises(errors.MachineLacks, match="full"):
         move(made)
     assert place.left() == 4
-    held = [key for path in made.open().files(SENDING) for key in held(made.open(), path)]
+    held = [key for path in made.open().files(SENDING) for key in read_held(made.open(), path)]
     assert held, "what may be there twice can be told"
 
 

@@ -22,7 +22,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import dedup, shard_source
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, held, keys_of
+from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, keys_of, read_held
 from sbpair.replay.shard_source import COLUMNS, ShardSource
 from tests.spark.segments import write_segment
 
@@ -53,7 +53,7 @@ def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
 
 def written(archive: Archive, kind: str) -> list[Key]:
     def read(path: str) -> list[Key]:
-        return list(held(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
+        return list(read_held(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
 
     return [each for path in archive.files(kind) for each in read(path)]
 
@@ -187,7 +187,7 @@ def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -
             path.write_bytes(whole[:size] + rest)
             found = list[Key]()
             with nullcontext() if size in boundaries and not rest else pytest.raises(errors.StateRefused):
-                found.extend(held(archive, path.relative_to(archive.root).as_posix()))
+                found.extend(read_held(archive, path.relative_to(archive.root).as_posix()))
             minimum = 2 * sum(boundary <= size for boundary in boundaries)
             assert found[:minimum] == [key(number) for number in range(minimum)]
 

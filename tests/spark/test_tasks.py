@@ -25,7 +25,7 @@ from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import job as replays
 from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
-from sbpair.replay.ledger import Ledger, held
+from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.send_task import move_context
 from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
 from sbpair.replay.task_lease import TaskLease
@@ -200,7 +200,7 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
         send(job)
 
     proof = proof_of(job)
-    held = sum(len([*held(job.open(), path)]) for path in job.open().files(SENDING))
+    held = sum(len([*read_held(job.open(), path)]) for path in job.open().files(SENDING))
     assert 0 < proof.acknowledged < MANY
     assert len(place.ids()) <= proof.acknowledged + held < MANY
     send(job)
