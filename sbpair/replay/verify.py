@@ -99,7 +99,7 @@ class Proof:
 def verify(archive: Archive, run: ReplayRun) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for one that is broken, another run's, or not there.
 
-    Of a direct run, `archived` is what was received, as far as anything was written of it, and `unsent` what is in doubt.
+    Of a direct run, `archived` is what the number received as far as the files show, and `unsent` the number in doubt.
     """
     if archive.exists(SWEPT):
         raise swept(archive)

@@ -201,12 +201,11 @@ def run_command(
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "unsent" is still to be sent:
 
       {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
-       "quarantined": 0, "deduplicated": 0, "unsent": 0, "copies": 0, "balanced": true, "contradictions": 0, "unknown": 0,
-       "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [], "doubtful_total": 0,
-       "remaining_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
+       "quarantined": 0, "deduplicated": 0, "unsent": 0, "copies": 0, "balanced": true,
+       "contradictions": 0, "unknown": 0, "segments": 0, "queues": {}, "destinations": {}, "reasons": {},
+       "doubtful": [], "doubtful_total": 0, "remaining_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
 
-    Of a direct run "archived" and "unsent" are null, and there are "received", which is acknowledged + expired + quarantined
-    + in_doubt, and "in_doubt".
+    Of a direct run "archived" and "unsent" are null; "received" is acknowledged + expired + quarantined + "in_doubt".
 
     Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
     was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or

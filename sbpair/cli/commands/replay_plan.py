@@ -50,8 +50,8 @@ def command(
     Spark. Each message is looked at, which takes a while where there are millions.
 
     A message is counted by what would become of it: sent; already sent, by the syphon's journal; deduplicated (--dedup
-    message-id), expired (--ttl remaining) or quarantined, which are kept in the archive; unsent there, for it is for none
-    of the --destination; deferred or scheduled, which stay in the backlog. "duplicates" are those that repeat the
+    message-id), expired (--ttl remaining) or quarantined, which are kept in the archive; unsent, for none of the
+    --destination; deferred or scheduled, which stay in the backlog. "duplicates" are those that repeat the
     message id of another one for the same destination, whatever --dedup says.
 
     There is no --where here: only Spark can tell what its SQL means. sbpair replay run refuses one that is wrong before
