@@ -201,9 +201,9 @@ def run_command(
     JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "unsent" is still to be sent:
 
       {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
-       "quarantined": 0, "deduplicated": 0, "unsent": 0, "copies": 0, "balanced": true,
-       "contradictions": 0, "unknown": 0, "segments": 0, "queues": {}, "destinations": {}, "reasons": {},
-       "doubtful": [], "doubtful_total": 0, "remaining_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
+       "quarantined": 0, "deduplicated": 0, "unsent": 0, "copies": 0, "balanced": true, "contradictions": 0,
+       "unknown": 0, "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [],
+       "doubtful_total": 0, "remaining_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
 
     Of a direct run "archived" and "unsent" are null; "received" is acknowledged + expired + quarantined + "in_doubt".
 
