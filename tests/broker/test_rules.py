@@ -638,8 +638,7 @@ def test_the_parser_library_is_imported_with_the_first_expression_only() -> None
         "import sys, sbpair.emulator.server, sbpair.emulator.frontends.amqp.amqp_connection; "
         "import sbpair.emulator.frontends.atom.atom_frontend; "
         "assert 'lark' not in sys.modules; "
-        "from sbpair.emulator.entities.rules.rule import SubscriptionRule, SqlRuleFilter; SubscriptionRule(); "
-        "assert 'lark' not in sys.modules; "
+        "from sbpair.emulator.entities.rules.rule import SubscriptionRule, SqlRuleFilter; SubscriptionRule(); assert 'lark' not in sys.modules; "
         "SqlRuleFilter('a = 1'); assert 'lark' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
