@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kit.async_tests import pytest_collection_finish, pytest_pyfunc_call
+
+__all__ = ["pytest_collection_finish", "pytest_pyfunc_call"]
+
 # On a busy machine drawing an example may take long for no fault of the test.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
@@ -13,9 +14,6 @@ from yarl import URL
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.access.sas import sign
 from sbpair.emulator.testing import Emulator, EmulatorOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/any/providers/Microsoft.ServiceBus"
@@ -47,18 +45,15 @@ class Manager:
             return answer.status, json.loads(text) if text else None
 
 
-def managed(scenario: Callable[[Manager], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with (
-            asyncio.timeout(20),
-            Emulator([("contoso", 0)], options=EmulatorOptions(identity=True, **options)) as emulator,
-            ClientSession() as session,
-        ):
-            emulator.namespaces["contoso"].create_queue("a/b")
-            emulator.namespaces["contoso"].create_topic("t/1").create_subscription("all")
-            await scenario(Manager(emulator, session))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_manager(**options: Any) -> AsyncIterator[Manager]:
+    async with (
+        Emulator([("contoso", 0)], options=EmulatorOptions(identity=True, **options)) as emulator,
+        ClientSession() as session,
+    ):
+        emulator.namespaces["contoso"].create_queue("a/b")
+        emulator.namespaces["contoso"].create_topic("t/1").create_subscription("all")
+        yield Manager(emulator, session)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +84,13 @@ def managed(scenario: Callable[[Manager], Awaitable[None]], **options: Any) -> N
         ("DELETE", CONTOSO, VERSION, 409, "OperationNotAllowed"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_a_code(method: str, path: str, query: str, status: int, code: str) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_what_it_cannot_do_is_refused_with_a_code(
+    method: str, path: str, query: str, status: int, code: str
+) -> None:
+    async with open_manager() as manager:
         answered, document = await manager.ask(method, path, query=query)
         assert (answered, document["error"]["code"]) == (status, code)
         assert document["error"]["message"]
-
-    managed(scenario)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +131,8 @@ def test_what_it_cannot_do_is_refused_with_a_code(method: str, path: str, query:
         ("authorizationRules/r", {"properties": {"rights": ["Send"]}}, 200, ""),
     ],
 )
-def test_a_body_is_read_strictly(path: str, body: object, status: int, says: str) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_body_is_read_strictly(path: str, body: object, status: int, says: str) -> None:
+    async with open_manager() as manager:
         answered, document = await manager.ask("PUT", f"{CONTOSO}/{path}", body)
         assert answered == status, document
         if status == 200:
@@ -146,11 +141,9 @@ def test_a_body_is_read_strictly(path: str, body: object, status: int, says: str
         else:
             assert says in document["error"]["message"]
 
-    managed(scenario)
 
-
-def test_only_bearer_tokens_are_good_here() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_only_bearer_tokens_are_good_here() -> None:
+    async with open_manager() as manager:
         signed = sign(manager.namespace.keys[0], f"https://{manager.namespace.authority}", 2**33)
         for token, code in {
             "": "AuthenticationFailed",
@@ -162,43 +155,33 @@ def test_only_bearer_tokens_are_good_here() -> None:
             assert (status, document["error"]["code"]) == (401, code)
             assert "SAS_KEY" not in document["error"]["message"]
 
-    managed(scenario)
 
-
-def test_a_token_for_resource_manager_is_none_for_the_namespace_itself() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_token_for_resource_manager_is_none_for_the_namespace_itself() -> None:
+    async with open_manager() as manager:
         url = f"http://{manager.namespace.authority}/a/b"
         async with ClientSession() as session, session.get(url, headers={"Authorization": manager.token}) as answer:
             assert answer.status == 401
             assert "InvalidAudience" in await answer.text()
 
-    managed(scenario)
 
-
-def test_any_well_formed_token_will_do_where_any_does() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_any_well_formed_token_will_do_where_any_does() -> None:
+    async with open_manager(accept_any_token=True) as manager:
         foreign = manager.token.rpartition(".")[0] + ".c2lnbmVk"
         assert (await manager.ask("GET", f"{CONTOSO}/queues", token=foreign))[0] == 200
 
-    managed(scenario, accept_any_token=True)
 
-
-def test_types_are_read_in_any_case_and_a_subscription_needs_no_group() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_types_are_read_in_any_case_and_a_subscription_needs_no_group() -> None:
+    async with open_manager() as manager:
         path = f"/SUBSCRIPTIONS/{SUBSCRIPTION}/RESOURCEGROUPS/X/PROVIDERS/microsoft.servicebus/NAMESPACES/Contoso"
         status, document = await manager.ask("GET", f"{path}/QUEUES/A~B")
         assert (status, document["name"]) == (200, "a~b")
         status, document = await manager.ask("GET", CONTOSO.replace("/resourceGroups/any", ""))
         assert (status, document["name"]) == (200, "contoso")
 
-    managed(scenario)
 
-
-def test_management_requests_cost_credits_here_too() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_management_requests_cost_credits_here_too() -> None:
+    async with open_manager(credits=10) as manager:
         answered = [await manager.ask("GET", f"{CONTOSO}/queues") for _ in range(3)]
         status, document = answered[-1]
         assert (status, document["error"]["code"]) == (429, "MessagingGatewayTooManyRequests")
         assert answered[0][0] == 200
-
-    managed(scenario, credits=10)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,9 +16,6 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.testing import Emulator
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
@@ -59,12 +57,10 @@ def entry(elements: str, kind: str = "QueueDescription") -> str:
     )
 
 
-def managed(scenario: Callable[[Manager], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20), Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
-            await scenario(Manager(emulator, session))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_manager() -> AsyncIterator[Manager]:
+    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+        yield Manager(emulator, session)
 
 
 def read(text: str) -> ET.Element:
@@ -80,8 +76,8 @@ def sub_code(text: str) -> int:
     return int(re.search(r"<Detail>SubCode=(\d+)\. ", text)[1])
 
 
-def test_a_backlog_queue_is_given_back_element_for_element() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_backlog_queue_is_given_back_element_for_element() -> None:
+    async with open_manager() as manager:
         status, text = await manager.put(
             BACKLOG,
             "<LockDuration>PT1M</LockDuration><MaxSizeInMegabytes>5120</MaxSizeInMegabytes>"
@@ -120,16 +116,12 @@ def test_a_backlog_queue_is_given_back_element_for_element() -> None:
         assert read(text).findtext(f"{ATOM}title") == "contoso/x-servicebus-transfer/0"
         assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
 
-    managed(scenario)
 
-
-def test_the_message_size_is_not_told_to_an_old_version() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_the_message_size_is_not_told_to_an_old_version() -> None:
+    async with open_manager() as manager:
         _, text = await manager.put("orders?api-version=2017-04")
         assert "MaxMessageSizeInKilobytes" not in elements_of(text)
         assert "MaxMessageSizeInKilobytes" in elements_of((await manager.ask("GET", "orders?api-version=2021-05"))[1])
-
-    managed(scenario)
 
 
 @pytest.mark.parametrize(
@@ -157,27 +149,23 @@ def test_the_message_size_is_not_told_to_an_old_version() -> None:
               "</AuthorizationRule></AuthorizationRules>"),
     ],
 )  # fmt: skip
-def test_a_bad_description_is_refused_and_nothing_is_made(body) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_bad_description_is_refused_and_nothing_is_made(body) -> None:
+    async with open_manager() as manager:
         status, text = await manager.ask("PUT", "orders", body)
         assert (status, sub_code(text)) == (400, 40000)
         assert read(text).findtext("Code") == "400"
         assert manager.namespace.queues() == []
 
-    managed(scenario)
 
-
-def test_a_name_that_cannot_be_is_refused() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_name_that_cannot_be_is_refused() -> None:
+    async with open_manager() as manager:
         for path in ("contoso~x", "a%20b", "x" * 261, "gr%C3%B6sse", "a%2F%2Fb", "%24cbs"):
             status, text = await manager.put(path)
             assert (status, sub_code(text)) == (400, 40000)
 
-    managed(scenario)
 
-
-def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
+    async with open_manager() as manager:
         await manager.put("orders")
         status, text = await manager.put("ORDERS")
         assert (status, sub_code(text)) == (409, 40900)
@@ -192,11 +180,9 @@ def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
         assert (await manager.ask("DELETE", "orders"))[0] == 200
         assert manager.namespace.queues() == []
 
-    managed(scenario)
 
-
-def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
+    async with open_manager() as manager:
         await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
         manager.namespace.queue("orders").send([StoredMessage(Sections(), 100, session_id="s")])
         status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
@@ -208,11 +194,9 @@ def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
         assert (status, sub_code(text)) == (400, 40000)
         assert "RequiresSession" in text
 
-    managed(scenario)
 
-
-def test_counts_are_told_one_by_one() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_counts_are_told_one_by_one() -> None:
+    async with open_manager() as manager:
         await manager.put("orders")
         queue = manager.namespace.queue("orders")
         queue.send([StoredMessage(Sections(), 10) for _ in range(4)])
@@ -230,11 +214,9 @@ def test_counts_are_told_one_by_one() -> None:
         assert elements_of(text)["MessageCount"] == "5"
         assert elements_of(text)["AccessedAt"] > "2026"
 
-    managed(scenario)
 
-
-def test_a_list_comes_in_pages_that_point_on() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_list_comes_in_pages_that_point_on() -> None:
+    async with open_manager() as manager:
         for index in range(250):
             manager.namespace.create_queue(f"q{index:03}")
         seen: list[str] = []
@@ -248,30 +230,24 @@ def test_a_list_comes_in_pages_that_point_on() -> None:
             path = links.get("next", "").partition(manager.namespace.authority + "/")[2]
         assert seen == [f"q{index:03}" for index in range(250)]
 
-    managed(scenario)
-
 
 @pytest.mark.parametrize("path", ["$Resources/topics", "orders/subscriptions", "$resources/queues?$skip=7"])
-def test_there_is_nothing_to_list(path) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_there_is_nothing_to_list(path) -> None:
+    async with open_manager() as manager:
         status, text = await manager.ask("GET", path)
         assert status == 200
         assert read(text).find(f"{ATOM}entry") is None
 
-    managed(scenario)
-
 
 @pytest.mark.parametrize("query", ["$skip=-1", "$top=x", "$top=" + "9" * 5000, "api-version=1999-01"])
-def test_a_bad_query_is_refused(query) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_bad_query_is_refused(query) -> None:
+    async with open_manager() as manager:
         status, text = await manager.ask("GET", f"$Resources/queues?{query}")
         assert (status, sub_code(text)) == (400, 40000)
 
-    managed(scenario)
 
-
-def test_only_a_good_token_with_manage_may_manage() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_only_a_good_token_with_manage_may_manage() -> None:
+    async with open_manager() as manager:
         listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
         manager.namespace.keys += (listener,)
         wrong = AuthorizationRule("RootManageSharedAccessKey", "wrong", "wrong")
@@ -284,10 +260,8 @@ def test_only_a_good_token_with_manage_may_manage() -> None:
         status, _ = await manager.ask("PUT", "orders", entry(""), token=manager.token(path="/orders"))
         assert status == 201
 
-    managed(scenario)
 
-
-def test_an_entitys_rules_are_kept_and_sign() -> None:
+async def test_an_entitys_rules_are_kept_and_sign() -> None:
     rules = (
         '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule">'
         "<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>"
@@ -296,7 +270,7 @@ def test_an_entitys_rules_are_kept_and_sign() -> None:
         "</AuthorizationRule></AuthorizationRules>"
     )
 
-    async def scenario(manager: Manager) -> None:
+    async with open_manager() as manager:
         _, text = await manager.put("orders", rules)
         (rule,) = manager.namespace.queue("orders").description.authorization_rules
         assert (rule.key_name, rule.primary_key) == ("own & only", "a key")
@@ -310,50 +284,42 @@ def test_an_entitys_rules_are_kept_and_sign() -> None:
         (kept,) = manager.namespace.queue("orders").description.authorization_rules
         assert (kept.created_at_ms, kept.modified_at_ms > rule.modified_at_ms) == (rule.created_at_ms, True)
 
-    managed(scenario)
 
-
-def test_a_forwarding_target_is_given_back_as_a_whole_address() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_forwarding_target_is_given_back_as_a_whole_address() -> None:
+    async with open_manager() as manager:
         whole = f"sb://{manager.namespace.authority}/target"
         for name, given in (("bare", "target"), ("whole", whole)):
             _, text = await manager.put(name, f"<ForwardTo>{given}</ForwardTo>")
             assert elements_of(text)["ForwardTo"] == whole
 
-    managed(scenario)
 
-
-def test_other_verbs_are_not_for_entities() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_other_verbs_are_not_for_entities() -> None:
+    async with open_manager() as manager:
         for path in ("orders/messages", "$Resources/queues"):
             status, text = await manager.ask("POST", path)
             assert (status, read(text).findtext("Code")) == (405, "405")
 
-    managed(scenario)
 
-
-def test_a_mistake_of_ours_is_told_in_the_services_words(monkeypatch, caplog) -> None:
+async def test_a_mistake_of_ours_is_told_in_the_services_words(monkeypatch, caplog) -> None:
     kept = "SharedAccessKey=secret"
 
     def failing(*_: object) -> None:
         raise RuntimeError(kept)
 
-    async def scenario(manager: Manager) -> None:
+    async with open_manager() as manager:
         await manager.put("orders")
         with monkeypatch.context() as broken:
             broken.setattr(manager.namespace, "find_queue", failing)
             status, text = await manager.ask("GET", "orders")
         assert (status, "SubCode=50000" in text, kept in text) == (500, True, False)
         assert (await manager.ask("GET", "orders"))[0] == 200
-
-    managed(scenario)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert kept not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/[", "/orders", "//["])
-def test_two_slashes_at_the_start_name_no_host(path) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_two_slashes_at_the_start_name_no_host(path) -> None:
+    async with open_manager() as manager:
         await manager.put("orders")
         host, _, port = manager.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -363,8 +329,6 @@ def test_two_slashes_at_the_start_name_no_host(path) -> None:
         writer.close()
         assert answer.startswith("HTTP/1.1 200")
         assert ("QueueDescription" in answer) is (path == "/orders")
-
-    managed(scenario)
 
 
 @pytest.mark.parametrize(
@@ -378,8 +342,8 @@ def test_two_slashes_at_the_start_name_no_host(path) -> None:
         (503, "SubCode=50300. "),
     ],
 )
-def test_requests_are_refused_as_often_as_was_asked_for_in_the_services_words(status: int, begins: str) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_requests_are_refused_as_often_as_was_asked_for_in_the_services_words(status: int, begins: str) -> None:
+    async with open_manager() as manager:
         manager.emulator.faults.refuse_requests("contoso", status, count=2)
         for _ in range(2):
             answered, text = await manager.ask("GET", "$Resources/queues")
@@ -388,11 +352,9 @@ def test_requests_are_refused_as_often_as_was_asked_for_in_the_services_words(st
             assert read(text).findtext("Detail").startswith(begins)
         assert (await manager.ask("GET", "$Resources/queues"))[0] == 200
 
-    managed(scenario)
 
-
-def test_the_requests_of_one_entity_or_one_method_alone_are_refused_until_the_fault_ends() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_the_requests_of_one_entity_or_one_method_alone_are_refused_until_the_fault_ends() -> None:
+    async with open_manager() as manager:
         faults = manager.emulator.faults
         fault = faults.refuse_requests("contoso", 409, "Orders", method="PUT", sub_code=40900)
         for _ in range(3):
@@ -403,11 +365,9 @@ def test_the_requests_of_one_entity_or_one_method_alone_are_refused_until_the_fa
         faults.end(fault)
         assert (await manager.put("orders"))[0] == 201
 
-    managed(scenario)
 
-
-def test_a_refusal_says_when_to_come_again_where_it_is_told_to() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_refusal_says_when_to_come_again_where_it_is_told_to() -> None:
+    async with open_manager() as manager:
         url = f"http://{manager.namespace.authority}/"
         fault = {"kind": "refuse-requests", "namespace": "contoso", "status": 429, "retry_after_seconds": 7}
         async with ClientSession() as session:
@@ -415,5 +375,3 @@ def test_a_refusal_says_when_to_come_again_where_it_is_told_to() -> None:
                 assert begun.status == 201
             async with session.get(f"{url}orders") as refused:
                 assert (refused.status, refused.headers["Retry-After"]) == (429, "7")
-
-    managed(scenario)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -21,9 +21,6 @@ from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
 from sbpair.emulator.frontends.atom.atom_topics import place_of
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.testing import Emulator
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
@@ -56,12 +53,10 @@ def entry(kind: str, elements: str = "") -> str:
     )
 
 
-def managed(scenario: Callable[[Manager], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20), Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
-            await scenario(Manager(emulator, session))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_manager() -> AsyncIterator[Manager]:
+    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+        yield Manager(emulator, session)
 
 
 def described(text: str, kind: str) -> dict[str, str]:
@@ -77,8 +72,8 @@ def sub_code(text: str) -> int:
     return int(found[1])
 
 
-def test_a_topic_is_described_in_the_service_s_order() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_topic_is_described_in_the_service_s_order() -> None:
+    async with open_manager() as manager:
         wanted = "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>"
         status, text = await manager.put("a%2FTopic", "TopicDescription", wanted)
         assert status == 201
@@ -100,11 +95,9 @@ def test_a_topic_is_described_in_the_service_s_order() -> None:
         found = described(text, "TopicDescription")
         assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
 
-    managed(scenario)
 
-
-def test_a_subscription_is_made_with_the_rule_that_it_is_given() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_a_subscription_is_made_with_the_rule_that_it_is_given() -> None:
+    async with open_manager() as manager:
         manager.namespace.create_topic("t")
         rule = (
             '<DefaultRuleDescription><Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
@@ -120,8 +113,6 @@ def test_a_subscription_is_made_with_the_rule_that_it_is_given() -> None:
         ]  # fmt: skip
         rules = manager.namespace.topic("t").subscription("s").rules
         assert [(rule.name, rule.filter) for rule in rules] == [("mine", SqlRuleFilter("a = 1"))]
-
-    managed(scenario)
 
 
 REFUSED = [
@@ -148,8 +139,8 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused_as_the_service_does() -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_what_cannot_be_is_refused_as_the_service_does() -> None:
+    async with open_manager() as manager:
         manager.namespace.create_queue("q")
         manager.namespace.create_topic("t").create_subscription("s")
         for method, path, body, headers, status, code in REFUSED:
@@ -164,21 +155,17 @@ def test_what_cannot_be_is_refused_as_the_service_does() -> None:
         ):
             assert (await manager.ask("POST", path))[0] == 405, path
 
-    managed(scenario)
-
 
 @pytest.mark.parametrize(
     "path", ["t/subscriptions/n", "n/subscriptions", "n/subscriptions/s/rules", "t/subscriptions/s/rules/n"]
 )
-def test_what_is_not_there_is_an_empty_feed(path: str) -> None:
-    async def scenario(manager: Manager) -> None:
+async def test_what_is_not_there_is_an_empty_feed(path: str) -> None:
+    async with open_manager() as manager:
         manager.namespace.create_topic("t").create_subscription("s")
         status, text = await manager.ask("GET", path)
         assert status == 200
         assert "<feed" in text
         assert "<entry" not in text
-
-    managed(scenario)
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,8 @@ async def connected(emulator: Emulator, name: str = "contoso"):
             await writer.wait_closed()
 
 
-def in_emulator(scenario, *names: str) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20):
-            async with Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=parrot) as emulator:
-                await scenario(emulator)
-
-    asyncio.run(main())
+def parrot_emulator(*names: str) -> Emulator:
+    return Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=parrot)
 
 
 async def eof(reader: asyncio.StreamReader) -> bool:
@@ -98,18 +93,16 @@ async def namespace_info(emulator: Emulator) -> int:
         return answer.status
 
 
-def test_one_port_serves_both_protocols() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_one_port_serves_both_protocols() -> None:
+    async with parrot_emulator() as emulator:
         async with connected(emulator) as (reader, writer):
             writer.write(b"AMQP\x00\x01\x00\x00 and more")
             assert await reader.readexactly(17) == b"AMQP\x00\x01\x00\x00 and more"
         assert await namespace_info(emulator) == 200
 
-    in_emulator(scenario)
 
-
-def test_first_bytes_may_come_one_by_one() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_first_bytes_may_come_one_by_one() -> None:
+    async with parrot_emulator() as emulator:
         async with connected(emulator) as (reader, writer):
             for byte in b"AMQP\x00":
                 writer.write(bytes([byte]))
@@ -123,33 +116,26 @@ def test_first_bytes_may_come_one_by_one() -> None:
                 await asyncio.sleep(0)
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
-    in_emulator(scenario)
-
 
 @pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])
-def test_other_first_bytes_end_that_connection_at_once(garbage) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_other_first_bytes_end_that_connection_at_once(garbage) -> None:
+    async with parrot_emulator() as emulator:
         async with connected(emulator) as (reader, writer):
             writer.write(garbage)
             assert await eof(reader)
         assert await namespace_info(emulator) == 200
 
-    in_emulator(scenario)
-
 
 @pytest.mark.parametrize("said", [b"", b"AM"])
-def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        listening = server.bind_port("127.0.0.1", 0)
-        make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
-        async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection(*listening.getsockname())
-            writer.write(said)
-            assert await eof(reader)
-            writer.close()
-
-    asyncio.run(main())
+async def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
+    loop = asyncio.get_running_loop()
+    listening = server.bind_port("127.0.0.1", 0)
+    make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
+    async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(said)
+        assert await eof(reader)
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -162,62 +148,50 @@ def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
         b"PUT /secret" + b"x" * 20_000,
     ],
 )
-def test_what_is_no_http_is_one_line_of_information(said, caplog) -> None:
-    async def scenario() -> None:
+async def test_what_is_no_http_is_one_line_of_information(said, caplog) -> None:
+    with caplog.at_level("DEBUG", "sbpair"), caplog.at_level("DEBUG", "aiohttp"):
         async with Emulator([("contoso", 0)]) as emulator, connected(emulator) as (reader, writer):
             writer.write(said)
             assert (await reader.read()).startswith(b"HTTP/1.0 400")
-
-    with caplog.at_level("DEBUG", "sbpair"), caplog.at_level("DEBUG", "aiohttp"):
-        asyncio.run(scenario())
     assert [record.levelname for record in caplog.records if record.name != "asyncio"] == ["INFO"]
     assert "secret" not in caplog.text
 
 
-def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            first, second = free.getsockname()[1], taken.getsockname()[1]
-            free.close()
-            with pytest.raises(PortInUse, match=str(second)) as refused:
-                async with Emulator([("contoso", first), ("contoso-dr", second)]):
-                    pass
-            assert refused.value.hint
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection("127.0.0.1", first)
-
-    asyncio.run(main())
+async def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        first, second = free.getsockname()[1], taken.getsockname()[1]
+        free.close()
+        with pytest.raises(PortInUse, match=str(second)) as refused:
+            async with Emulator([("contoso", first), ("contoso-dr", second)]):
+                pass
+        assert refused.value.hint
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", first)
 
 
-def test_a_port_can_be_taken_again_at_once() -> None:
-    async def main() -> None:
-        port = 0
-        for _ in range(3):
-            async with Emulator([("contoso", port)], amqp_factory=parrot) as emulator:
-                port = port_of(emulator)
-                async with connected(emulator) as (reader, writer):
-                    writer.write(b"AMQP")
-                    await reader.readexactly(4)
-
-    asyncio.run(main())
-
-
-def test_stopping_ends_every_connection() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            async with Emulator([("contoso", 0)], amqp_factory=parrot) as emulator:
-                silent, _ = await stack.enter_async_context(connected(emulator))
-                amqp, writer = await stack.enter_async_context(connected(emulator))
+async def test_a_port_can_be_taken_again_at_once() -> None:
+    port = 0
+    for _ in range(3):
+        async with Emulator([("contoso", port)], amqp_factory=parrot) as emulator:
+            port = port_of(emulator)
+            async with connected(emulator) as (reader, writer):
                 writer.write(b"AMQP")
-                await amqp.readexactly(4)
-                http, writer = await stack.enter_async_context(connected(emulator))
-                writer.write(b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n")
-                await http.readuntil(b"]}]}")
-            async with asyncio.timeout(10):
-                assert [await eof(each) for each in (silent, amqp, http)] == [True, True, True]
+                await reader.readexactly(4)
 
-    asyncio.run(main())
+
+async def test_stopping_ends_every_connection() -> None:
+    async with AsyncExitStack() as stack:
+        async with Emulator([("contoso", 0)], amqp_factory=parrot) as emulator:
+            silent, _ = await stack.enter_async_context(connected(emulator))
+            amqp, writer = await stack.enter_async_context(connected(emulator))
+            writer.write(b"AMQP")
+            await amqp.readexactly(4)
+            http, writer = await stack.enter_async_context(connected(emulator))
+            writer.write(b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n")
+            await http.readuntil(b"]}]}")
+        async with asyncio.timeout(10):
+            assert [await eof(each) for each in (silent, amqp, http)] == [True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -240,25 +214,22 @@ def test_a_host_of_another_machine_is_refused() -> None:
         server.bind_port("192.0.2.1", 0)
 
 
-def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_path: Path) -> None:
+async def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_text("left by an earlier run")
     seen, written = [], []
 
-    async def main() -> None:
-        ready: asyncio.Future[server.Ready] = asyncio.get_running_loop().create_future()
-        wanted = [("contoso", 0), ("contoso-dr", 0)]
-        task = asyncio.create_task(server.serve(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
-        seen.append(await ready)
-        written.append(path.read_text())
-        for each in json.loads(written[0])["namespaces"]:
-            _, writer = await asyncio.open_connection("127.0.0.1", int(each["endpoint"].rpartition(":")[2]))
-            writer.close()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    ready: asyncio.Future[server.Ready] = asyncio.get_running_loop().create_future()
+    wanted = [("contoso", 0), ("contoso-dr", 0)]
+    task = asyncio.create_task(server.serve(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
+    seen.append(await ready)
+    written.append(path.read_text())
+    for each in json.loads(written[0])["namespaces"]:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(each["endpoint"].rpartition(":")[2]))
+        writer.close()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert written == [seen[0].as_json() + "\n"]
     assert list(tmp_path.iterdir()) == []
     described = json.loads(written[0])["namespaces"]
@@ -269,13 +240,13 @@ def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_p
     )
 
 
-def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+async def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(MachineLacks, match="nowhere"):
-        asyncio.run(server.serve([("contoso", 0)], ready_file=tmp_path / "nowhere" / "ready.json"))
+        await server.serve([("contoso", 0)], ready_file=tmp_path / "nowhere" / "ready.json")
 
 
-def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
+    async with parrot_emulator("contoso", "contoso-dr") as emulator:
         async with connected(emulator) as (reader, writer), connected(emulator, "contoso-dr") as (other, other_writer):
             for each in (writer, other_writer):
                 each.write(b"AMQP")
@@ -298,11 +269,9 @@ def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
         assert await namespace_info(emulator) == 200
         assert (await call(emulator, "DELETE", f"faults/{answer['id']}"))[0] == 404
 
-    in_emulator(scenario, "contoso", "contoso-dr")
 
-
-def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
+    async with parrot_emulator() as emulator:
         queue = emulator.namespaces["contoso"].create_queue("orders")
         queue.send([StoredMessage(Sections(), 10)])
         queue.messages.receive(1)
@@ -312,8 +281,6 @@ def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
         _, state = await call(emulator, "GET", "state")
         expected = {"path": "orders", "active": 1, "locked": 0, "scheduled": 0, "dead_letter": 0, "size_bytes": 10}
         assert state["namespaces"][0]["queues"] == [expected]
-
-    in_emulator(scenario)
 
 
 @pytest.mark.parametrize(
@@ -335,65 +302,55 @@ def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
         ("clock", {"advance": 1}, "body"),
     ],
 )
-def test_bad_control_requests_are_answered_with_where_they_are_bad(path, document, where) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_bad_control_requests_are_answered_with_where_they_are_bad(path, document, where) -> None:
+    async with parrot_emulator() as emulator:
         status, answer = await post(emulator, path, document)
         assert (status, answer["error"]["where"]) == (400, where)
         assert not emulator.namespaces["contoso"].down
 
-    in_emulator(scenario)
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def handle(request: web.BaseRequest) -> web.Response:
+        with pytest.raises(ArgumentInvalid, match="did not arrive"):
+            await read_body(request, seconds=0.05)
+        return web.Response(text="refused")
+
+    http = web.Server(handle, access_log=None, lingering_time=0)
+    listening = server.bind_port("127.0.0.1", 0)
+    async with await asyncio.get_running_loop().create_server(http, sock=listening), asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"PUT /orders HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        http.pre_shutdown()
+        await http.shutdown(1)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    async def main() -> None:
-        async def handle(request: web.BaseRequest) -> web.Response:
-            with pytest.raises(ArgumentInvalid, match="did not arrive"):
-                await read_body(request, seconds=0.05)
-            return web.Response(text="refused")
-
-        http = web.Server(handle, access_log=None)
-        listening = server.bind_port("127.0.0.1", 0)
-        async with await asyncio.get_running_loop().create_server(http, sock=listening), asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection(*listening.getsockname())
-            writer.write(b"PUT /orders HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            writer.close()
-            http.pre_shutdown()
-            await http.shutdown(1)
-
-    asyncio.run(main())
-
-
-def test_a_mistake_of_the_control_door_is_logged_without_what_it_was_made_with(monkeypatch, caplog) -> None:
+async def test_a_mistake_of_the_control_door_is_logged_without_what_it_was_made_with(monkeypatch, caplog) -> None:
     kept = "SharedAccessKey=secret"
 
     def failing() -> dict:
         raise RuntimeError(kept)
 
-    async def scenario() -> None:
-        async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
-            monkeypatch.setattr(emulator.faults, "active", failing)
-            url = f"http://{emulator.namespaces['contoso'].authority}/$control/state"
-            async with session.get(url) as answer:
-                assert answer.status == 500
-            monkeypatch.undo()
-            async with session.get(url) as answer:
-                assert answer.status == 200
-
-    asyncio.run(scenario())
+    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+        monkeypatch.setattr(emulator.faults, "active", failing)
+        url = f"http://{emulator.namespaces['contoso'].authority}/$control/state"
+        async with session.get(url) as answer:
+            assert answer.status == 500
+        monkeypatch.undo()
+        async with session.get(url) as answer:
+            assert answer.status == 200
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert kept not in caplog.text
 
 
-def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:
+    async with parrot_emulator() as emulator:
         assert (await call(emulator, "GET", "nothing"))[0] == 404
 
-    in_emulator(scenario)
 
-
-def test_the_timer_ends_locks_without_anyone_asking() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_the_timer_ends_locks_without_anyone_asking() -> None:
+    async with parrot_emulator() as emulator:
         description = QueueDescription(lock_duration=20 * TICKS_PER_MS)
         queue = emulator.namespaces["contoso"].create_queue("orders", description)
         queue.send([StoredMessage(Sections(), 10)])
@@ -407,5 +364,3 @@ def test_the_timer_ends_locks_without_anyone_asking() -> None:
         queue.messages.receive(1, Waiter())
         await woken.wait()
         assert queue.messages.receive(1)[0].delivery_count == 1
-
-    in_emulator(scenario)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp_client.client import connect
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
+from tests.kit import command
+from tests.kit.command import environment
+from tests.kit.stranded import stranded
 
 NAMED = "CONNECTION_STRING"
 KEY = "a-key-that-nobody-may-see"
@@ -39,18 +39,7 @@ def with_expired_token(endpoint: str) -> str:
 
 
 async def finished(emulator: Emulator, words: list[str], **changed: str) -> tuple[int, str, str]:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-        environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-        environ[f"SBPAIR_{side}_NAME"] = namespace.name
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sbpair", *words),
-        env=environ | changed,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
+    return await command.finished(await command.start(*words, env=environment(emulator, **changed), python=()))
 
 
 async def strand(emulator: Emulator) -> None:
@@ -59,12 +48,7 @@ async def strand(emulator: Emulator) -> None:
     endpoint = endpoint_from_connection_string(emulator.ready.namespaces[1].connection_string)
     async with connect(endpoint) as wire:
         sender = await wire.sender(queue_path("contoso", 0))
-        message = Sections(
-            properties=Properties(message_id="m").encode(),
-            application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders"))),
-            body=data_body(b"body"),
-        )
-        await sender.send(message.join())
+        await sender.send(stranded("m", "orders"))
 
 
 def told(err: str) -> None:
@@ -79,22 +63,21 @@ def told(err: str) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("credential", [with_bad_key, with_expired_token], ids=["wrong key", "expired token"])
-def test_a_secondary_that_does_not_accept_the_credential_stops_everything(words: list[str], credential: object) -> None:
-    async def check() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            await strand(emulator)
-            endpoint = emulator.ready.namespaces[1].endpoint
-            code, out, err = await finished(
-                emulator,
-                words,
-                SBPAIR_SECONDARY_CONNECTION_STRING=credential(endpoint),  # type: ignore[operator]
-            )
-            assert (code, out) == (5, "")
-            told(err)
-            assert len(emulator.namespaces["contoso-dr"].queues()) == 1
-            assert emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0)).counts().total == 1
-
-    asyncio.run(check())
+async def test_a_secondary_that_does_not_accept_the_credential_stops_everything(
+    words: list[str], credential: object
+) -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        await strand(emulator)
+        endpoint = emulator.ready.namespaces[1].endpoint
+        code, out, err = await finished(
+            emulator,
+            words,
+            SBPAIR_SECONDARY_CONNECTION_STRING=credential(endpoint),  # type: ignore[operator]
+        )
+        assert (code, out) == (5, "")
+        told(err)
+        assert len(emulator.namespaces["contoso-dr"].queues()) == 1
+        assert emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0)).counts().total == 1
 
 
 PLACE = ["--subscription", "00000000-0000-0000-0000-000000000000", "--resource-group", "messaging"]
@@ -102,67 +85,58 @@ SIGNED_OUT = "#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\"
 
 
 @pytest.mark.parametrize("words", [["provision", "--via", "arm", *PLACE], ["syphon", "--once"]], ids=" ".join)
-def test_where_nobody_is_signed_in_it_is_told_what_to_do(tmp_path: Path, words: list[str]) -> None:
+async def test_where_nobody_is_signed_in_it_is_told_what_to_do(tmp_path: Path, words: list[str]) -> None:
     az = tmp_path / "az"
     az.write_text(SIGNED_OUT)
     az.chmod(0o700)
     # Others than the one that asks `az` would look for themselves outside of this machine.
     environ = {"AZURE_TOKEN_CREDENTIALS": "AzureCliCredential", "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
 
-    async def check() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            file = tmp_path / "config.toml"
-            sides = zip(("primary", "secondary"), emulator.namespaces.values(), strict=True)
-            file.write_text(
-                "".join(
-                    f'[pairs.p.{side}]\nnamespace = "{each.name}"\nendpoint = "{each.authority}"\ntls = false\n'
-                    for side, each in sides
-                )
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        file = tmp_path / "config.toml"
+        sides = zip(("primary", "secondary"), emulator.namespaces.values(), strict=True)
+        file.write_text(
+            "".join(
+                f'[pairs.p.{side}]\nnamespace = "{each.name}"\nendpoint = "{each.authority}"\ntls = false\n'
+                for side, each in sides
             )
-            nothing = {f"SBPAIR_{side}_{key}": "" for side in ("PRIMARY", "SECONDARY") for key in ("NAME", NAMED)}
-            code, out, err = await finished(emulator, words, SBPAIR_CONFIG=str(file), **nothing, **environ)
-            assert (code, out) == (5, "")
-            told(err)
-            assert len(err.splitlines()) == 2
-            assert "no identity is signed in" in err
-            assert "az login" in err
-
-    asyncio.run(check())
+        )
+        nothing = {f"SBPAIR_{side}_{key}": "" for side in ("PRIMARY", "SECONDARY") for key in ("NAME", NAMED)}
+        code, out, err = await finished(emulator, words, SBPAIR_CONFIG=str(file), **nothing, **environ)
+        assert (code, out) == (5, "")
+        told(err)
+        assert len(err.splitlines()) == 2
+        assert "no identity is signed in" in err
+        assert "az login" in err
 
 
 @pytest.mark.parametrize("words", COMMANDS[:2], ids=" ".join)
-def test_a_missing_manage_claim_is_told(words: list[str]) -> None:
-    async def check() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            secondary = emulator.namespaces["contoso-dr"]
-            secondary.keys = (*secondary.keys, LISTEN)
-            listen = with_listen(emulator.ready.namespaces[1].endpoint)
-            code, out, err = await finished(emulator, words, SBPAIR_SECONDARY_CONNECTION_STRING=listen)
-            assert (code, out) == (5, "")
-            told(err)
-            assert "Manage" in err
-            assert secondary.queues() == []
-
-    asyncio.run(check())
+async def test_a_missing_manage_claim_is_told(words: list[str]) -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        secondary = emulator.namespaces["contoso-dr"]
+        secondary.keys = (*secondary.keys, LISTEN)
+        listen = with_listen(emulator.ready.namespaces[1].endpoint)
+        code, out, err = await finished(emulator, words, SBPAIR_SECONDARY_CONNECTION_STRING=listen)
+        assert (code, out) == (5, "")
+        told(err)
+        assert "Manage" in err
+        assert secondary.queues() == []
 
 
 @pytest.mark.parametrize("credential", [with_bad_key, with_expired_token, with_listen])
-def test_a_primary_that_may_not_be_sent_to_leaves_every_message_where_it_is(credential: object) -> None:
-    async def check() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            await strand(emulator)
-            primary = emulator.namespaces["contoso"]
-            primary.keys = (*primary.keys, LISTEN)
-            code, _out, err = await finished(
-                emulator,
-                ["syphon", "--once"],
-                SBPAIR_PRIMARY_CONNECTION_STRING=credential(emulator.ready.namespaces[0].endpoint),  # type: ignore[operator]
-            )
-            assert code == 5
-            assert "Traceback" not in err
-            assert KEY not in err
-            backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
-            assert (backlog.counts().active, backlog.counts().dead_letter) == (1, 0)
-            assert [message.delivery_count for message in backlog.messages.peek(0, 1)] == [0]
-
-    asyncio.run(check())
+async def test_a_primary_that_may_not_be_sent_to_leaves_every_message_where_it_is(credential: object) -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        await strand(emulator)
+        primary = emulator.namespaces["contoso"]
+        primary.keys = (*primary.keys, LISTEN)
+        code, _out, err = await finished(
+            emulator,
+            ["syphon", "--once"],
+            SBPAIR_PRIMARY_CONNECTION_STRING=credential(emulator.ready.namespaces[0].endpoint),  # type: ignore[operator]
+        )
+        assert code == 5
+        assert "Traceback" not in err
+        assert KEY not in err
+        backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
+        assert (backlog.counts().active, backlog.counts().dead_letter) == (1, 0)
+        assert [message.delivery_count for message in backlog.messages.peek(0, 1)] == [0]

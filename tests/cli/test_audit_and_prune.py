@@ -8,7 +8,7 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ from sbpair.management.pruning import prune
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.model.report import Outcome
+from tests.kit import command
+from tests.kit.command import environment
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -53,11 +55,7 @@ class World:
 
     @property
     def environ(self) -> dict[str, str]:
-        found = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-        for side, namespace in zip(("PRIMARY", "SECONDARY"), self.emulator.ready.namespaces, strict=True):
-            found[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-            found[f"SBPAIR_{side}_NAME"] = namespace.name
-        return {**found, "NO_COLOR": "1"}
+        return environment(self.emulator, NO_COLOR="1")
 
     def strand(self, queue: QueueEntity, to: str) -> None:
         properties = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to)))
@@ -65,18 +63,10 @@ class World:
         queue.send(service_envelope.take_in(payload, 0))
 
     async def start(self, *words: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", "sbpair", *words, "--count", "1"),
-            env=self.environ,
-            stdin=stdin,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        return await command.start(*words, "--count", "1", env=self.environ, stdin=stdin)
 
     async def sbpair(self, *words: str) -> tuple[int, str, str]:
-        process = await self.start(*words)
-        out, err = await process.communicate()
-        return process.returncode or 0, out.decode(), err.decode()
+        return await command.finished(await self.start(*words))
 
     def stalled_at(self, step: str) -> asyncio.Event:
         """Set as soon as a prune has changed the queue, or looked into its dead letters; then it waits for an answer.
@@ -103,19 +93,11 @@ async def world() -> AsyncIterator[World]:
         yield World(emulator)
 
 
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world() as w:
-            await scenario(w)
-
-    asyncio.run(main())
-
-
 # The audit
 
 
-def test_a_document_says_everything_and_the_exit_code_what_was_asked_for() -> None:
-    async def scenario(w: World) -> None:
+async def test_a_document_says_everything_and_the_exit_code_what_was_asked_for() -> None:
+    async with world() as w:
         w.primary.create_queue("orders")
         w.secondary.create_queue("fabrikam/x-servicebus-transfer/0")
         for to in ("orders", "gone\x1b[2J"):
@@ -138,19 +120,15 @@ def test_a_document_says_everything_and_the_exit_code_what_was_asked_for() -> No
         assert "looked at the first 1 only" in out
         assert "\x1b" not in out + err
 
-    run(scenario)
 
-
-def test_lines_have_one_object_a_thing_and_warnings_say_what_was_not_looked_at() -> None:
-    async def scenario(w: World) -> None:
+async def test_lines_have_one_object_a_thing_and_warnings_say_what_was_not_looked_at() -> None:
+    async with world() as w:
         w.strand(w.first, "orders")
         w.emulator.faults.namespace_down("contoso")
         code, out, err = await w.sbpair("audit", "--output", "jsonl", "--sample", "0", "--fail-on", "unseen")
         kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
         assert (code, kinds) == (3, ["ok", "extra", "destination", "not_looked_at"])
         assert err.startswith("warning: not looked at: contoso: the destinations: ")
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -186,19 +164,17 @@ def test_an_unknown_finding_is_answered_with_those_that_there_are() -> None:
 # Pruning
 
 
-def test_off_a_terminal_nothing_is_removed_and_nobody_is_asked() -> None:
-    async def scenario(w: World) -> None:
+async def test_off_a_terminal_nothing_is_removed_and_nobody_is_asked() -> None:
+    async with world() as w:
         code, out, err = await w.sbpair("prune", "--output", "json")
         told = json.loads(out)
         assert (code, told["dry_run"], [each["name"] for each in told["would_remove"]]) == (0, True, [EXTRA])
         assert err == "nothing was removed: sbpair prune --yes removes 1 queue\n"
         assert w.secondary.find_queue(EXTRA) is w.extra
 
-    run(scenario)
 
-
-def test_with_consent_it_is_removed_and_the_second_time_there_is_nothing_to_do() -> None:
-    async def scenario(w: World) -> None:
+async def test_with_consent_it_is_removed_and_the_second_time_there_is_nothing_to_do() -> None:
+    async with world() as w:
         code, out, _ = await w.sbpair("prune", "--yes", "--output", "json")
         assert (code, [each["name"] for each in json.loads(out)["removed"]]) == (0, [EXTRA])
         assert [queue.path for queue in w.secondary.queues()] == [w.first.path]
@@ -206,11 +182,9 @@ def test_with_consent_it_is_removed_and_the_second_time_there_is_nothing_to_do()
         assert (code, out) == (0, "")
         assert err == "nothing to remove: there is no backlog queue that was not asked for\n"
 
-    run(scenario)
 
-
-def test_where_all_of_them_hold_messages_it_refuses() -> None:
-    async def scenario(w: World) -> None:
+async def test_where_all_of_them_hold_messages_it_refuses() -> None:
+    async with world() as w:
         w.strand(w.extra, "orders")
         code, out, err = await w.sbpair("prune", "--yes")
         assert code == 4
@@ -218,12 +192,10 @@ def test_where_all_of_them_hold_messages_it_refuses() -> None:
         assert "sbpair syphon --once brings them back" in err
         assert w.extra.description == BACKLOG
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 0, 2), (b"\x03", 130, 2)])
-def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
-    async def scenario(w: World) -> None:
+async def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
+    async with world() as w:
         ours, theirs = pty.openpty()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sbpair", "prune", "--count", "1"),
@@ -243,11 +215,9 @@ def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
             os.close(ours)
         assert len(w.secondary.queues()) == left
 
-    run(scenario)
 
-
-def test_a_dry_run_asks_nobody() -> None:
-    async def scenario(w: World) -> None:
+async def test_a_dry_run_asks_nobody() -> None:
+    async with world() as w:
         ours, theirs = pty.openpty()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sbpair", "prune", "--count", "1", "--dry-run"),
@@ -265,8 +235,6 @@ def test_a_dry_run_asks_nobody() -> None:
         assert b"would remove" in said
         assert len(w.secondary.queues()) == 2
 
-    run(scenario)
-
 
 def read_until(descriptor: int, end: bytes) -> bytes:
     said = b""
@@ -276,8 +244,8 @@ def read_until(descriptor: int, end: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("step", ["update", "peek"])
-def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: str) -> None:
-    async def scenario(w: World) -> None:
+async def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: str) -> None:
+    async with world() as w:
         reached = w.stalled_at(step)
         process = await w.start("prune", "--yes")
         await reached.wait()
@@ -291,11 +259,9 @@ def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: str) -> 
         assert (item.name, item.outcome) == (EXTRA, Outcome.REMOVED)
         assert "found SendDisabled" in item.reason
 
-    run(scenario)
 
-
-def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:
-    async def scenario(w: World) -> None:
+async def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:
+    async with world() as w:
         reached = w.stalled_at("update")
         process = await w.start("prune", "--yes")
         await reached.wait()
@@ -303,5 +269,3 @@ def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:
         await process.communicate()
         assert process.returncode == 130
         assert w.extra.description == BACKLOG
-
-    run(scenario)

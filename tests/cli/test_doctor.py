@@ -9,7 +9,7 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from sbpair import __main__
 from sbpair.emulator.testing import Emulator
+from tests.kit import command
 
 Here = Callable[..., tuple[int, str, str]]
 KEY = "a-key-that-nobody-may-see"
@@ -29,11 +30,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def environment(emulator: Emulator | None, home: Path) -> dict[str, str]:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("SBPAIR_", "XDG_", "JAVA_HOME"))}
-    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces if emulator else (), strict=False):
-        environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-        environ[f"SBPAIR_{side}_NAME"] = namespace.name
-    return {**environ, "HOME": str(home)}
+    return command.environment(emulator, "XDG_", "JAVA_HOME", HOME=str(home))
 
 
 async def started(words: list[str], environ: dict[str, str], **options: Any) -> asyncio.subprocess.Process:
@@ -46,14 +43,6 @@ async def finished(words: list[str], environ: dict[str, str]) -> tuple[int | Non
     out, err = await process.communicate()
     assert "Traceback" not in err.decode()
     return process.returncode, out.decode(), err.decode()
-
-
-def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            await scenario(emulator)
-
-    asyncio.run(main())
 
 
 def made(emulator: Emulator) -> set[str]:
@@ -88,8 +77,8 @@ def failing(out: str) -> dict[str, int]:
     return {each["name"]: each["exit_code"] for each in told["checks"] if each["outcome"] == "failed"}
 
 
-def test_all_is_well_in_every_form_of_output(home: Path) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_all_is_well_in_every_form_of_output(home: Path) -> None:
+    async with Emulator() as emulator:
         environ = environment(emulator, home)
         code, out, err = await finished(["doctor", "-v"], environ)
         assert (code, out.splitlines()[-1]) == (0, "all is well; 4 could not be told")
@@ -102,13 +91,11 @@ def test_all_is_well_in_every_form_of_output(home: Path) -> None:
         lines = [json.loads(line) for line in out.splitlines()]
         assert [line["name"] for line in lines] == [each["name"] for each in told["checks"]]
         assert {line["schema"] for line in lines} == {"sbpair/doctor/1"}
-
-    run(scenario)
     assert list(home.iterdir()) == []
 
 
-def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -> None:
+    async with Emulator() as emulator:
         right = environment(emulator, home)
         endpoint = emulator.ready.namespaces[1].endpoint
         wrong = f"Endpoint={endpoint};SharedAccessKeyName=Root;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
@@ -131,20 +118,16 @@ def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -> None
             assert (code, failing(out)) == (expected, failed)
             assert KEY not in out + err
 
-    run(scenario)
 
-
-def test_without_java_spark_cannot_run_and_everything_else_is_looked_at(home: Path) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_without_java_spark_cannot_run_and_everything_else_is_looked_at(home: Path) -> None:
+    async with Emulator() as emulator:
         pytest.importorskip("pyspark")
         code, out, _ = await finished(["doctor", "--output", "json"], environment(emulator, home) | {"PATH": str(home)})
         assert (code, failing(out)) == (7, {"java": 7})
 
-    run(scenario)
 
-
-def test_nothing_configured_is_told_beside_what_this_machine_has(home: Path) -> None:
-    code, out, _ = asyncio.run(finished(["doctor", "--output", "json"], environment(None, home)))
+async def test_nothing_configured_is_told_beside_what_this_machine_has(home: Path) -> None:
+    code, out, _ = await finished(["doctor", "--output", "json"], environment(None, home))
     told = json.loads(out)
     assert (code, [each["name"] for each in told["checks"]][:3]) == (
         2,
@@ -153,17 +136,15 @@ def test_nothing_configured_is_told_beside_what_this_machine_has(home: Path) -> 
     assert {each["name"] for each in told["checks"]} >= {"python", "azure-servicebus", "java"}
 
 
-def test_a_namespace_that_is_away_is_unreachable(home: Path) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_namespace_that_is_away_is_unreachable(home: Path) -> None:
+    async with Emulator() as emulator:
         emulator.faults.namespace_down("contoso")
         code, out, _ = await finished(["doctor", "--output", "json"], environment(emulator, home))
         assert (code, failing(out)) == (6, {"primary.amqp": 6, "primary.http": 6})
 
-    run(scenario)
 
-
-def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) -> None:
+    async with Emulator() as emulator:
         environ = environment(emulator, home)
         code, out, err = await finished(["doctor", "--live", "--yes"], environ)
         assert code == 0
@@ -175,8 +156,6 @@ def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) -> None:
         assert (code, len(live)) == (0, 12)
         assert all(each.keys() == EXPECTED | {"assumed", "observed"} for each in live)
         assert made(emulator) == set()
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +184,8 @@ def test_what_cannot_be_meant_is_told_in_two_lines(here: Here, words: list[str],
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"\n", 4), (b"yess\n", 4), (b"\xff\n", 4), (b"y\n", 0)])
-def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int) -> None:
+    async with Emulator() as emulator:
         terminal, inside = pty.openpty()
         process = await started(["doctor", "--live"], environment(emulator, home), stdin=inside, stderr=inside)
         os.close(inside)
@@ -218,11 +197,9 @@ def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int) -> No
         assert "Go on? [y/N]" in shown
         assert made(emulator) == set()
 
-    run(scenario)
 
-
-def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) -> None:
+    async with Emulator() as emulator:
         process = await started(["doctor", "--live", "--slow", "--yes"], environment(emulator, home))
         assert process.stderr is not None
         async for line in process.stderr:
@@ -233,8 +210,6 @@ def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) -> None:
         await process.stderr.read()
         assert await process.wait() == 130
         assert made(emulator) == set()
-
-    run(scenario)
 
 
 # The configuration

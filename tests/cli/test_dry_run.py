@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.backlog import queue_path
 from sbpair.cli.render.forecast import size
 from sbpair.cli.render.screen import spoken
-from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.testing import Emulator
+from tests.kit import command
+from tests.kit.command import environment
+from tests.kit.stranded import put, stranded
 
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
 
-def stranded(number: int, to: str) -> bytes:
-    return Sections(
-        properties=Properties(message_id=f"m\x1b{number}").encode(),
-        application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to))),
-        body=data_body(b"body"),
-    ).join()
-
-
-def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
+async def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
     """Of a backlog with so many messages that have a destination, and so many that have none."""
 
-    async def main() -> tuple[int, str, str]:
-        async with Emulator() as emulator:
-            emulator.namespaces["contoso"].create_queue("orders")
-            backlog = emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
-            for number in range(found + lost):
-                to = "orders" if number < found else "nowhere"
-                backlog.send(service_envelope.take_in(stranded(number, to), 0))
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-                environ[f"SBPAIR_{side}_NAME"] = namespace.name
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-W", "error", "-m", "sbpair", "syphon", "--dry-run", *words),
-                env={**environ, "NO_COLOR": "1"},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, err = await process.communicate()
-            assert backlog.counts().active == found + lost
-            return process.returncode or 0, out.decode(), err.decode()
-
-    return asyncio.run(main())
+    async with Emulator() as emulator:
+        emulator.namespaces["contoso"].create_queue("orders")
+        backlog = emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
+        for number in range(found + lost):
+            put(backlog, stranded(f"m\x1b{number}", "orders" if number < found else "nowhere"))
+        process = await command.start("syphon", "--dry-run", *words, env=environment(emulator, NO_COLOR="1"))
+        result = await command.finished(process)
+        assert backlog.counts().active == found + lost
+        return result
 
 
 def adds_up(sums: dict[str, Any]) -> bool:
@@ -60,10 +37,10 @@ def adds_up(sums: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("lost", "code"), [(0, 0), (2, 3)])
-def test_the_document_adds_up_and_the_exit_code_says_whether_anything_would_be_dead_lettered(
+async def test_the_document_adds_up_and_the_exit_code_says_whether_anything_would_be_dead_lettered(
     lost: int, code: int
 ) -> None:
-    done, out, err = dry_run("--output", "json", lost=lost)
+    done, out, err = await dry_run("--output", "json", lost=lost)
     told = json.loads(out)
     assert (done, err, told["schema"]) == (code, "", "sbpair/syphon-preview/1")
     assert (told["messages"], told["sent"], told["dead_lettered"]) == (5 + lost, 5, lost)
@@ -79,14 +56,14 @@ def test_the_document_adds_up_and_the_exit_code_says_whether_anything_would_be_d
     assert 0 <= told["newest_seconds"] <= told["oldest_seconds"]
 
 
-def test_one_line_is_one_document() -> None:
-    _, out, _ = dry_run("--output", "jsonl")
+async def test_one_line_is_one_document() -> None:
+    _, out, _ = await dry_run("--output", "jsonl")
     (line,) = out.splitlines()
     assert json.loads(line)["sent"] == 5
 
 
-def test_the_table_tells_the_same_without_what_a_terminal_would_obey() -> None:
-    done, out, _ = dry_run("--rate", "30/m", "--ttl", "remaining", lost=1)
+async def test_the_table_tells_the_same_without_what_a_terminal_would_obey() -> None:
+    done, out, _ = await dry_run("--rate", "30/m", "--ttl", "remaining", lost=1)
     assert done == 3
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "looked at 6" in lines

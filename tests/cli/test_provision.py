@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +12,8 @@ import pytest
 
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
+from tests.kit import command
+from tests.kit.command import environment
 
 ENTITIES = """
 [queues.orders]
@@ -32,37 +31,25 @@ class Ran(NamedTuple):
     """Those of the secondary, afterwards."""
 
 
-def provisioned(
+async def provisioned(
     *words: str, before: Callable[[Emulator], object] = lambda _emulator: None, signal_after: str = ""
 ) -> Ran:
     """Run the command on an emulator; interrupt it once `signal_after` was said."""
 
-    async def main() -> Ran:
-        async with Emulator() as emulator:
-            before(emulator)
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-                environ[f"SBPAIR_{side}_NAME"] = namespace.name
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-W", "error", "-m", "sbpair", "provision", *words),
-                env={**environ, "NO_COLOR": "1"},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            assert process.stderr is not None
-            said = ""
-            while signal_after and signal_after not in said:
-                line = await process.stderr.readline()
-                assert line, said
-                said += line.decode()
-            if signal_after:
-                process.send_signal(signal.SIGINT)
-            out, err = await process.communicate()
-            queues = [queue.path for queue in emulator.namespaces["contoso-dr"].queues()]
-            return Ran(process.returncode or 0, out.decode(), said + err.decode(), queues)
-
-    return asyncio.run(main())
+    async with Emulator() as emulator:
+        before(emulator)
+        process = await command.start("provision", *words, env=environment(emulator, NO_COLOR="1"))
+        assert process.stderr is not None
+        said = ""
+        while signal_after and signal_after not in said:
+            line = await process.stderr.readline()
+            assert line, said
+            said += line.decode()
+        if signal_after:
+            process.send_signal(signal.SIGINT)
+        code, out, err = await command.finished(process)
+        queues = [queue.path for queue in emulator.namespaces["contoso-dr"].queues()]
+        return Ran(code, out, said + err, queues)
 
 
 @pytest.fixture
@@ -72,8 +59,8 @@ def entities(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_an_entities_file_the_table_is_of_queues_alone() -> None:
-    ran = provisioned("--count", "2")
+async def test_without_an_entities_file_the_table_is_of_queues_alone() -> None:
+    ran = await provisioned("--count", "2")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines() == [
         "QUEUE                            OUTCOME  REMARK",
@@ -82,8 +69,8 @@ def test_without_an_entities_file_the_table_is_of_queues_alone() -> None:
     ]
 
 
-def test_the_plan_is_a_table_of_both_namespaces_and_nothing_is_made(entities: Path) -> None:
-    ran = provisioned("--count", "1", "--dry-run", "--entities", str(entities))
+async def test_the_plan_is_a_table_of_both_namespaces_and_nothing_is_made(entities: Path) -> None:
+    ran = await provisioned("--count", "1", "--dry-run", "--entities", str(entities))
     assert (ran.code, ran.err, ran.queues) == (0, "", [])
     rows = [line.split()[:3] for line in ran.out.splitlines()]
     assert rows == [
@@ -100,11 +87,11 @@ def test_the_plan_is_a_table_of_both_namespaces_and_nothing_is_made(entities: Pa
     ]
 
 
-def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(entities: Path) -> None:
+async def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(entities: Path) -> None:
     def before(emulator: Emulator) -> None:
         emulator.namespaces["contoso"].create_queue("orders", QueueDescription())
 
-    ran = provisioned("--count", "1", "--strict", "--entities", str(entities), "-o", "json", before=before)
+    ran = await provisioned("--count", "1", "--strict", "--entities", str(entities), "-o", "json", before=before)
     told = json.loads(ran.out)
     assert ran.code == 3
     assert told["schema"] == "sbpair/provision/1"
@@ -125,22 +112,22 @@ def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(entitie
 
 
 @pytest.mark.parametrize("text", ["[queues.orders]\nlock_duratoin = '30s'", None])
-def test_a_file_that_is_wrong_stops_it_before_anything_is_made(tmp_path: Path, text: str | None) -> None:
+async def test_a_file_that_is_wrong_stops_it_before_anything_is_made(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "entities.toml"
     if text:
         path.write_text(text)
-    ran = provisioned("--entities", str(path))
+    ran = await provisioned("--entities", str(path))
     assert (ran.code, ran.out, ran.queues) == (2, "", [])
     [what, hint] = ran.err.splitlines()
     assert what.startswith(f"error: {path}:2:1: unknown key" if text else "error: --entities: ")
     assert hint == ("hint: did you mean lock_duration?" if text else "hint: name a TOML file")
 
 
-def test_an_interrupted_run_prints_what_it_had_created() -> None:
+async def test_an_interrupted_run_prints_what_it_had_created() -> None:
     def before(emulator: Emulator) -> None:
         emulator.faults.latency("contoso-dr", 100)
 
-    ran = provisioned("--count", "300", "-v", "-o", "json", before=before, signal_after="created (1 of 300)")
+    ran = await provisioned("--count", "300", "-v", "-o", "json", before=before, signal_after="created (1 of 300)")
     told = json.loads(ran.out)
     assert ran.code == 130
     assert {each["name"] for each in told["created"]} == set(ran.queues)
@@ -149,12 +136,12 @@ def test_an_interrupted_run_prints_what_it_had_created() -> None:
     assert told["not_tried"]
 
 
-def test_who_is_not_let_in_half_way_is_told_what_was_created() -> None:
+async def test_who_is_not_let_in_half_way_is_told_what_was_created() -> None:
     def before(emulator: Emulator) -> None:
         path = "contoso/x-servicebus-transfer/40"
         emulator.faults.refuse_requests("contoso-dr", 403, path, method="PUT")
 
-    ran = provisioned("--count", "90", "-o", "json", before=before)
+    ran = await provisioned("--count", "90", "-o", "json", before=before)
     told = json.loads(ran.out)
     assert ran.code == 5
     assert {each["name"] for each in told["created"]} == set(ran.queues)

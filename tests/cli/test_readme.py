@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from sbpair.cli.app import COMMANDS
 from sbpair.emulator.testing import Emulator
+from tests.kit.command import environment
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -60,11 +60,9 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
 
 async def runs(emulator: Emulator, words: list[str]) -> None:
     """Python with these arguments, and the pair in its environment, ends well."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-        environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-        environ[f"SBPAIR_{side}_NAME"] = namespace.name
-    process = await asyncio.create_subprocess_exec(sys.executable, *words, env=environ, stdout=subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, env=environment(emulator), stdout=subprocess.DEVNULL
+    )
     assert await process.wait() == 0
 
 
@@ -97,7 +95,7 @@ def test_every_column_of_the_archive_is_in_it() -> None:
     assert [name for name in (*SEGMENT.names, *OUTCOME.names) if f"`{name}`" not in part] == []
 
 
-def test_the_message_that_it_sends_arrives() -> None:
+async def test_the_message_that_it_sends_arrives() -> None:
     [script] = re.findall(r"<!-- send -->\n```python\n(.*?)```", README, flags=re.DOTALL)
 
     async def follow() -> int:
@@ -106,10 +104,10 @@ def test_the_message_that_it_sends_arrives() -> None:
             await runs(emulator, ["-c", script])
             return orders.counts().active
 
-    assert asyncio.run(follow()) == 1
+    assert (await follow()) == 1
 
 
-def test_the_messages_that_it_strands_come_back() -> None:
+async def test_the_messages_that_it_strands_come_back() -> None:
     [script] = re.findall(r"<!-- strand -->\n```python\n(.*?)```", README, flags=re.DOTALL)
 
     async def follow() -> tuple[int, int]:
@@ -119,4 +117,4 @@ def test_the_messages_that_it_strands_come_back() -> None:
             backlog = emulator.namespaces["contoso-dr"].queue("contoso/x-servicebus-transfer/0")
             return emulator.namespaces["contoso"].queue("orders").counts().active, backlog.counts().total
 
-    assert asyncio.run(follow()) == (10, 0)
+    assert (await follow()) == (10, 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Char, Decimal32, Decimal64
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.testing import Emulator
+from tests.kit.command import environment
 
 ESCAPE = "\x1b[31mred\x07"
 
@@ -63,22 +64,16 @@ class World:
         return process.returncode or 0, out.decode(), err.decode()
 
 
-def on_an_emulator(story: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with Emulator() as emulator:
-            for namespace in emulator.namespaces.values():
-                namespace.create_queue("orders")
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-                environ[f"SBPAIR_{side}_NAME"] = namespace.name
-            await story(World(emulator, {**environ, "NO_COLOR": "1"}))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_world() -> AsyncIterator[World]:
+    async with Emulator() as emulator:
+        for namespace in emulator.namespaces.values():
+            namespace.create_queue("orders")
+        yield World(emulator, environment(emulator, NO_COLOR="1"))
 
 
-def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_shown() -> None:
-    async def story(world: World) -> None:
+async def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_shown() -> None:
+    async with open_world() as world:
         world.put("contoso", encoded("one", ESCAPE.encode()), encoded("two\x1b", b"\xff\xfe"))
         world.put("contoso-dr", encoded("one"))
         code, out, err = await world.receive("--peek")
@@ -93,25 +88,21 @@ def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_shown(
         assert "(2 bytes that are no text)" in out
         assert world.left == (0, 1)
 
-    on_an_emulator(story)
-
 
 @pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
 @pytest.mark.parametrize("words", [(), ("--dedup",)])
-def test_a_message_that_azure_servicebus_cannot_decode_is_an_error_and_stays(
+async def test_a_message_that_azure_servicebus_cannot_decode_is_an_error_and_stays(
     words: tuple[str, ...], value: object
 ) -> None:
-    async def story(world: World) -> None:
+    async with open_world() as world:
         world.put("contoso", encoded("one", odd=value))
         code, out, err = await world.receive(*words)
         assert (code, out, world.left) == (3, "", (1, 0))
         assert "hint: receive the message with another client, which can decode it\n" in err
 
-    on_an_emulator(story)
 
-
-def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed(tmp_path: Path) -> None:
+    async with open_world() as world:
         world.put("contoso", encoded("one", order="7"), encoded("two", order="8"))
         world.put("contoso-dr", encoded("two", order="8"), encoded("three", order="9"))
         code, out, _err = await world.receive("--dedup", "--peek", "-o", "json", "--key", "property:order")
@@ -140,11 +131,9 @@ def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed(tmp_p
         assert (line["schema"], line["message_id"], line["from"]) == ("sbpair/receive/1", "four", "primary")
         assert (code, world.left) == (0, (0, 0))
 
-    on_an_emulator(story)
 
-
-def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:
-    async def story(world: World) -> None:
+async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:
+    async with open_world() as world:
         world.put("contoso", encoded("one"))
         process = await world.start("orders", "--wait", "10m", "-o", "json", "--dedup")
         assert process.stdout is not None
@@ -159,11 +148,9 @@ def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:
         code, out_, _ = await world.receive("-o", "jsonl")
         assert (code, json.loads(out_)["delivery_count"]) == (0, 0)
 
-    on_an_emulator(story)
 
-
-def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> None:
-    async def story(world: World) -> None:
+async def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> None:
+    async with open_world() as world:
         world.put("contoso", *(encoded(f"m{number}") for number in range(4)))
         code, out, _err = await world.receive("--max", "3", "-o", "jsonl")
         assert (code, len(out.splitlines()), world.left) == (0, 3, (1, 0))
@@ -173,12 +160,10 @@ def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> None:
         assert err.count("cannot be told from others") == 2
         assert "the next run shows them, unless both name a file (--store)" in err
 
-    on_an_emulator(story)
-
 
 @pytest.mark.slow
-def test_one_side_that_is_away_is_told_and_both_are_an_error() -> None:
-    async def story(world: World) -> None:
+async def test_one_side_that_is_away_is_told_and_both_are_an_error() -> None:
+    async with open_world() as world:
         world.put("contoso", encoded("one"))
         world.emulator.faults.namespace_down("contoso-dr")
         code, out, err = await world.receive("--dedup", "-o", "jsonl")
@@ -194,8 +179,6 @@ def test_one_side_that_is_away_is_told_and_both_are_an_error() -> None:
         _out, told = await process.communicate()
         assert process.returncode == 2
         assert b"nowhere" in told
-
-    on_an_emulator(story)
 
 
 WRONG = [

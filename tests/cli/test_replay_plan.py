@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.entities import service_envelope
+from sbpair.backlog import Aliases, queue_path
 from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from tests.cli.test_replay import sbpair
+from tests.kit import command
+from tests.kit.command import environment
+from tests.kit.stranded import put, stranded
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "unsent", "deferred", "scheduled")
-
-
-def stranded(message_id: str, aliases: Aliases | None) -> bytes:
-    return Sections(
-        properties=Properties(message_id=message_id).encode(),
-        application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b"",
-        body=data_body(b"body"),
-    ).join()
 
 
 MESSAGES = (
@@ -39,7 +29,7 @@ MESSAGES = (
 )
 
 
-def plan(
+async def plan(
     *words: str, primary: tuple[str, ...] = ("orders", "invoices"), state: Path | None = None
 ) -> tuple[int, str, str]:
     """Of a backlog of two queues, in a process without Java; looking must leave it as it was.
@@ -47,32 +37,20 @@ def plan(
     `state` is where a journal is written that knows the first message of either queue.
     """
 
-    async def main() -> tuple[int, str, str]:
-        async with Emulator() as emulator:
-            for name in primary:
-                emulator.namespaces["contoso"].create_queue(name)
-            backlog = [emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in (0, 1)]
-            for index, name, aliases in MESSAGES:
-                backlog[index].send(service_envelope.take_in(stranded(name, aliases), 0))
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-            for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-                environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-                environ[f"SBPAIR_{side}_NAME"] = namespace.name
-            if state is not None:
-                write_journal(state, emulator, [(queue.path, queue.messages.peek(0, 1)[0]) for queue in backlog])
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-W", "error", "-m", "sbpair", "replay", "plan", *words),
-                env={**environ, "NO_COLOR": "1", "PATH": "/nowhere", "JAVA_HOME": "/nowhere"},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, err = await process.communicate()
-            seen = [each for queue in backlog for each in queue.messages.peek(0, 100)]
-            assert [each.delivery_count for each in seen] == [0] * len(MESSAGES)
-            assert sum(queue.counts().active for queue in backlog) == len(MESSAGES)
-            return process.returncode or 0, out.decode(), err.decode()
-
-    return asyncio.run(main())
+    async with Emulator() as emulator:
+        for name in primary:
+            emulator.namespaces["contoso"].create_queue(name)
+        backlog = [emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in (0, 1)]
+        for index, name, aliases in MESSAGES:
+            put(backlog[index], stranded(name, aliases))
+        if state is not None:
+            write_journal(state, emulator, [(queue.path, queue.messages.peek(0, 1)[0]) for queue in backlog])
+        env = environment(emulator, NO_COLOR="1", PATH="/nowhere", JAVA_HOME="/nowhere")
+        result = await command.finished(await command.start("replay", "plan", *words, env=env))
+        seen = [each for queue in backlog for each in queue.messages.peek(0, 100)]
+        assert [each.delivery_count for each in seen] == [0] * len(MESSAGES)
+        assert sum(queue.counts().active for queue in backlog) == len(MESSAGES)
+        return result
 
 
 def write_journal(directory: Path, emulator: Emulator, known: list[tuple[str, Any]]) -> None:
@@ -87,8 +65,8 @@ def write_journal(directory: Path, emulator: Emulator, known: list[tuple[str, An
         journal.close()
 
 
-def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
-    code, out, err = plan("--output", "json", *words, **said)
+async def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
+    code, out, err = await plan("--output", "json", *words, **said)
     document = json.loads(out)
     for part in ("queues", "destinations", "flows"):
         for each in document[part]:
@@ -105,8 +83,8 @@ def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
         (("--destination", "Orders", "--queue", "1"), {"sent": 2, "unsent": 3}),
     ],
 )
-def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates: dict[str, int]) -> None:
-    code, document, _err = told(*words)
+async def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates: dict[str, int]) -> None:
+    code, document, _err = await told(*words)
     assert (code, document["schema"]) == (3, "sbpair/replay-plan/1")
     assert {fate: document[fate] for fate in fates} == fates
     assert document["duplicates"] == (0 if "--queue" in words else 1)
@@ -117,13 +95,13 @@ def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates:
     assert document["seconds"] == pytest.approx((document["messages"] + document["sent"]) / 1000)
 
 
-def test_what_the_journal_knows_would_not_be_sent_again(tmp_path: Path) -> None:
-    _code, document, _err = told("--state", str(tmp_path), state=tmp_path)
+async def test_what_the_journal_knows_would_not_be_sent_again(tmp_path: Path) -> None:
+    _code, document, _err = await told("--state", str(tmp_path), state=tmp_path)
     assert (document["already_sent"], document["sent"]) == (2, 5)
 
 
-def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
-    code, out, err = plan("--deadletters", primary=("orders",))
+async def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
+    code, out, err = await plan("--deadletters", primary=("orders",))
     assert code == 3
     assert "quarantined" in out
     assert "deferred" in out
@@ -132,8 +110,8 @@ def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> N
     assert "0/$deadletterqueue" not in out  # there is nothing in it
 
 
-def test_a_queue_that_is_not_there_is_refused() -> None:
-    code, out, err = plan("--queue", "7")
+async def test_a_queue_that_is_not_there_is_refused() -> None:
+    code, out, err = await plan("--queue", "7")
     assert (code, out) == (2, "")
     assert "--queue 7: contoso-dr has no such backlog queue" in err
 

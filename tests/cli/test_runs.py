@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+import pytest
+
 from sbpair.amqp_client.client import connect
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.backlog import queue_path
 from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
+from tests.kit import command
+from tests.kit.command import environment
+from tests.kit.stranded import stranded
+
+pytestmark = pytest.mark.timeout_seconds(90)
 
 BACKLOG = queue_path("contoso", 0)
 
@@ -27,10 +33,7 @@ class Pair:
     def __init__(self, emulator: Emulator, state: Path) -> None:
         self.emulator = emulator
         self.state = state
-        self.environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-        for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-            self.environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-            self.environ[f"SBPAIR_{side}_NAME"] = namespace.name
+        self.environ = environment(emulator)
 
     async def start(
         self,
@@ -49,9 +52,7 @@ class Pair:
         )
 
     async def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
-        process = await self.start(*words, **options)
-        out, err = await process.communicate()
-        return process.returncode or 0, out.decode(), err.decode()
+        return await command.finished(await self.start(*words, **options))
 
     async def runs(self) -> list[dict[str, Any]]:
         code, out, err = await self.run("runs", "list", "--output", "json")
@@ -76,24 +77,17 @@ class Pair:
         async with connect(secondary) as wire:
             sender = await wire.sender(BACKLOG)
             for number in range(count):
-                message = Sections(
-                    properties=Properties(message_id=f"m{number}").encode(),
-                    application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders"))),
-                    body=data_body(b"x"),
-                )
-                await sender.send(message.join())
+                await sender.send(stranded(f"m{number}", "orders", b"x"))
 
     @property
     def arrived(self) -> int:
         return self.emulator.namespaces["contoso"].queue("orders").counts().active
 
 
-def on_a_pair(state: Path, test: Callable[[Pair], Any]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(90), Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            await test(Pair(emulator, state))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_pair(state: Path) -> AsyncIterator[Pair]:
+    async with Emulator() as emulator:
+        yield Pair(emulator, state)
 
 
 async def first_send(pair: Pair) -> asyncio.Event:
@@ -110,8 +104,8 @@ async def first_send(pair: Pair) -> asyncio.Event:
     return taken
 
 
-def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(3)
         code, out, _ = await pair.run("syphon", "--once", "--output", "json")
         receipt = json.loads(out)
@@ -142,11 +136,9 @@ def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
         _, out, _ = await pair.run("runs", "list", "--output", "jsonl")
         assert json.loads(out) == {"schema": "sbpair/runs/1", **listed}
 
-    on_a_pair(tmp_path, check)
 
-
-def test_a_crash_is_shown_with_what_it_left_in_doubt_and_sent_again_by_name(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_crash_is_shown_with_what_it_left_in_doubt_and_sent_again_by_name(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         taken = await first_send(pair)
         with pair.emulator.faults.during("swallow-acks", "contoso"):
@@ -174,11 +166,9 @@ def test_a_crash_is_shown_with_what_it_left_in_doubt_and_sent_again_by_name(tmp_
         assert named["message_id"] == "m0"
         assert crashed["id"] in named["reason"]
 
-    on_a_pair(tmp_path, check)
 
-
-def test_a_second_syphon_of_a_pair_is_refused_unless_it_is_told_not_to_care(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_second_syphon_of_a_pair_is_refused_unless_it_is_told_not_to_care(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         taken = await first_send(pair)
         first = await pair.start("syphon", "--watch")
@@ -200,11 +190,9 @@ def test_a_second_syphon_of_a_pair_is_refused_unless_it_is_told_not_to_care(tmp_
         assert first.returncode == 0
         assert [each["outcome"] for each in await pair.runs()] == ["done", "stopped"]
 
-    on_a_pair(tmp_path, check)
 
-
-def test_a_lost_lease_ends_the_run_before_anything_more_is_sent(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_lost_lease_ends_the_run_before_anything_more_is_sent(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         taken = await first_send(pair)
         with pair.emulator.faults.during("entity-down", "contoso", entity="orders"):
@@ -216,11 +204,9 @@ def test_a_lost_lease_ends_the_run_before_anything_more_is_sent(tmp_path: Path) 
         assert (process.returncode, taken.is_set(), pair.arrived) == (4, False, 0)
         assert b"was deleted or replaced" in err
 
-    on_a_pair(tmp_path, check)
 
-
-def test_the_state_of_another_pair_is_refused_by_every_command_that_reads_it(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_the_state_of_another_pair_is_refused_by_every_command_that_reads_it(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         assert (await pair.run("syphon", "--once"))[0] == 0
         for words in (["syphon", "--once"], ["runs", "list"], ["runs", "show", "2"]):
@@ -232,14 +218,12 @@ def test_the_state_of_another_pair_is_refused_by_every_command_that_reads_it(tmp
                 "hint: pass --state DIR for another directory",
             ]
 
-    on_a_pair(tmp_path, check)
 
-
-def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_path: Path) -> None:
+async def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_path: Path) -> None:
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
 
-    async def check(pair: Pair) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         code, out, err = await pair.run("syphon", "--once", prepare=no_room)
         what, to_do = err.splitlines()
@@ -247,11 +231,9 @@ def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_path: Pa
         assert what.startswith(f"error: {tmp_path / 'state.db'} cannot be used: ")
         assert to_do.startswith("hint: check its permissions and the free space")
 
-    on_a_pair(tmp_path, check)
 
-
-def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_path: Path) -> None:
+    async with open_pair(tmp_path / "none") as pair:
         assert await pair.run("runs", "list", "--quiet") == (0, "", "")
         assert json.loads((await pair.run("runs", "list", "--quiet", "--output", "json"))[1])["runs"] == []
         code, out, err = await pair.run("runs", "show", "260730", "--quiet")
@@ -260,6 +242,4 @@ def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_p
             "error: there is no run '260730'",
             "hint: 'sbpair runs list' has those that are kept",
         ]
-
-    on_a_pair(tmp_path / "none", check)
     assert list(tmp_path.iterdir()) == []

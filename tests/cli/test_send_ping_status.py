@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,10 @@ from sbpair.failover.outbox import Outbox
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from tests.cli.test_bad_input import emulated
+from tests.kit import command
+from tests.kit.command import environment
+
+pytestmark = pytest.mark.timeout_seconds(90)
 
 TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"
 
@@ -29,44 +32,32 @@ class Terminal:
         self.emulator = emulator
         self.orders = emulator.namespaces["contoso"].create_queue("orders")
         self.backlog = [emulator.namespaces["contoso-dr"].create_queue(path) for path in TWO]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SBPAIR_", "XDG_"))}
-        self.environ = {**inherited, "HOME": str(home), "NO_COLOR": "1"}
-        for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-            self.environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-            self.environ[f"SBPAIR_{side}_NAME"] = namespace.name
+        self.environ = environment(emulator, "XDG_", HOME=str(home), NO_COLOR="1")
         config = home / ".config" / "sbpair"
         config.mkdir(parents=True)
         (config / "config.toml").write_text("[pairs.default]\nbacklog_queues = 2\n")
 
     async def start(self, *words: str, **changed: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "ignore::ResourceWarning", "-m", "sbpair", *words),
-            env=self.environ | changed,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        lenient = ("-W", "ignore::ResourceWarning")
+        env = self.environ | changed
+        return await command.start(*words, env=env, python=lenient, stdin=asyncio.subprocess.PIPE)
 
     async def run(self, *words: str, text: str = "", **changed: str) -> tuple[int | None, str, str]:
-        process = await self.start(*words, **changed)
-        out, err = await process.communicate(text.encode())
-        return process.returncode, out.decode(), err.decode()
+        return await command.finished(await self.start(*words, **changed), text)
 
     async def document(self, *words: str, **options: Any) -> tuple[int | None, dict[str, Any]]:
         code, out, _ = await self.run(*words, "--output", "json", **options)
         return code, json.loads(out)
 
 
-def at_a_terminal(home: Path, test: Callable[[Terminal], Any]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(90), Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            await test(Terminal(emulator, home))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_terminal(home: Path) -> AsyncIterator[Terminal]:
+    async with Emulator() as emulator:
+        yield Terminal(emulator, home)
 
 
-def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         code, told = await terminal.document("send", "orders", text="a\n\nb\n")
         assert code == 0
         assert told.pop("seconds") > 0
@@ -82,11 +73,9 @@ def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
         assert "orders is forced, and was healthy" in err
         assert sum(queue.counts().active for queue in terminal.backlog) == 1
 
-    at_a_terminal(tmp_path, check)
 
-
-def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         path = tmp_path / "m.jsonl"
         path.write_text('{"body": "a"}\n{"body": "b", "sesion_id": "s"}\n')
         code, out, err = await terminal.run("send", "orders", str(path))
@@ -98,11 +87,9 @@ def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_path: P
         assert err.splitlines()[-1] == "go on with: sbpair send orders --skip 1"
         assert terminal.orders.counts().active == 1
 
-    at_a_terminal(tmp_path, check)
 
-
-def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         process = await terminal.start("send", "orders")
         assert process.stdin
         process.stdin.write(b"a\nb\n")
@@ -115,11 +102,9 @@ def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_path: Pa
         assert b"primary       2" in out
         assert err.decode().splitlines()[-1] == "go on with: sbpair send orders --skip 2"
 
-    at_a_terminal(tmp_path, check)
 
-
-def test_a_ping_says_who_is_up(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_a_ping_says_who_is_up(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         code, told = await terminal.document("ping", "orders", "nowhere", "orders")
         assert (code, told["schema"], told["namespace"]) == (3, "sbpair/ping/1", "contoso")
         assert [(each["name"], each["health"]) for each in told["entities"]] == [
@@ -130,11 +115,9 @@ def test_a_ping_says_who_is_up(tmp_path: Path) -> None:
         code, out, _ = await terminal.run("ping", "orders")
         assert (code, out.splitlines()[1].split()[:2]) == (6, ["orders", "down"])
 
-    at_a_terminal(tmp_path, check)
 
-
-def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         assert (await terminal.run("send", "orders", "--to-backlog", text="a\nb\n"))[0] == 0
         code, told = await terminal.document("status", "nowhere")
         assert (code, told["schema"], told["outbox"]) == (3, "sbpair/status/1", None)
@@ -155,11 +138,9 @@ def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: P
         assert states == [["primary", "contoso", "up"], ["secondary", "contoso-dr", "down"], ["entity", "orders", "up"]]
         assert code == 6
 
-    at_a_terminal(tmp_path, check)
 
-
-def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         path = tmp_path / "outbox.db"
         ends = [endpoint_from_connection_string(each.connection_string) for each in terminal.emulator.ready.namespaces]
         outbox = Outbox(path, Pair("p", *ends))
@@ -172,19 +153,15 @@ def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
         path.write_bytes(b"something else, which is longer than a header" * 10)
         assert (await terminal.run("status", "--outbox", str(path)))[0] == 4
 
-    at_a_terminal(tmp_path, check)
 
-
-def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> None:
-    async def check(terminal: Terminal) -> None:
+async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
         assert (await terminal.run("send", "orders", "--to-backlog", text="a\n"))[0] == 0
         terminal.emulator.faults.refuse_requests("contoso-dr", 401)
         code, told = await terminal.document("status")
         assert (code, told["backlog"]["messages"], told["backlog"]["exact"]) == (0, 1, True)
         assert [each["dead_letters"] for each in told["queues"]] == [None, None]
         assert [each["name"] for each in told["not_looked_at"]] == ["contoso-dr"]
-
-    at_a_terminal(tmp_path, check)
 
 
 WRONG = [

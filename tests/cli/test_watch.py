@@ -15,7 +15,11 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
-from tests.cli.test_runs import Pair, on_a_pair
+import pytest
+
+from tests.cli.test_runs import open_pair
+
+pytestmark = pytest.mark.timeout_seconds(90)
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -29,8 +33,8 @@ async def line_of(stream: asyncio.StreamReader, fits: Callable[[dict[str, Any]],
             return told
 
 
-def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(3)
         process = await pair.start("syphon", "--watch", "--output", "jsonl")
         assert process.stderr
@@ -52,11 +56,9 @@ def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) 
         assert receipt["operations"]["received"] == 6
         assert receipt["operations"]["sent"] == 3
 
-    on_a_pair(tmp_path, check)
 
-
-def test_quiet_and_once_get_no_lines_of_events(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_quiet_and_once_get_no_lines_of_events(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         assert (await pair.run("syphon", "--once"))[2] == ""
         process = await pair.start("syphon", "--watch", "--quiet")
@@ -69,11 +71,9 @@ def test_quiet_and_once_get_no_lines_of_events(tmp_path: Path) -> None:
         _out, err = await process.communicate()
         assert err == b""
 
-    on_a_pair(tmp_path, check)
 
-
-def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(0)
         reading, writing = os.pipe()
         process = await pair.start("syphon", "--watch", stderr=writing)
@@ -87,8 +87,6 @@ def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: Path) -
         out, _ = await process.communicate()
         assert b"received" in out
 
-    on_a_pair(tmp_path, check)
-
 
 async def read_until(terminal: int, wanted: str, seen: str = "") -> str:
     loop = asyncio.get_running_loop()
@@ -97,8 +95,8 @@ async def read_until(terminal: int, wanted: str, seen: str = "") -> str:
     return seen
 
 
-def test_a_terminal_gets_a_picture_that_is_gone_in_the_end(tmp_path: Path) -> None:
-    async def check(pair: Pair) -> None:
+async def test_a_terminal_gets_a_picture_that_is_gone_in_the_end(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
         await pair.strand(3)
         terminal, end = pty.openpty()
         ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -131,5 +129,3 @@ def test_a_terminal_gets_a_picture_that_is_gone_in_the_end(tmp_path: Path) -> No
         _, shown, _ = await pair.run("runs", "show", run)
         assert next(line for line in lines if line.startswith("billable")) in " ".join(shown.split())
         assert "orders 3" in [" ".join(line.split()) for line in shown.splitlines()]
-
-    on_a_pair(tmp_path, check)

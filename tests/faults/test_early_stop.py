@@ -30,27 +30,25 @@ class Silent(asyncio.Protocol):
 
 @pytest.mark.parametrize(("mode", "code"), [("--once", 130), ("--watch", 0)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_ends_it_with_a_receipt(mode: str, code: int, number: signal.Signals) -> None:
-    async def main() -> None:
-        Silent.heard = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        primary, secondary = [await loop.create_server(Silent, "127.0.0.1", 0) for _ in range(2)]
-        async with asyncio.timeout(60), primary, secondary:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "sbpair", "syphon", mode, "--output", "json"),
-                env=environment(primary, secondary),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            await Silent.heard.wait()
-            process.send_signal(number)
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                out, _ = await process.communicate()
-        receipt = json.loads(out)
-        assert process.returncode == code
-        assert (receipt["received"], receipt["stopped"], receipt["failures"]) == (0, True, [])
+async def test_the_first_signal_ends_it_with_a_receipt(mode: str, code: int, number: signal.Signals) -> None:
 
-    asyncio.run(main())
+    Silent.heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    primary, secondary = [await loop.create_server(Silent, "127.0.0.1", 0) for _ in range(2)]
+    async with asyncio.timeout(60), primary, secondary:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sbpair", "syphon", mode, "--output", "json"),
+            env=environment(primary, secondary),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await Silent.heard.wait()
+        process.send_signal(number)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            out, _ = await process.communicate()
+    receipt = json.loads(out)
+    assert process.returncode == code
+    assert (receipt["received"], receipt["stopped"], receipt["failures"]) == (0, True, [])
 
 
 def environment(*servers: asyncio.Server) -> dict[str, str]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp_client.client import connect
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.backlog import Aliases, queue_path
 from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
+from tests.kit.command import environment
+from tests.kit.stranded import stranded
 
 MESSAGES = 60
 QUEUES = 2
@@ -73,22 +74,9 @@ async def strand(emulator: Emulator) -> set[str]:
     async with connect(endpoint_from_connection_string(secondary.connection_string)) as wire:
         senders = [await wire.sender(queue_path("contoso", index)) for index in range(QUEUES)]
         for number, message_id in enumerate(ids):
-            aliases = write_aliases(Aliases(DESTINATIONS[number // 2 % 2], f"session-{number % 3}", 36_000_000_000))
-            message = Sections(
-                properties=Properties(message_id=message_id).encode(),
-                application_properties=encode_map(APPLICATION_PROPERTIES, aliases),
-                body=data_body(message_id.encode()),
-            )
-            await senders[number % QUEUES].send(message.join())
+            aliases = Aliases(DESTINATIONS[number // 2 % 2], f"session-{number % 3}", 36_000_000_000)
+            await senders[number % QUEUES].send(stranded(message_id, aliases, message_id.encode()))
     return set(ids)
-
-
-def environment(emulator: Emulator) -> dict[str, str]:
-    given = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-    for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-        given[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
-        given[f"SBPAIR_{side}_NAME"] = namespace.name
-    return given
 
 
 async def syphon(emulator: Emulator, *options: str) -> asyncio.subprocess.Process:
@@ -116,7 +104,7 @@ def in_backlog(emulator: Emulator) -> int:
 
 
 async def killed_and_finished(what: str, nth: int) -> None:
-    async with asyncio.timeout(120), Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
         for name in DESTINATIONS:
             emulator.namespaces["contoso"].create_queue(name)
         for index in range(QUEUES):
@@ -149,6 +137,7 @@ async def killed_and_finished(what: str, nth: int) -> None:
         assert all(accepted_at_kill[message_id] for message_id in twice)
 
 
+@pytest.mark.timeout_seconds(120)
 @pytest.mark.parametrize(("what", "nth"), MOMENTS)
-def test_a_killed_syphon_loses_nothing(what: str, nth: int) -> None:
-    asyncio.run(killed_and_finished(what, nth))
+async def test_a_killed_syphon_loses_nothing(what: str, nth: int) -> None:
+    await killed_and_finished(what, nth)

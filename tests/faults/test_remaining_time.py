@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.backlog import Aliases, write_aliases
+from sbpair.backlog import Aliases
 from sbpair.drill.compare import TICKS_PER_MS
-from sbpair.emulator.entities import service_envelope
 from sbpair.move.events import QueueOpened
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon.limits import MoveLimits
 from tests.faults.simulation.stage import play
+from tests.kit.stranded import stranded
 
 if TYPE_CHECKING:
     from sbpair.syphon.runner import SyphonResult
@@ -28,15 +27,7 @@ TERMS = MoveLimits(rate=None, credits=math.inf, ttl=TimeToLive.REMAINING)
 def strand(stage: Stage, *hours: int) -> None:
     """A message that lives so long, each."""
     for ttl in hours:
-        aliases = write_aliases(Aliases("orders", None, ttl * HOUR_MS * TICKS_PER_MS))
-        sections = Sections(
-            properties=Properties(message_id=f"{ttl} h").encode(),
-            application_properties=encode_map(APPLICATION_PROPERTIES, aliases),
-            body=data_body(b"x"),
-        )
-        message = service_envelope.read_message(sections.join())
-        assert message is not None
-        stage.backlog().send([message])
+        stage.put(stranded(f"{ttl} h", Aliases("orders", None, ttl * HOUR_MS * TICKS_PER_MS), b"x"))
 
 
 async def three_messages(stage: Stage) -> None:

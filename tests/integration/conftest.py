@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import itertools
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import pytest
 from azure.core.async_paging import AsyncItemPaged
@@ -26,83 +24,11 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient as Ai
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.testing import Emulator
 from sbpair.failover import failover_send
 from sbpair.syphon import worker
 from tests.integration.sender_rig import Rig
+from tests.kit.running import Running
 from tests.node import install
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
-
-T = TypeVar("T")
-NAMESPACE, OTHER = "contoso", "contoso-dr"
-
-
-class Running:
-    """An emulator whose loop runs in a thread: what touches it is called there."""
-
-    def __init__(self, namespaces: Iterable[Any] = ((NAMESPACE, 0), (OTHER, 0)), **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="emulator", daemon=True)
-        self._names = (f"queue-{number}" for number in itertools.count())
-        self.emulator = Emulator(namespaces, **options)
-
-    def __enter__(self) -> Running:
-        self._thread.start()
-        self._wait(self.emulator.__aenter__())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._wait(self.emulator.__aexit__(None, None, None))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
-
-    def do(self, action: Callable[[], T]) -> T:
-        async def on_loop() -> T:
-            return action()
-
-        return self._wait(on_loop())
-
-    @property
-    def namespace(self) -> Namespace:
-        return self.emulator.namespaces[NAMESPACE]
-
-    @property
-    def other(self) -> Namespace:
-        """A namespace that nobody stays connected to."""
-        return self.emulator.namespaces[OTHER]
-
-    @property
-    def ready(self) -> Any:
-        """How each namespace is reached."""
-        return self.emulator.ready.namespaces
-
-    @property
-    def connection_string(self) -> str:
-        return self.emulator.ready.namespaces[0].connection_string
-
-    def connection_string_with(self, rule: AuthorizationRule) -> str:
-        endpoint = self.emulator.ready.namespaces[0].endpoint
-        key = f"SharedAccessKeyName={rule.key_name};SharedAccessKey={rule.primary_key}"
-        return f"Endpoint={endpoint};{key};UseDevelopmentEmulator=true"
-
-    def connection_string_with_token(self, token: str) -> str:
-        endpoint = self.emulator.ready.namespaces[0].endpoint
-        return f"Endpoint={endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true"
-
-    def advance(self, seconds: float) -> None:
-        self.do(lambda: self.emulator.advance(int(seconds * 1000)))
-
-    def queue(self, **properties: Any) -> QueueEntity:
-        """A new queue with a name of its own."""
-        return self.do(lambda: self.namespace.create_queue(next(self._names), QueueDescription(**properties)))
 
 
 @pytest.fixture(scope="session")

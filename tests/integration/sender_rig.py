@@ -22,7 +22,7 @@ from sbpair.syphon import runner
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
     from sbpair.failover.states import State
-    from tests.integration.conftest import Running
+    from tests.kit.running import Running
 
 PATIENCE_SECONDS = 30
 

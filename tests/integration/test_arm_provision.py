@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from sbpair.model.entities import AnyEntity, CorrelationFilter, Queue, Rule, Sql
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasKey
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome
+from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:
     from sbpair.azure.interfaces import NamespaceControl
@@ -44,20 +45,18 @@ ENTITIES: list[AnyEntity] = [
 ]
 
 
-def run(scenario: Callable[[Emulator, Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, *tier: object) -> None:
-    async def main() -> None:
-        wanted = [("contoso", 0), ("contoso-dr", 0, *tier)]
-        async with asyncio.timeout(60), Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator:
-            assert emulator.ready.identity
-            for name, value in emulator.ready.identity.environment.items():
-                monkeypatch.setenv(name, value)
-            sides = [
-                endpoint_from_connection_string(each.connection_string, name=name)
-                for name, each in emulator.namespaces.items()
-            ]
-            await scenario(emulator, Pair("orders", *sides, backlog_queues=3))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_pair(monkeypatch: pytest.MonkeyPatch, *tier: object) -> AsyncIterator[tuple[Emulator, Pair]]:
+    wanted = [("contoso", 0), ("contoso-dr", 0, *tier)]
+    async with Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator:
+        assert emulator.ready.identity
+        for name, value in emulator.ready.identity.environment.items():
+            monkeypatch.setenv(name, value)
+        sides = [
+            endpoint_from_connection_string(each.connection_string, name=name)
+            for name, each in emulator.namespaces.items()
+        ]
+        yield emulator, Pair("orders", *sides, backlog_queues=3)
 
 
 async def both(stack: AsyncExitStack, endpoint: Endpoint) -> tuple[NamespaceControl, NamespaceControl]:
@@ -65,12 +64,8 @@ async def both(stack: AsyncExitStack, endpoint: Endpoint) -> tuple[NamespaceCont
     return atom, await stack.enter_async_context(open_namespace(endpoint, GROUP))
 
 
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
-
-
-def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         namespace, made = emulator.namespaces["contoso-dr"], {}
         for via, group in VIA.items():
             report = await provision(pair, group=group)
@@ -89,38 +84,33 @@ def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch)
         assert made["atom"] == made["arm"]
         assert made["atom"][0] == made["atom"][1]
 
-    run(scenario, monkeypatch)
-
 
 @pytest.mark.parametrize("first", VIA)
-def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
+async def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(_: Emulator, pair: Pair) -> None:
-        async with AsyncExitStack() as stack:
-            atom, arm = await both(stack, pair.secondary)
-            maker = {"atom": atom, "arm": arm}[first]
-            for entity in ENTITIES:
-                assert await maker.create(entity)
-                assert not await arm.create(entity)
-                assert not await atom.create(entity)
-                read = await arm.read(entity)
-                assert read == await atom.read(entity)
-                if isinstance(read, (Queue, Topic)):
-                    read = replace(read, max_message_size_in_kilobytes=None)
-                assert read == entity
-            await arm.delete_rule(Rule("events/all", "audit", "$Default"))
-            await arm.delete_rule(Rule("events/all", "audit", "$Default"))
-            assert await arm.queues() == await atom.queues()
-            assert await arm.topics() == await atom.topics()
-            assert await arm.subscriptions("events/all") == await atom.subscriptions("events/all")
-            assert await arm.rules("events/all", "audit") == await atom.rules("events/all", "audit")
-            assert len(await arm.rules("events/all", "audit")) == 3
-
-    run(scenario, monkeypatch)
+    async with open_pair(monkeypatch) as (_, pair), AsyncExitStack() as stack:
+        atom, arm = await both(stack, pair.secondary)
+        maker = {"atom": atom, "arm": arm}[first]
+        for entity in ENTITIES:
+            assert await maker.create(entity)
+            assert not await arm.create(entity)
+            assert not await atom.create(entity)
+            read = await arm.read(entity)
+            assert read == await atom.read(entity)
+            if isinstance(read, (Queue, Topic)):
+                read = replace(read, max_message_size_in_kilobytes=None)
+            assert read == entity
+        await arm.delete_rule(Rule("events/all", "audit", "$Default"))
+        await arm.delete_rule(Rule("events/all", "audit", "$Default"))
+        assert await arm.queues() == await atom.queues()
+        assert await arm.topics() == await atom.topics()
+        assert await arm.subscriptions("events/all") == await atom.subscriptions("events/all")
+        assert await arm.rules("events/all", "audit") == await atom.rules("events/all", "audit")
+        assert len(await arm.rules("events/all", "audit")) == 3
 
 
-def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_expects_them(
+async def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_expects_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = """
@@ -134,7 +124,7 @@ def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_ex
     """
     layout = parse_entities(file, "entities.toml")
 
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         report = await provision(pair, group=GROUP, entities=layout)
         assert {item.outcome for item in report.items} == {Outcome.CREATED}
         for namespace in emulator.namespaces.values():
@@ -144,24 +134,21 @@ def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_ex
             assert {item.outcome for item in again.items} == {Outcome.EXISTING}
             assert len(again.items) == len(report.items)
 
-    run(scenario, monkeypatch)
 
-
-def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(_: Emulator, pair: Pair) -> None:
-        async with AsyncExitStack() as stack:
-            atom, arm = await both(stack, pair.secondary)
-            assert await arm.tier() == "Premium"
-            assert await arm.create(Queue("orders", max_size_in_megabytes=81920, enable_partitioning=True))
-            assert (await arm.read(Queue("orders"))).max_size_in_megabytes == 81920
-            assert await arm.read(Queue("orders")) == await atom.read(Queue("orders"))
-
-    run(scenario, monkeypatch, "premium", 2)
+async def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch, "premium", 2) as (_, pair), AsyncExitStack() as stack:
+        atom, arm = await both(stack, pair.secondary)
+        assert await arm.tier() == "Premium"
+        assert await arm.create(Queue("orders", max_size_in_megabytes=81920, enable_partitioning=True))
+        assert (await arm.read(Queue("orders"))).max_size_in_megabytes == 81920
+        assert await arm.read(Queue("orders")) == await atom.read(Queue("orders"))
 
 
 @pytest.mark.parametrize("via", VIA)
-def test_a_partitioned_namespace_gets_its_backlog_queues_either_way(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_a_partitioned_namespace_gets_its_backlog_queues_either_way(
+    via: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_pair(monkeypatch, "premium", 2) as (emulator, pair):
         report = await provision(pair, group=VIA[via])
         assert [item.outcome for item in report] == [Outcome.CREATED] * 3
         for queue in emulator.namespaces["contoso-dr"].queues():
@@ -169,11 +156,9 @@ def test_a_partitioned_namespace_gets_its_backlog_queues_either_way(via: str, mo
         again = await provision(pair, group=VIA[via])
         assert [item.outcome for item in again] == [Outcome.EXISTING] * 3
 
-    run(scenario, monkeypatch, "premium", 2)
 
-
-def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         there = emulator.namespaces["contoso-dr"]
         there.create_queue(FIRST, QueueDescription(max_size_in_megabytes=5120, enable_partitioning=True))
         held = there.create_queue("contoso/x-servicebus-transfer/7")
@@ -191,11 +176,9 @@ def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> 
         assert fill.size_bytes == 1_000
         assert fill.idle_seconds is not None
 
-    run(scenario, monkeypatch)
 
-
-def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         namespace = emulator.namespaces["contoso-dr"]
         namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
         report = await provision(pair, group=GROUP)
@@ -204,17 +187,13 @@ def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None
             assert not await arm.create(QueueSpec(FIRST, max_delivery_count=5))
         assert namespace.queue(FIRST).description == QueueDescription(max_delivery_count=10)
 
-    run(scenario, monkeypatch)
 
-
-def test_two_that_provision_at_the_same_time_do_not_hinder_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_two_that_provision_at_the_same_time_do_not_hinder_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         groups = [GROUP, GROUP, None]
         reports = await asyncio.gather(*(provision(pair, group=group, sleep=no_wait) for group in groups))
         assert all(provision_exit_code(report, strict=True) == 0 for report in reports)
         assert len(emulator.namespaces["contoso-dr"].queues()) == 3
-
-    run(scenario, monkeypatch)
 
 
 @pytest.mark.parametrize("via", VIA)
@@ -231,29 +210,26 @@ def test_two_that_provision_at_the_same_time_do_not_hinder_each_other(monkeypatc
         (503, None, errors.Unavailable),
     ],
 )
-def test_a_refusal_means_the_same_either_way(
+async def test_a_refusal_means_the_same_either_way(
     via: str, status: int, sub_code: int | None, raised: type[errors.SbpairError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
-        async with open_namespace(pair.secondary, VIA[via]) as namespace:
-            for method, action in {
-                "GET": namespace.queues,
-                "PUT": lambda: namespace.create(Queue("orders")),
-            }.items():
-                emulator.faults.refuse_requests("contoso-dr", status, method=method, sub_code=sub_code, count=1)
-                with pytest.raises(errors.SbpairError) as caught:
-                    await action()
-                assert type(caught.value) is raised
-                assert caught.value.hint
-                assert "\n" not in caught.value.message + caught.value.hint
-            assert await namespace.create(Queue("orders"))
-
-    run(scenario, monkeypatch)
+    async with open_pair(monkeypatch) as (emulator, pair), open_namespace(pair.secondary, VIA[via]) as namespace:
+        for method, action in {
+            "GET": namespace.queues,
+            "PUT": lambda: namespace.create(Queue("orders")),
+        }.items():
+            emulator.faults.refuse_requests("contoso-dr", status, method=method, sub_code=sub_code, count=1)
+            with pytest.raises(errors.SbpairError) as caught:
+                await action()
+            assert type(caught.value) is raised
+            assert caught.value.hint
+            assert "\n" not in caught.value.message + caught.value.hint
+        assert await namespace.create(Queue("orders"))
 
 
 @pytest.mark.parametrize("via", VIA)
-def test_a_conflict_over_a_name_is_a_name_that_was_taken(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_a_conflict_over_a_name_is_a_name_that_was_taken(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         emulator.faults.refuse_requests("contoso-dr", 409, "orders", method="PUT", sub_code=40900)
         emulator.namespaces["contoso-dr"].create_topic("taken")
         async with open_namespace(pair.secondary, VIA[via]) as namespace:
@@ -264,12 +240,12 @@ def test_a_conflict_over_a_name_is_a_name_that_was_taken(via: str, monkeypatch: 
             with pytest.raises(errors.EntityMissing):
                 await namespace.read(Topic("missing"))
 
-    run(scenario, monkeypatch)
-
 
 @pytest.mark.parametrize("via", VIA)
-def test_one_queue_that_is_refused_is_named_and_the_others_are_made(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(emulator: Emulator, pair: Pair) -> None:
+async def test_one_queue_that_is_refused_is_named_and_the_others_are_made(
+    via: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_pair(monkeypatch) as (emulator, pair):
         emulator.faults.refuse_requests("contoso-dr", 500, FIRST, method="PUT")
         report = await provision(pair, group=VIA[via], sleep=no_wait)
         (failed,) = report.of(Outcome.FAILED)
@@ -277,11 +253,9 @@ def test_one_queue_that_is_refused_is_named_and_the_others_are_made(via: str, mo
         assert len(report.of(Outcome.CREATED)) == 2
         assert provision_exit_code(report) == 3
 
-    run(scenario, monkeypatch)
 
-
-def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(_: Emulator, pair: Pair) -> None:
+async def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_pair(monkeypatch) as (_, pair):
         elsewhere = replace(pair, secondary=replace(pair.secondary, name="fabrikam"))
         with pytest.raises(errors.UsageError, match="no namespace fabrikam in that") as caught:
             await provision(elsewhere, group=GROUP, sleep=no_wait)
@@ -289,8 +263,6 @@ def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest.Monke
         async with open_namespace(elsewhere.secondary, GROUP) as namespace:
             with pytest.raises(errors.UsageError, match="no namespace fabrikam in that"):
                 await namespace.tier()
-
-    run(scenario, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -50,25 +49,19 @@ async def client_of(emulator: Emulator, **token: Any) -> AsyncIterator[ServiceBu
         yield client
 
 
-def run(scenario: Callable[[Emulator, ServiceBusManagementClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        wanted = [("contoso", 0), ("contoso-dr", 0, "premium", 2)]
-        async with (
-            asyncio.timeout(30),
-            Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator,
-            client_of(emulator) as client,
-        ):
-            await scenario(emulator, client)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_client() -> AsyncIterator[tuple[Emulator, ServiceBusManagementClient]]:
+    wanted = [("contoso", 0), ("contoso-dr", 0, "premium", 2)]
+    async with Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator, client_of(emulator) as client:
+        yield emulator, client
 
 
 async def every(pages: Any) -> list[Any]:
     return [each async for each in pages]
 
 
-def test_namespaces_are_told_from_any_port_with_their_tiers() -> None:
-    async def scenario(_: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_namespaces_are_told_from_any_port_with_their_tiers() -> None:
+    async with open_client() as (_, client):
         for pages in (client.namespaces.list(**PLAIN), client.namespaces.list_by_resource_group("any", **PLAIN)):
             standard, premium = await every(pages)
             assert (standard.name, standard.sku.name, standard.sku.capacity) == ("contoso", "Standard", None)
@@ -82,11 +75,9 @@ def test_namespaces_are_told_from_any_port_with_their_tiers() -> None:
             await client.namespaces.get("mine", "fabrikam", **PLAIN)
         assert missing.value.error.code == "ResourceNotFound"
 
-    run(scenario)
 
-
-def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde() -> None:
-    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde() -> None:
+    async with open_client() as (emulator, client):
         queues, name = client.queues, "contoso~x-servicebus-transfer~0"
         wanted = SBQueue(max_size_in_megabytes=5120, enable_partitioning=True, lock_duration=timedelta(seconds=30))
         made = await queues.create_or_update(*PLACE, name, wanted, **PLAIN)
@@ -110,11 +101,9 @@ def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde() -> 
             await queues.get(*PLACE, name, **PLAIN)
         assert missing.value.error.code == "MessagingGatewayNotFoundStatusCode"
 
-    run(scenario)
 
-
-def test_long_lists_come_in_pages() -> None:
-    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_long_lists_come_in_pages() -> None:
+    async with open_client() as (emulator, client):
         for number in range(205):
             emulator.namespaces["contoso"].create_queue(f"queue/{number:03}")
         found = [each.name for each in await every(client.queues.list_by_namespace(*PLACE, **PLAIN))]
@@ -122,11 +111,9 @@ def test_long_lists_come_in_pages() -> None:
         some = [each.name for each in await every(client.queues.list_by_namespace(*PLACE, skip=200, top=2, **PLAIN))]
         assert some == found[200:]
 
-    run(scenario)
 
-
-def test_topics_subscriptions_and_rules_are_kept() -> None:
-    async def scenario(_: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_topics_subscriptions_and_rules_are_kept() -> None:
+    async with open_client() as (_, client):
         await client.topics.create_or_update(*PLACE, "t~1", SBTopic(support_ordering=True), **PLAIN)
         place = (*PLACE, "t~1")
         wanted = SBSubscription(max_delivery_count=4, dead_lettering_on_filter_evaluation_exceptions=False)
@@ -147,11 +134,9 @@ def test_topics_subscriptions_and_rules_are_kept() -> None:
         await client.topics.delete(*place, **PLAIN)
         assert await every(client.topics.list_by_namespace(*PLACE, **PLAIN)) == []
 
-    run(scenario)
 
-
-def test_authorization_rules_and_their_keys_belong_to_a_namespace_or_to_an_entity() -> None:
-    async def scenario(_: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_authorization_rules_and_their_keys_belong_to_a_namespace_or_to_an_entity() -> None:
+    async with open_client() as (_, client):
         namespaces, queues, queue = client.namespaces, client.queues, (*PLACE, "orders")
         await queues.create_or_update(*queue, SBQueue(), **PLAIN)
         await queues.create_or_update_authorization_rule(*queue, "send", SBAuthorizationRule(rights=["Send"]), **PLAIN)
@@ -176,8 +161,6 @@ def test_authorization_rules_and_their_keys_belong_to_a_namespace_or_to_an_entit
                 *PLACE, "half", SBAuthorizationRule(rights=["Manage"]), **PLAIN
             )
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     ("token", "says"),
@@ -186,14 +169,12 @@ def test_authorization_rules_and_their_keys_belong_to_a_namespace_or_to_an_entit
         ({"old_seconds": 100_000}, "ExpiredToken"),
     ],
 )
-def test_a_token_for_something_else_or_of_yesterday_is_refused(token: dict[str, Any], says: str) -> None:
-    async def scenario(emulator: Emulator, _: ServiceBusManagementClient) -> None:
+async def test_a_token_for_something_else_or_of_yesterday_is_refused(token: dict[str, Any], says: str) -> None:
+    async with open_client() as (emulator, _):
         async with client_of(emulator, **token) as client:
             with pytest.raises(ClientAuthenticationError, match=says) as refused:
                 await every(client.namespaces.list(**PLAIN))
         assert refused.value.error.code == "InvalidAuthenticationToken"
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +188,8 @@ def test_a_token_for_something_else_or_of_yesterday_is_refused(token: dict[str, 
         (503, "ServiceUnavailable", "SubCode=50300"),
     ],
 )
-def test_injected_refusals_have_resource_managers_form(status: int, code: str, text: str) -> None:
-    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_injected_refusals_have_resource_managers_form(status: int, code: str, text: str) -> None:
+    async with open_client() as (emulator, client):
         emulator.faults.refuse_requests("contoso", status, "a/b", method="PUT", count=1, retry_after_seconds=3)
         with pytest.raises(HttpResponseError, match=text) as refused:
             await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
@@ -216,27 +197,21 @@ def test_injected_refusals_have_resource_managers_form(status: int, code: str, t
         assert refused.value.response.headers["Retry-After"] == "3"
         await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
 
-    run(scenario)
 
-
-def test_a_name_that_another_kind_has_is_a_conflict() -> None:
-    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_a_name_that_another_kind_has_is_a_conflict() -> None:
+    async with open_client() as (emulator, client):
         emulator.namespaces["contoso"].create_topic("a/b")
         with pytest.raises(ResourceExistsError, match="already exists"):
             await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
 
-    run(scenario)
 
-
-def test_a_namespace_that_is_down_is_unavailable_and_can_still_be_listed_elsewhere() -> None:
-    async def scenario(emulator: Emulator, client: ServiceBusManagementClient) -> None:
+async def test_a_namespace_that_is_down_is_unavailable_and_can_still_be_listed_elsewhere() -> None:
+    async with open_client() as (emulator, client):
         emulator.faults.namespace_down("contoso-dr")
         with pytest.raises(HttpResponseError) as refused:
             await client.queues.get("any", "contoso-dr", "orders", **PLAIN)
         assert refused.value.status_code == 503
         assert len(await every(client.namespaces.list(**PLAIN))) == 2
-
-    run(scenario)
 
 
 def test_the_sync_client_signs_in_as_a_managed_identity(another: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.amqp.message import Sections, data_body
+from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.testing import Emulator
@@ -23,7 +22,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.model.queues import Difference, Utilisation
 from sbpair.model.report import Outcome
-from tests.integration.tidy import sync
+from tests.kit.stranded import put, stranded
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -53,12 +52,7 @@ class World:
         return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
 
     def strand(self, number: int, to: str = "orders", index: int = 0) -> None:
-        payload = Sections(
-            properties=Properties(message_id=f"m{number}").encode(),
-            application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to))),
-            body=data_body(b"body"),
-        ).join()
-        self.secondary.queue(queue_path("contoso", index)).send(service_envelope.take_in(payload, 0))
+        put(self.secondary.queue(queue_path("contoso", index)), stranded(f"m{number}", to))
 
     def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
         namespace = self.primary if side == "primary" else self.secondary
@@ -119,7 +113,6 @@ def fill_of(made: Audit, index: int = 0) -> Utilisation:
 # A backlog
 
 
-@sync
 async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
     async with world(3) as w:
         used = [queue.used_ms for queue in w.secondary.queues()]
@@ -129,7 +122,6 @@ async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
         assert [queue.used_ms for queue in w.secondary.queues()] == used
 
 
-@sync
 async def test_what_lies_in_a_backlog_is_told() -> None:
     async with world(2, "orders") as w:
         w.primary.create_queue("once", QueueDescription(requires_duplicate_detection=True))
@@ -164,22 +156,17 @@ async def test_what_lies_in_a_backlog_is_told() -> None:
 
 
 @pytest.mark.parametrize(("limit", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
-def test_no_more_is_looked_at_than_was_asked_for(limit: int, looked_at: int, saw_all: bool) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world(1, "orders") as w:
-            for number in range(25):
-                w.strand(number)
-            made = await w.audit(max_peek=limit)
-            assert (fill_of(made).looked_at, fill_of(made).saw_all) == (looked_at, saw_all)
-            assert made.destinations == (
-                DestinationSummary("orders", looked_at, found=True, topic=False, detects_duplicates=False),
-            )
-
-    scenario()
+async def test_no_more_is_looked_at_than_was_asked_for(limit: int, looked_at: int, saw_all: bool) -> None:
+    async with world(1, "orders") as w:
+        for number in range(25):
+            w.strand(number)
+        made = await w.audit(max_peek=limit)
+        assert (fill_of(made).looked_at, fill_of(made).saw_all) == (looked_at, saw_all)
+        assert made.destinations == (
+            DestinationSummary("orders", looked_at, found=True, topic=False, detects_duplicates=False),
+        )
 
 
-@sync
 async def test_who_asks_for_no_look_gets_none() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
@@ -187,7 +174,6 @@ async def test_who_asks_for_no_look_gets_none() -> None:
         assert (fill_of(made).looked_at, made.destinations, made.unseen) == (None, (), ())
 
 
-@sync
 async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them() -> None:
     async with world(1, "orders") as w:
         w.secondary.delete_queue(queue_path("contoso", 0))
@@ -213,26 +199,21 @@ async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them(
         (100, 160, 1.0, 5120.0 * MEGABYTE - 160, False),
     ],
 )
-def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
+async def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
     size: int, later: int, per_second: float, full_in: float | None, full: bool
 ) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world(1, "orders") as w:
-            queue = w.secondary.queue(queue_path("contoso", 0))
-            w.strand(1)
-            queue.messages.size_bytes = size
-            w.meanwhile = lambda: setattr(queue.messages, "size_bytes", later)
-            made = await w.audit(sample_seconds=60)
-            fill = fill_of(made)
-            assert (fill.bytes_per_second, fill.full_in_seconds) == (per_second, full_in)
-            assert (AuditFinding.FULL in made.findings) is full
-            assert w.slept == 60
-
-    scenario()
+    async with world(1, "orders") as w:
+        queue = w.secondary.queue(queue_path("contoso", 0))
+        w.strand(1)
+        queue.messages.size_bytes = size
+        w.meanwhile = lambda: setattr(queue.messages, "size_bytes", later)
+        made = await w.audit(sample_seconds=60)
+        fill = fill_of(made)
+        assert (fill.bytes_per_second, fill.full_in_seconds) == (per_second, full_in)
+        assert (AuditFinding.FULL in made.findings) is full
+        assert w.slept == 60
 
 
-@sync
 async def test_without_a_second_sample_nobody_knows_how_fast() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
@@ -240,7 +221,6 @@ async def test_without_a_second_sample_nobody_knows_how_fast() -> None:
         assert (fill.bytes_per_second, fill.full_in_seconds, w.slept) == (None, None, 0)
 
 
-@sync
 async def test_a_second_sample_that_fails_is_said() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
@@ -254,7 +234,6 @@ async def test_a_second_sample_that_fails_is_said() -> None:
 # Extra, idle, foreign
 
 
-@sync
 async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
     async with world(2) as w:
         w.emulator.advance(1_200_000)
@@ -267,7 +246,6 @@ async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
         assert AuditFinding.IDLE not in (await looking()).findings
 
 
-@sync
 async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
     async with world(1) as w:
         for name in ("fabrikam/x-servicebus-transfer/0", "Fabrikam/x-servicebus-transfer/odd", "orders", "a/b/c"):
@@ -284,7 +262,6 @@ async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
         assert audit_exit_code(made, {AuditFinding.FOREIGN}) == 3
 
 
-@sync
 async def test_what_a_prune_that_was_cut_short_left_is_named() -> None:
     async with world(1) as w:
         w.queue("7", status="SendDisabled")
@@ -296,7 +273,6 @@ async def test_what_a_prune_that_was_cut_short_left_is_named() -> None:
         assert {AuditFinding.EXTRA, AuditFinding.DRIFT} == (await w.audit()).findings
 
 
-@sync
 async def test_dead_letters_are_a_finding_of_their_own() -> None:
     async with world(2) as w:
         w.strand(1)
@@ -309,7 +285,6 @@ async def test_dead_letters_are_a_finding_of_their_own() -> None:
 # What it may not see
 
 
-@sync
 async def test_without_listen_the_messages_are_not_looked_at() -> None:
     async with world(3, "orders") as w:
         for index in range(3):
@@ -324,7 +299,6 @@ async def test_without_listen_the_messages_are_not_looked_at() -> None:
         assert audit_exit_code(made) == 0
 
 
-@sync
 async def test_without_manage_nothing_can_be_audited() -> None:
     async with world(1) as w:
         w.may_only("secondary", AccessRight.LISTEN, AccessRight.SEND)
@@ -340,26 +314,21 @@ async def test_without_manage_nothing_can_be_audited() -> None:
         ((AccessRight.MANAGE,), "wrong", None, "the destinations: "),
     ],
 )
-def test_what_the_primary_does_not_tell_is_said(
+async def test_what_the_primary_does_not_tell_is_said(
     claims: tuple[AccessRight, ...], key: str, found: bool | None, says: str
 ) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world(1, "orders") as w:
-            for number in range(5):
-                w.strand(number)
-            w.may_only("primary", *claims, key=key)
-            made = await w.audit()
-            [unseen] = made.unseen
-            assert unseen.name == "contoso"
-            assert unseen.reason.startswith(says)
-            assert made.destinations == (DestinationSummary("orders", 5, found=found),)
-            assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
-
-    scenario()
+    async with world(1, "orders") as w:
+        for number in range(5):
+            w.strand(number)
+        w.may_only("primary", *claims, key=key)
+        made = await w.audit()
+        [unseen] = made.unseen
+        assert unseen.name == "contoso"
+        assert unseen.reason.startswith(says)
+        assert made.destinations == (DestinationSummary("orders", 5, found=found),)
+        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
 
 
-@sync
 async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
     async with world(2, "orders") as w:
         w.strand(1)
@@ -372,7 +341,6 @@ async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
         assert audit_exit_code(made, {AuditFinding.UNSEEN}) == 3
 
 
-@sync
 async def test_a_queue_that_is_deleted_meanwhile_is_said() -> None:
     async with world(1) as w:
         gone = w.queue("1")
@@ -395,7 +363,6 @@ class _Deleting(list[Any]):
         super().append(event)
 
 
-@sync
 async def test_unseen_is_said_once_for_a_namespace() -> None:
     async with world(12, "orders") as w:
         for index in range(12):
@@ -407,7 +374,6 @@ async def test_unseen_is_said_once_for_a_namespace() -> None:
         assert {item.outcome for item in made} == {Outcome.OK}
 
 
-@sync
 async def test_a_queue_that_is_away_hides_no_other() -> None:
     async with world(2, "orders") as w:
         for index in range(2):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,26 +32,21 @@ if TYPE_CHECKING:
 KILOBYTE = 1024
 
 
-def run(scenario: Callable[[Emulator, Endpoint], Awaitable[None]], tier: str = "standard") -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), Emulator([("contoso", 0, tier)]) as emulator:
-            text = emulator.namespaces["contoso"].connection_string
-            await scenario(emulator, endpoint_from_connection_string(text, name="contoso"))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_endpoint(tier: str = "standard") -> AsyncIterator[tuple[Emulator, Endpoint]]:
+    async with Emulator([("contoso", 0, tier)]) as emulator:
+        text = emulator.namespaces["contoso"].connection_string
+        yield emulator, endpoint_from_connection_string(text, name="contoso")
 
 
 @pytest.mark.parametrize("tier", ["Basic", "Standard", "Premium"])
-def test_the_tier_is_the_namespaces_own(tier: str) -> None:
-    async def scenario(_emulator: Emulator, endpoint: Endpoint) -> None:
-        async with open_destinations(endpoint) as asked:
-            assert await asked.tier() == tier
-
-    run(scenario, tier.lower())
+async def test_the_tier_is_the_namespaces_own(tier: str) -> None:
+    async with open_endpoint(tier.lower()) as (_emulator, endpoint), open_destinations(endpoint) as asked:
+        assert await asked.tier() == tier
 
 
-def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+async def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
+    async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
         namespace.create_queue("billing/invoices", QueueDescription(requires_session=True))
@@ -68,21 +64,17 @@ def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
             )
             assert await asked.filters_of("orders") == 0
 
-    run(scenario)
 
-
-def test_a_premium_namespace_says_how_much_larger_a_message_may_be() -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+async def test_a_premium_namespace_says_how_much_larger_a_message_may_be() -> None:
+    async with open_endpoint("premium") as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("large", QueueDescription(max_message_size_in_kilobytes=102_400))
         async with open_destinations(endpoint) as asked:
             assert (await asked.get("large")).message_bytes == 102_400 * KILOBYTE
 
-    run(scenario, "premium")
 
-
-def test_every_filter_of_every_subscription_is_counted() -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+async def test_every_filter_of_every_subscription_is_counted() -> None:
+    async with open_endpoint() as (emulator, endpoint):
         topic = emulator.namespaces["contoso"].create_topic("events")
         for name in ("all", "some", "none"):
             topic.create_subscription(name)
@@ -94,11 +86,9 @@ def test_every_filter_of_every_subscription_is_counted() -> None:
             # It is what the namespace itself counts for each message that is sent.
             assert topic.credits_a_message == 1 + 4
 
-    run(scenario)
 
-
-def test_what_a_message_costs_to_send() -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+async def test_what_a_message_costs_to_send() -> None:
+    async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
         namespace.create_topic("events").create_subscription("all")
@@ -109,13 +99,13 @@ def test_what_a_message_costs_to_send() -> None:
             costs = SendCosts(asked)
             assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 4, 2, 4]
 
-    run(scenario)
 
-
-def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked_for = requests(monkeypatch)
 
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+    async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({AccessRight.SEND})))
         namespace.create_queue("orders")
@@ -124,20 +114,18 @@ def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_again(mo
             assert [await costs.of(path) for path in ("orders", "events", "nowhere")] == [2, 2, 2]
         assert asked_for == {"orders": 1}
 
-    run(scenario)
 
-
-def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(destinations, "SUBSCRIPTIONS_ASKED", 2)
 
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+    async with open_endpoint() as (emulator, endpoint):
         topic = emulator.namespaces["contoso"].create_topic("events")
         for number in range(105):  # more than one page
             topic.create_subscription(f"s{number}")
         async with open_destinations(endpoint) as asked:
             assert await asked.filters_of("events") == 105
-
-    run(scenario)
 
 
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -153,10 +141,10 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return asked_for
 
 
-def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = requests(monkeypatch)
 
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+    async with open_endpoint() as (emulator, endpoint):
         emulator.namespaces["contoso"].create_queue("orders")
         async with open_destinations(endpoint) as asked:
             found = await asyncio.gather(*(asked.get(name) for name in ("orders", "ORDERS", "Orders") * 5))
@@ -165,27 +153,22 @@ def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tiers == ["Standard"] * 5
         assert asked_for == {"orders": 1, "$namespaceinfo": 1}
 
-    run(scenario)
 
-
-def test_what_is_not_there_is_missing_each_time_until_it_is() -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
-        async with open_destinations(endpoint) as asked:
-            for _ in range(2):
-                with pytest.raises(errors.EntityMissing):
-                    await asked.get("nowhere")
-            emulator.namespaces["contoso"].create_queue("nowhere")
-            assert (await asked.get("nowhere")).path == "nowhere"
-
-    run(scenario)
+async def test_what_is_not_there_is_missing_each_time_until_it_is() -> None:
+    async with open_endpoint() as (emulator, endpoint), open_destinations(endpoint) as asked:
+        for _ in range(2):
+            with pytest.raises(errors.EntityMissing):
+                await asked.get("nowhere")
+        emulator.namespaces["contoso"].create_queue("nowhere")
+        assert (await asked.get("nowhere")).path == "nowhere"
 
 
 @pytest.mark.parametrize(
     ("name", "key", "error"),
     [("send", "key", errors.NotAuthorized), ("send", "wrong", errors.NotAuthenticated)],
 )
-def test_without_the_manage_claim_nothing_is_told(name: str, key: str, error: type[errors.SbpairError]) -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+async def test_without_the_manage_claim_nothing_is_told(name: str, key: str, error: type[errors.SbpairError]) -> None:
+    async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({AccessRight.SEND})))
         namespace.create_queue("orders")
@@ -195,14 +178,10 @@ def test_without_the_manage_claim_nothing_is_told(name: str, key: str, error: ty
             with pytest.raises(error):
                 await asked.get("orders")
 
-    run(scenario)
 
-
-def test_a_namespace_that_is_down_is_unavailable() -> None:
-    async def scenario(emulator: Emulator, endpoint: Endpoint) -> None:
+async def test_a_namespace_that_is_down_is_unavailable() -> None:
+    async with open_endpoint() as (emulator, endpoint):
         emulator.faults.namespace_down("contoso")
         async with open_destinations(endpoint) as asked:
             with pytest.raises(errors.Unavailable):
                 await asked.get("orders")
-
-    run(scenario)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.model.report import Outcome
+from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription
@@ -29,24 +29,12 @@ ANSWERS = ("description", "timespan_max", "partitioned_size", "message_size", "l
 ALL = (*ANSWERS, "idle_detach")
 
 
-def run(scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", partitions: int = 1) -> None:
-    async def main() -> None:
-        async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
-            await scenario(emulator)
-
-    asyncio.run(main())
-
-
 def endpoint(emulator: Emulator) -> Endpoint:
     return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
 
 
 def paths(emulator: Emulator) -> set[str]:
     return {queue.path for queue in emulator.namespaces["contoso"].queues()}
-
-
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
 
 
 async def ask(
@@ -59,8 +47,8 @@ async def ask(
 
 
 @pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])
-def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int) -> None:
+    async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
         emulator.namespaces["contoso"].create_queue("orders")
         checks, code = await ask(emulator)
         assert (set(checks), code) == ({*ANSWERS, *(["unpartitioned"] if tier == "premium" else [])}, 0)
@@ -69,28 +57,24 @@ def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int) -> No
             assert check.detail.assumed == check.detail.observed != ""
         assert paths(emulator) == {"orders"}
 
-    run(scenario, tier, partitions)
 
-
-def test_a_partitioned_namespace_is_known_by_what_it_refuses() -> None:
-    async def scenario(emulator: Emulator) -> None:
+@pytest.mark.parametrize(
+    ("partitions", "observed"), [(4, "refused, since the namespace is partitioned"), (1, "made as it was asked for")]
+)
+async def test_a_partitioned_namespace_is_known_by_what_it_refuses(partitions: int, observed: str) -> None:
+    async with Emulator([RequestedNamespace("contoso", 0, "premium", partitions)]) as emulator:
         checks, _ = await ask(emulator)
         assert checks["unpartitioned"].detail
-        observed.append(checks["unpartitioned"].detail.observed)
-
-    observed: list[str] = []
-    run(scenario, "premium", 4)
-    run(scenario, "premium")
-    assert observed == ["refused, since the namespace is partitioned", "made as it was asked for"]
+        assert checks["unpartitioned"].detail.observed == observed
 
 
-def test_a_namespace_that_partitions_unasked_is_not_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_namespace_that_partitions_unasked_is_not_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     def unasked(_: Namespace, wanted: QueueDescription) -> QueueDescription:
         return replace(wanted, enable_partitioning=True)
 
     monkeypatch.setattr(Namespace, "_partitioned_as_a_whole", unasked)
 
-    async def scenario(emulator: Emulator) -> None:
+    async with Emulator([RequestedNamespace("contoso", 0, "premium", 2)]) as emulator:
         checks, code = await ask(emulator)
         assert (checks["unpartitioned"].reason, code) == (
             "assumed: refused, since the namespace is partitioned; observed: made, and partitioned",
@@ -98,44 +82,34 @@ def test_a_namespace_that_partitions_unasked_is_not_as_assumed(monkeypatch: pyte
         )
         assert paths(emulator) == set()
 
-    run(scenario, "premium", 2)
 
-
-def test_sizes_of_partitioned_entities_are_sixteenfold_on_standard_alone() -> None:
-    async def scenario(emulator: Emulator) -> None:
+@pytest.mark.parametrize(("tier", "observed"), [("standard", "81920 MB"), ("premium", "5120 MB")])
+async def test_sizes_of_partitioned_entities_are_sixteenfold_on_standard_alone(tier: str, observed: str) -> None:
+    async with Emulator([RequestedNamespace("contoso", 0, tier)]) as emulator:
         checks, _ = await ask(emulator)
         assert checks["partitioned_size"].detail
-        observed.append(checks["partitioned_size"].detail.observed)
-
-    observed: list[str] = []
-    run(scenario, "standard")
-    run(scenario, "premium")
-    assert observed == ["81920 MB", "5120 MB"]
+        assert checks["partitioned_size"].detail.observed == observed
 
 
-def test_basic_is_not_asked_for_what_it_cannot_have() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_basic_is_not_asked_for_what_it_cannot_have() -> None:
+    async with Emulator([RequestedNamespace("contoso", 0, "basic")]) as emulator:
         checks, code = await ask(emulator)
         assert checks["description"].outcome is Outcome.UNKNOWN
         assert code == 0, checks
         assert paths(emulator) == set()
 
-    run(scenario, "basic")
 
-
-def test_the_queues_are_those_that_were_said_and_none_is_under_a_backlogs_prefix() -> None:
+async def test_the_queues_are_those_that_were_said_and_none_is_under_a_backlogs_prefix() -> None:
     seen: set[str] = set()
 
-    async def scenario(emulator: Emulator) -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         await ask(emulator, lambda _event: seen.update(paths(emulator)))
         assert seen == set(live_questions.queue_names(TAG))
         assert all(path.startswith(f"sbpair-doctor-{TAG}-") and "/" not in path for path in seen)
 
-    run(scenario)
 
-
-def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         passed = 0.0
 
         def on_event(event: live_questions.LiveEvent) -> None:
@@ -147,11 +121,10 @@ def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> None:
         checks, code = await ask(emulator, on_event, slow=True, now=lambda: passed)
         assert (set(checks), code) == (set(ALL), 0)
 
-    run(scenario)
 
+async def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
 
-def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> None:
-    async def scenario(emulator: Emulator) -> None:
         def on_event(event: live_questions.LiveEvent) -> None:
             if isinstance(event, live_questions.QuestionPending):
                 asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
@@ -164,11 +137,10 @@ def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> Non
         assert idle.detail.hint
         assert paths(emulator) == set()
 
-    run(scenario)
 
+async def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
 
-def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
-    async def scenario(emulator: Emulator) -> None:
         def on_event(event: live_questions.LiveEvent) -> None:
             if isinstance(event, live_questions.QuestionPending):
                 asyncio.get_running_loop().call_soon(emulator.faults.detach, "contoso")
@@ -178,11 +150,9 @@ def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
         assert "force detached" in checks["idle_detach"].detail.observed
         assert code == 3
 
-    run(scenario)
 
-
-def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.tier = replace(namespace.tier, message_kilobytes=128, max_message_kilobytes=128)
         checks, code = await ask(emulator)
@@ -193,12 +163,11 @@ def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
         )
         assert (checks["largest_message"].outcome, code) == (Outcome.OK, 3)
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("question", [*ANSWERS[:1], *ANSWERS[2:], "idle_detach"])
-def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
+
         def on_event(event: live_questions.LiveEvent) -> None:
             if (
                 isinstance(event, live_questions.QuestionAsked | live_questions.QuestionPending)
@@ -211,11 +180,9 @@ def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) ->
             await asking
         assert paths(emulator) == set()
 
-    run(scenario)
 
-
-def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted_too() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted_too() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         emulator.faults.begin(Fault("latency", "contoso", ms=200))
 
         def on_event(event: live_questions.LiveEvent) -> None:
@@ -229,11 +196,9 @@ def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted_too()
             await look(endpoint(emulator), seconds=10)
         assert paths(emulator) == set()
 
-    run(scenario)
 
-
-def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         loop = asyncio.get_running_loop()
 
         def cancel_on() -> None:
@@ -250,11 +215,10 @@ def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
             await asking
         assert paths(emulator) == set()
 
-    run(scenario)
 
+async def test_what_could_not_be_deleted_is_named() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
 
-def test_what_could_not_be_deleted_is_named() -> None:
-    async def scenario(emulator: Emulator) -> None:
         def on_event(event: live_questions.LiveEvent) -> None:
             if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".ping"):
                 emulator.faults.namespace_down("contoso")
@@ -267,14 +231,12 @@ def test_what_could_not_be_deleted_is_named() -> None:
         assert code == 6
         assert paths(emulator) == set(live_questions.queue_names(TAG))
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     "claims", [{AccessRight.LISTEN}, {AccessRight.SEND}, {AccessRight.SEND, AccessRight.LISTEN}, set()]
 )
-def test_without_manage_nothing_is_made(claims: set[AccessRight]) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_without_manage_nothing_is_made(claims: set[AccessRight]) -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("some", "key", "other", frozenset(claims)))
         end = replace(endpoint(emulator), credential=SasKey("some", "key"))
@@ -282,27 +244,21 @@ def test_without_manage_nothing_is_made(claims: set[AccessRight]) -> None:
         assert ({*checks}, code) == ({"asked"}, 5)
         assert paths(emulator) == set()
 
-    run(scenario)
 
-
-def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         emulator.faults.namespace_down("contoso")
         checks, code = await ask(emulator)
         assert ({*checks}, code) == ({"asked"}, 6)
 
-    run(scenario)
 
-
-def test_a_name_that_is_taken_is_no_reason_to_touch_what_has_it() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_name_that_is_taken_is_no_reason_to_touch_what_has_it() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
         [description, *_others] = live_questions.queue_names(TAG)
         emulator.namespaces["contoso"].create_queue(description)
         checks, _ = await ask(emulator)
         assert checks["description"].outcome is Outcome.FAILED
         assert paths(emulator) == {description}
-
-    run(scenario)
 
 
 @pytest.mark.parametrize("size", [300, 65_536, 262_144, 1_048_576])
@@ -310,22 +266,19 @@ def test_the_largest_message_has_exactly_that_size(size: int) -> None:
     assert len(live_questions.message_of(size)) == size
 
 
-def test_what_is_carried_through_ends_before_the_cancellation_goes_on() -> None:
-    async def main() -> None:
-        go, done = asyncio.Event(), []
+async def test_what_is_carried_through_ends_before_the_cancellation_goes_on() -> None:
+    go, done = asyncio.Event(), []
 
-        async def work() -> None:
-            await go.wait()
-            done.append(True)
+    async def work() -> None:
+        await go.wait()
+        done.append(True)
 
-        task = asyncio.create_task(live_questions.surely(work()))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(0)
-        assert not task.done()
-        go.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert done == [True]
-
-    asyncio.run(main())
+    task = asyncio.create_task(live_questions.surely(work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == [True]

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def test_a_drill_brings_every_message_back_whole() -> None:
+async def test_a_drill_brings_every_message_back_whole() -> None:
     told: list[Any] = []
-    result = asyncio.run(drill.run_drill(messages=200, on_event=told.append))
+    result = await drill.run_drill(messages=200, on_event=told.append)
     gc.collect()
     assert (result.sent, result.received) == (200, 200)
     assert (result.lost, result.duplicated, result.altered, result.exit_code) == (0, 0, 0, 0), result.alterations
@@ -53,7 +53,7 @@ def test_a_drill_brings_every_message_back_whole() -> None:
     assert sum(isinstance(each, events.QueueDone) for each in told) == 20
 
 
-def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[asyncio.subprocess.Process] = []
     ready = emulator_process._ready
 
@@ -63,35 +63,32 @@ def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytes
 
     monkeypatch.setattr(emulator_process, "_ready", seen)
 
-    async def main() -> None:
-        stranding = asyncio.Event()
+    stranding = asyncio.Event()
 
-        def on_event(event: Any) -> None:
-            if isinstance(event, drill.Written):
-                stranding.set()
+    def on_event(event: Any) -> None:
+        if isinstance(event, drill.Written):
+            stranding.set()
 
-        task = asyncio.create_task(drill.run_drill(messages=100, queues=2, on_event=on_event))
-        await stranding.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(drill.run_drill(messages=100, queues=2, on_event=on_event))
+    await stranding.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     gc.collect()
     assert started[0].returncode is not None
 
 
-def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator_process.sys, "executable", "/bin/false")
     with pytest.raises(errors.MachineLacks, match="the emulator did not start"):
-        asyncio.run(drill.run_drill(messages=1))
+        await drill.run_drill(messages=1)
 
 
 TAG = "0123456789ab"
 
 
-def on_own(rig: Rig, told: list[Any]) -> drill.DrillResult:
-    return asyncio.run(drill.drill_against(rig.pair, TAG, on_event=told.append))
+async def on_own(rig: Rig, told: list[Any]) -> drill.DrillResult:
+    return await drill.drill_against(rig.pair, TAG, on_event=told.append)
 
 
 def left_of(rig: Rig) -> list[str]:
@@ -103,9 +100,9 @@ def left_of(rig: Rig) -> list[str]:
     ]
 
 
-def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig: Rig) -> None:
+async def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig: Rig) -> None:
     told: list[Any] = []
-    result = on_own(rig, told)
+    result = await on_own(rig, told)
     gc.collect()
     assert (result.exit_code, result.sent, result.sending.lost) == (0, 0, 0), result
     assert result.sending.backlog >= 20
@@ -118,19 +115,21 @@ def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig
     assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
 
 
-def test_a_story_that_does_not_come_about_says_so_and_cleans_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_story_that_does_not_come_about_says_so_and_cleans_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scenario, "PATIENCE_SECONDS", 3.0)
     monkeypatch.setattr(outages.SimulatedOutages, "primary_away", lambda _self: asyncio.sleep(0))
     with pytest.raises(errors.TimedOut, match="a failover did not happen"):
-        on_own(rig, [])
+        await on_own(rig, [])
     gc.collect()
     assert left_of(rig) == []
 
 
-def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> None:
+async def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue(f"sbpair-drill-{TAG}"))
     with pytest.raises(errors.NameTaken, match="is there already"):
-        on_own(rig, [])
+        await on_own(rig, [])
     assert left_of(rig) == [f"sbpair-drill-{TAG}"]
 
 
@@ -196,6 +195,6 @@ def test_the_account_fails_for_what_nobody_named(
     assert sending.failed is failed
 
 
-def test_a_drill_without_messages_is_refused() -> None:
+async def test_a_drill_without_messages_is_refused() -> None:
     with pytest.raises(errors.UsageError):
-        asyncio.run(drill.run_drill(messages=0))
+        await drill.run_drill(messages=0)

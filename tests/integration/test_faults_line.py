@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -38,18 +38,16 @@ class Scene:
             yield wire
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
-            await scenario(Scene(emulator, emulator.namespaces["contoso"].create_queue("orders")))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_scene() -> AsyncIterator[Scene]:
+    async with Emulator([("contoso", 0)]) as emulator:
+        yield Scene(emulator, emulator.namespaces["contoso"].create_queue("orders"))
 
 
 @pytest.mark.parametrize("kind", ["drop", "reset"])
 @pytest.mark.parametrize("frames", [0, 1, 2])
-def test_a_connection_breaks_at_the_frame_that_was_named(kind, frames) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_connection_breaks_at_the_frame_that_was_named(kind, frames) -> None:
+    async with open_scene() as scene:
         async with scene.wire() as wire:
             sender = await scene_sender(wire)
             getattr(scene.faults, kind)("contoso", frames)
@@ -60,8 +58,6 @@ def test_a_connection_breaks_at_the_frame_that_was_named(kind, frames) -> None:
             assert wire.error is not None
         assert scene.queue.counts().active == frames
 
-    play(scenario)
-
 
 async def scene_sender(wire: AmqpClient):
     sender = await wire.sender("orders")
@@ -69,8 +65,8 @@ async def scene_sender(wire: AmqpClient):
     return sender
 
 
-def test_as_many_connections_break_as_were_named() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_as_many_connections_break_as_were_named() -> None:
+    async with open_scene() as scene:
         scene.faults.reset("contoso", 3, count=1)
         with pytest.raises(Unavailable):
             async with scene.wire() as wire:
@@ -78,11 +74,9 @@ def test_as_many_connections_break_as_were_named() -> None:
         async with scene.wire() as wire:
             await (await scene_sender(wire)).send(MESSAGE)
 
-    play(scenario)
 
-
-def test_a_connection_without_the_entity_is_left_alone() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_connection_without_the_entity_is_left_alone() -> None:
+    async with open_scene() as scene:
         scene.emulator.namespaces["contoso"].create_queue("invoices")
         async with scene.wire() as wire, scene.wire() as other:
             orders, invoices = await wire.sender("orders"), await other.sender("invoices")
@@ -91,11 +85,9 @@ def test_a_connection_without_the_entity_is_left_alone() -> None:
                 with pytest.raises(Unavailable):
                     await orders.send(MESSAGE)
 
-    play(scenario)
 
-
-def test_a_stalled_connection_goes_on_where_it_was() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_stalled_connection_goes_on_where_it_was() -> None:
+    async with open_scene() as scene:
         async with scene.wire() as wire, scene.wire() as other:
             sender, unharmed = await scene_sender(wire), await scene_sender(other)
             stall = scene.faults.stall("contoso", 1, count=1)
@@ -110,11 +102,9 @@ def test_a_stalled_connection_goes_on_where_it_was() -> None:
             await asyncio.gather(*sending)
         assert scene.queue.counts().active == 6
 
-    play(scenario)
 
-
-def test_answers_come_later_and_in_their_order() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_answers_come_later_and_in_their_order() -> None:
+    async with open_scene() as scene:
         loop = asyncio.get_running_loop()
         async with scene.wire() as wire:
             sender = await scene_sender(wire)
@@ -127,11 +117,9 @@ def test_answers_come_later_and_in_their_order() -> None:
             await sender.send(MESSAGE)
         assert scene.emulator.namespaces["contoso"].points.lines == {}
 
-    play(scenario)
 
-
-def test_an_accepted_send_is_never_acknowledged() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_accepted_send_is_never_acknowledged() -> None:
+    async with open_scene() as scene:
         async with scene.wire() as wire:
             sender = await scene_sender(wire)
             with scene.faults.during("swallow-acks", "contoso", entity="orders", count=1):
@@ -140,29 +128,24 @@ def test_an_accepted_send_is_never_acknowledged() -> None:
                 await sender.send(MESSAGE)
         assert scene.queue.counts().active == 2
 
-    play(scenario)
 
-
-def test_links_end_and_can_be_had_again() -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.wire() as wire:
-            sender, receiver = await scene_sender(wire), await wire.receiver("orders")
+async def test_links_end_and_can_be_had_again() -> None:
+    async with open_scene() as scene, scene.wire() as wire:
+        sender, receiver = await scene_sender(wire), await wire.receiver("orders")
+        await sender.send(MESSAGE)
+        receiver.grant(1)
+        (delivery,) = await receiver.take(1, seconds=SECONDS)
+        scene.faults.detach("contoso", "orders")
+        with pytest.raises(Unavailable, match="force detached"):
             await sender.send(MESSAGE)
-            receiver.grant(1)
-            (delivery,) = await receiver.take(1, seconds=SECONDS)
-            scene.faults.detach("contoso", "orders")
-            with pytest.raises(Unavailable, match="force detached"):
-                await sender.send(MESSAGE)
-            assert wire.error is None
-            await (await scene_sender(wire)).send(MESSAGE)
-            assert scene.queue.messages.locked_count == 1
-            assert delivery is not None
-
-    play(scenario)
+        assert wire.error is None
+        await (await scene_sender(wire)).send(MESSAGE)
+        assert scene.queue.messages.locked_count == 1
+        assert delivery is not None
 
 
-def test_an_entity_that_is_down_takes_nobody_in() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_entity_that_is_down_takes_nobody_in() -> None:
+    async with open_scene() as scene:
         scene.emulator.namespaces["contoso"].create_queue("orders/other")
         async with scene.wire() as wire:
             sender, other = await scene_sender(wire), await wire.sender("orders/other")
@@ -179,31 +162,26 @@ def test_an_entity_that_is_down_takes_nobody_in() -> None:
             scene.faults.end(down)
             await (await scene_sender(wire)).send(MESSAGE)
 
-    play(scenario)
 
-
-def test_a_throttled_namespace_is_busy_and_keeps_what_it_has() -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.wire() as wire:
-            sender, receiver = await scene_sender(wire), await wire.receiver("orders")
+async def test_a_throttled_namespace_is_busy_and_keeps_what_it_has() -> None:
+    async with open_scene() as scene, scene.wire() as wire:
+        sender, receiver = await scene_sender(wire), await wire.receiver("orders")
+        await sender.send(MESSAGE)
+        throttle = scene.faults.throttle("contoso")
+        with pytest.raises(Throttled, match="50009"):
             await sender.send(MESSAGE)
-            throttle = scene.faults.throttle("contoso")
-            with pytest.raises(Throttled, match="50009"):
-                await sender.send(MESSAGE)
-            with pytest.raises(Throttled):
-                await wire.peek("orders", 0, 1)
-            receiver.grant(1)
-            with pytest.raises(Throttled):
-                await wire.peek("orders", 0, 1)
-            assert scene.queue.messages.locked_count == 0
-            scene.faults.end(throttle)
-            assert len(await receiver.take(1, seconds=SECONDS)) == 1
-
-    play(scenario)
+        with pytest.raises(Throttled):
+            await wire.peek("orders", 0, 1)
+        receiver.grant(1)
+        with pytest.raises(Throttled):
+            await wire.peek("orders", 0, 1)
+        assert scene.queue.messages.locked_count == 0
+        scene.faults.end(throttle)
+        assert len(await receiver.take(1, seconds=SECONDS)) == 1
 
 
-def test_the_control_door_puts_faults_on_and_takes_them_off() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_control_door_puts_faults_on_and_takes_them_off() -> None:
+    async with open_scene() as scene:
         url = f"http://{scene.emulator.namespaces['contoso'].authority}/$control/faults"
         asked = {"kind": "entity-down", "namespace": "contoso", "entity": "orders"}
         async with ClientSession() as session, scene.wire() as wire:
@@ -214,5 +192,3 @@ def test_the_control_door_puts_faults_on_and_takes_them_off() -> None:
             async with session.delete(f"{url}/{identity}") as answer:
                 assert answer.status == 200
             await wire.sender("orders")
-
-    play(scenario)

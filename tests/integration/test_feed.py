@@ -38,7 +38,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
 
 
-def fed(
+async def fed(
     rig: Rig,
     text: bytes,
     *,
@@ -57,15 +57,12 @@ def fed(
         os.write(writing, text)
         os.lseek(reading, 0, os.SEEK_SET)
 
-    async def main() -> SendResult:
+    try:
         stop, hurry = asyncio.Event(), asyncio.Event()
         heard = (lambda event: meanwhile(event, stop, hurry, writing)) if meanwhile else lambda _event: None
         of_pipe = LineReader(reading, "stdin", parse, skip)
         entity = options.pop("entity", "orders")
         return await send_lines.run(rig.pair, entity, of_pipe, stop=stop, hurry=hurry, on_event=heard, **options)
-
-    try:
-        return asyncio.run(main())
     finally:
         for descriptor in {reading, writing}:
             os.close(descriptor)
@@ -82,24 +79,24 @@ def balanced(result: SendResult) -> bool:
     return result.messages == sum(ends)
 
 
-def test_every_line_arrives_in_its_order(rig: Rig) -> None:
-    result = fed(rig, b"".join(b"%04d\n" % number for number in range(500)))
+async def test_every_line_arrives_in_its_order(rig: Rig) -> None:
+    result = await fed(rig, b"".join(b"%04d\n" % number for number in range(500)))
     assert (result.delivered, result.exit_code, result.next_line) == (Delivered(primary=500), 0, 501)
     assert balanced(result)
     assert bodies(rig.in_queue(rig.orders)) == [b"%04d" % number for number in range(500)]
 
 
-def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
+async def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
     text = b"".join(b'{"body": "%d", "session_id": "s%d"}\n' % (number, number // 3) for number in range(9))
-    result = fed(rig, text, parse=of_json, entity="sessions")
+    result = await fed(rig, text, parse=of_json, entity="sessions")
     assert result.delivered == Delivered(primary=9)
 
 
-def test_what_the_primary_does_not_take_goes_to_the_backlog_and_is_counted_there(rig: Rig) -> None:
+async def test_what_the_primary_does_not_take_goes_to_the_backlog_and_is_counted_there(rig: Rig) -> None:
     events: list[Any] = []
     with rig.broken("entity_down", "contoso", "orders"):
-        result = fed(
+        result = await fed(
             rig, b"a\nb\nc\n", meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 3))
         )
     assert result.delivered == Delivered(backlog=3)
@@ -114,68 +111,68 @@ def stop_at(event: Any, stop: asyncio.Event, count: int) -> None:
         stop.set()
 
 
-def test_a_rehearsal_sends_to_the_backlog_though_the_primary_is_well(rig: Rig) -> None:
-    result = fed(rig, b"a\nb\n", to_backlog=True)
+async def test_a_rehearsal_sends_to_the_backlog_though_the_primary_is_well(rig: Rig) -> None:
+    result = await fed(rig, b"a\nb\n", to_backlog=True)
     assert (result.delivered, rig.in_queue(rig.orders)) == (Delivered(backlog=2), [])
 
 
-def test_with_raise_the_first_failure_ends_it_and_names_the_line(rig: Rig) -> None:
+async def test_with_raise_the_first_failure_ends_it_and_names_the_line(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("throttle", "contoso", "orders"):
-        result = fed(rig, b"a\nb\n", on_failure="raise", skip=1)
+        result = await fed(rig, b"a\nb\n", on_failure="raise", skip=1)
     assert (result.messages, result.failed, result.in_doubt, result.line, result.next_line) == (1, 1, 0, 2, 2)
     assert (result.exit_code, result.doubtful) == (6, ())
     assert isinstance(result.error, errors.Throttled)
 
 
-def test_what_was_never_answered_is_in_doubt(rig: Rig) -> None:
+async def test_what_was_never_answered_is_in_doubt(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("swallow_acks", "contoso", "orders"):
-        result = fed(rig, b"a\n", on_failure="raise", seconds=1.5)
+        result = await fed(rig, b"a\n", on_failure="raise", seconds=1.5)
     assert (result.in_doubt, result.failed, result.exit_code) == (1, 0, 6)
     assert balanced(result)
     assert result.doubtful == ()
 
 
-def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
-    result = fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=of_json)
+async def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
+    result = await fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=of_json)
     assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
     assert isinstance(result.error, errors.UsageError)
     assert "line 2" in result.error.message
     # The same stream again, from where it said, once the line has been mended.
-    again = fed(rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=of_json, skip=result.next_line - 1)
+    again = await fed(rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=of_json, skip=result.next_line - 1)
     assert (again.delivered, again.next_line) == (Delivered(primary=2), 4)
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
 
-def test_a_wrong_first_line_is_a_usage_error(rig: Rig) -> None:
-    assert fed(rig, b"{}\n", parse=of_json).exit_code == 2
+async def test_a_wrong_first_line_is_a_usage_error(rig: Rig) -> None:
+    assert (await fed(rig, b"{}\n", parse=of_json)).exit_code == 2
 
 
-def test_what_an_entity_refuses_for_good_ends_it_at_that_line(rig: Rig) -> None:
-    result = fed(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
+async def test_what_an_entity_refuses_for_good_ends_it_at_that_line(rig: Rig) -> None:
+    result = await fed(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
     assert (result.delivered, result.failed, result.line, result.next_line) == (Delivered(primary=1), 1, 2, 2)
     assert result.exit_code == 3
     assert bodies(rig.in_queue(rig.orders)) == [b"a"]
 
 
-def test_a_missing_entity_takes_nothing(rig: Rig) -> None:
-    result = fed(rig, b"a\n", entity="nowhere")
+async def test_a_missing_entity_takes_nothing(rig: Rig) -> None:
+    result = await fed(rig, b"a\n", entity="nowhere")
     assert (result.failed, result.exit_code) == (1, 2)
     assert rig.in_backlog() == []
 
 
-def test_lines_go_as_they_come_and_a_stop_does_not_wait_for_more(rig: Rig) -> None:
+async def test_lines_go_as_they_come_and_a_stop_does_not_wait_for_more(rig: Rig) -> None:
     def meanwhile(event: Any, stop: asyncio.Event, _hurry: asyncio.Event, writing: int) -> None:
         if event == Delivered(primary=1):
             os.write(writing, b"b\n")
         stop_at(event, stop, 2)
 
-    result = fed(rig, b"a\n", meanwhile=meanwhile)
+    result = await fed(rig, b"a\n", meanwhile=meanwhile)
     assert (result.delivered, result.stopped, result.next_line) == (Delivered(primary=2), True, 3)
 
 
-def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None:
+async def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None:
     def meanwhile(event: Any, stop: asyncio.Event, hurry: asyncio.Event, _writing: int) -> None:
         if isinstance(event, EntityChanged) and event.after is State.FAILING:
             stop.set()
@@ -183,38 +180,37 @@ def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None:
 
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("throttle", "contoso", "orders"):
-        result = fed(rig, b"a\nb\n", meanwhile=meanwhile)
+        result = await fed(rig, b"a\nb\n", meanwhile=meanwhile)
     assert (result.messages, result.stopped, result.next_line) == (2, True, 1)
     assert balanced(result)
 
 
 @pytest.mark.slow
-def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Rig) -> None:
+async def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Rig) -> None:
     events: list[Any] = []
     with rig.broken("entity_down", "contoso-dr", rig.paths[0]):
         for _ in range(4):
             assert (
-                fed(
+                await fed(
                     rig,
                     b"a\n",
                     to_backlog=True,
                     meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 1)),
-                ).exit_code
-                == 0
-            )
+                )
+            ).exit_code == 0
             if any(isinstance(each, QueueLeft) for each in events):
                 break
     assert len(rig.in_backlog()) == len([each for each in events if isinstance(each, Delivered)])
 
 
-def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_next(
+async def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_next(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 0.1)
     outbox = tmp_path / "outbox.db"
     events: list[Any] = []
     with rig.broken("throttle", "contoso", "orders"), rig.broken("namespace_down", "contoso-dr"):
-        result = fed(
+        result = await fed(
             rig,
             b"a\nb\n",
             outbox=outbox,
@@ -227,19 +223,19 @@ def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_nex
     assert (result.delivered.outbox, result.failed, result.in_doubt) == (result.messages, 0, 0)
     assert any(isinstance(each, OutboxClosed) for each in events)
     monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 5.0)
-    assert fed(rig, b"c\n", outbox=outbox).exit_code == 0
+    assert (await fed(rig, b"c\n", outbox=outbox)).exit_code == 0
     assert summary(outbox) == {}
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
 
-def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
+async def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.db", rig.pair)
     with pytest.raises(errors.LeaseHeld):
-        fed(rig, b"a\n", outbox=tmp_path / "outbox.db")
+        await fed(rig, b"a\n", outbox=tmp_path / "outbox.db")
     outbox.close()
 
 
-def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     reserve = send_lines.RateLimiter.reserve
 
@@ -248,16 +244,16 @@ def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         return reserve(self, now, messages, cost_each)
 
     monkeypatch.setattr(send_lines.RateLimiter, "reserve", counted)
-    assert fed(rig, b"a\n" * 50, rate=1_000.0).delivered == Delivered(primary=50)
+    assert (await fed(rig, b"a\n" * 50, rate=1_000.0)).delivered == Delivered(primary=50)
     assert sum(asked) == 50
 
 
-def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
+async def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("down"))
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
     with rig.broken("entity_down", "contoso", "down"):
         names = ["orders", "down", "sessions", "nowhere"]
-        answers = asyncio.run(ping.run(rig.pair.primary, names, seconds=20))
+        answers = await ping.run(rig.pair.primary, names, seconds=20)
     assert [each.entity for each in answers] == names
     assert [each.health for each in answers] == [Health.UP, Health.DOWN, Health.UP, Health.BROKEN]
     assert [ping.exit_code_of(answers[:count]) for count in (1, 2)] == [0, 6]
@@ -266,13 +262,13 @@ def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
     assert rig.do(rig.orders.counts).active <= 1
 
 
-def test_a_ping_with_a_wrong_key_is_broken_for_want_of_access(rig: Rig) -> None:
+async def test_a_ping_with_a_wrong_key_is_broken_for_want_of_access(rig: Rig) -> None:
     rig.with_key("primary", "d3Jvbmc=")
-    answers = asyncio.run(ping.run(rig.pair.primary, ["orders"], seconds=20))
+    answers = await ping.run(rig.pair.primary, ["orders"], seconds=20)
     assert (answers[0].health, ping.exit_code_of(answers)) == (Health.BROKEN, 5)
 
 
-def test_a_ping_that_nobody_answers_is_down(rig: Rig) -> None:
+async def test_a_ping_that_nobody_answers_is_down(rig: Rig) -> None:
     with rig.broken("stall", "contoso"):
-        answers = asyncio.run(ping.run(rig.pair.primary, ["orders"], seconds=1))
+        answers = await ping.run(rig.pair.primary, ["orders"], seconds=1)
     assert (answers[0].health, ping.exit_code_of(answers)) == (Health.DOWN, 6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from sbpair.management.provisioning import EntityReport, provision, provision_ex
 from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
 from sbpair.model.queues import Counts, QueueProvisioned, QueueSpec, Retrying
 from sbpair.model.report import Outcome
+from tests.kit.waiting import no_wait
 
 GOLDEN = Path(__file__).parent / "golden" / "backlog-queue.xml"
 SECRET = "c2VjcmV0a2V5"
@@ -136,33 +137,15 @@ async def serving(namespace: Namespace) -> AsyncIterator[Namespace]:
         await runner.cleanup()
 
 
-def run(scenario: Callable[[Namespace], Awaitable[None]], namespace: Namespace | None = None) -> Namespace:
-    """Run one scenario against a namespace of its own."""
-    served = namespace or Namespace()
-
-    async def main() -> None:
-        async with serving(served):
-            await scenario(served)
-
-    asyncio.run(main())
-    return served
-
-
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
-
-
 def names(report: EntityReport, *outcomes: Outcome) -> list[str]:
     return [item.name.rsplit("/", 1)[1] for item in report.of(*outcomes)]
 
 
-def test_every_queue_is_created_with_the_golden_description_to_the_byte() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_every_queue_is_created_with_the_golden_description_to_the_byte() -> None:
+    async with serving(Namespace()) as namespace:
         report = await provision(namespace.pair(12))
         assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
         assert provision_exit_code(report) == 0
-
-    namespace = run(scenario)
     assert len(namespace.queues) == 12
     golden = GOLDEN.read_bytes()
     assert {
@@ -170,40 +153,33 @@ def test_every_queue_is_created_with_the_golden_description_to_the_byte() -> Non
     } == {golden}
 
 
-def test_provisioning_again_creates_nothing() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_provisioning_again_creates_nothing() -> None:
+    async with serving(Namespace()) as namespace:
         await provision(namespace.pair())
         report = await provision(namespace.pair())
         assert names(report, Outcome.EXISTING) == ["0", "1", "2"]
+    assert sum(method == "PUT" for method, _path in namespace.seen) == 3
 
-    assert sum(method == "PUT" for method, _path in run(scenario).seen) == 3
 
-
-def test_a_dry_run_changes_nothing() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_a_dry_run_changes_nothing() -> None:
+    async with serving(Namespace()) as namespace:
         report = await provision(namespace.pair(), dry_run=True)
         assert names(report, Outcome.WOULD_CREATE) == ["0", "1", "2"]
+    assert not namespace.queues
 
-    assert not run(scenario).queues
 
-
-def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
+    async with serving(Namespace()) as namespace:
         namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
         namespace.scripted.append(("GET $Resources/queues", 200, f'<feed xmlns="{ATOM}"><title>q</title></feed>'))
         report = await provision(namespace.pair())
         assert names(report, Outcome.CREATED) == ["0", "2"]
         assert names(report, Outcome.DRIFTED) == ["1"]
-        assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (
-            0,
-            3,
-        )
-
-    run(scenario)
+        assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (0, 3)
 
 
-def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> None:
+    async with serving(Namespace()) as namespace:
         namespace.scripted.append(("PUT contoso/x-servicebus-transfer/1", *EXISTS))
         report = await provision(namespace.pair())
         [failed] = report.of(Outcome.FAILED)
@@ -211,33 +187,29 @@ def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> None:
         assert names(report, Outcome.CREATED) == ["0", "2"]
         assert provision_exit_code(report) == 3
 
-    run(scenario)
 
-
-def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None:
+async def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None:
     waited: list[float] = []
     events: list[object] = []
 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    async def scenario(namespace: Namespace) -> None:
+    async with serving(Namespace()) as namespace:
         namespace.scripted += [
             ("PUT contoso/x-servicebus-transfer/0", *BUSY),
             ("PUT contoso/x-servicebus-transfer/0", 500, ""),
         ]
         report = await provision(namespace.pair(1), on_event=events.append, sleep=sleep)
         assert names(report, Outcome.CREATED) == ["0"]
-
-    run(scenario)
     [throttled, failed] = waited
     assert 10.0 <= throttled <= 15.0
     assert 4.0 <= failed <= 6.0
     assert [type(event) for event in events[1:]] == [Retrying, Retrying, QueueProvisioned]
 
 
-def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
+    async with serving(Namespace()) as namespace:
         namespace.scripted += [("PUT contoso/x-servicebus-transfer/1", 503, "")] * 3
         namespace.scripted += [
             (
@@ -251,8 +223,6 @@ def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
         busy, refused = report.of(Outcome.FAILED)
         assert (busy.exit_code, refused.exit_code) == (6, 3)
         assert refused.reason.endswith("refused it (400): SubCode=40000. Bad size.")
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -272,8 +242,10 @@ def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
         (200, "<html>", errors.Unreachable),
     ],
 )
-def test_a_refusal_becomes_the_error_that_it_means(status: int, body: str, raised: type[errors.SbpairError]) -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_a_refusal_becomes_the_error_that_it_means(
+    status: int, body: str, raised: type[errors.SbpairError]
+) -> None:
+    async with serving(Namespace()) as namespace:
         namespace.scripted.append(("GET $Resources/queues", status, body))
         async with open_atom(namespace.endpoint) as queues:
             with pytest.raises(raised) as caught:
@@ -283,61 +255,52 @@ def test_a_refusal_becomes_the_error_that_it_means(status: int, body: str, raise
         assert caught.value.hint
         assert SECRET not in caught.value.message + caught.value.hint
 
-    run(scenario)
 
-
-def test_unauthorized_stops_the_other_creations_at_once() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_unauthorized_stops_the_other_creations_at_once() -> None:
+    async with serving(Namespace()) as namespace:
         namespace.scripted += [("PUT", 401, "")] * 50
         report = await provision(namespace.pair(50), sleep=no_wait)
         assert provision_exit_code(report) == 5
         assert len(report.of(Outcome.FAILED)) <= CONCURRENCY
         assert len(report.of(Outcome.FAILED, Outcome.NOT_TRIED)) == 50
-
-    namespace = run(scenario)
     assert not namespace.queues
     assert sum(method == "PUT" for method, _path in namespace.seen) <= CONCURRENCY
 
 
-def test_a_namespace_that_says_nothing_times_out() -> None:
-    async def scenario(namespace: Namespace) -> None:
-        async with open_atom(namespace.endpoint, call_seconds=0.05) as queues:
-            with pytest.raises(errors.TimedOut):
-                await queues.get("orders")
+async def test_a_namespace_that_says_nothing_times_out() -> None:
+    async with (
+        serving(Namespace(silent=True)) as namespace,
+        open_atom(namespace.endpoint, call_seconds=0.05) as queues,
+    ):
+        with pytest.raises(errors.TimedOut):
+            await queues.get("orders")
 
-    run(scenario, Namespace(silent=True))
 
-
-def test_a_port_where_nobody_listens_is_unreachable() -> None:
+async def test_a_port_where_nobody_listens_is_unreachable() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         namespace = Namespace(port=unused.getsockname()[1])
         with pytest.raises(errors.Unreachable, match="cannot be reached"):
-            asyncio.run(provision(namespace.pair(), sleep=no_wait))
+            await provision(namespace.pair(), sleep=no_wait)
 
 
-def test_a_missing_queue_is_missing() -> None:
-    async def scenario(namespace: Namespace) -> None:
-        async with open_atom(namespace.endpoint) as queues:
-            with pytest.raises(errors.EntityMissing):
-                await queues.get("orders")
-
-    run(scenario)
+async def test_a_missing_queue_is_missing() -> None:
+    async with serving(Namespace()) as namespace, open_atom(namespace.endpoint) as queues:
+        with pytest.raises(errors.EntityMissing):
+            await queues.get("orders")
 
 
-def test_what_was_created_reads_back_as_it_was_asked_for_and_a_second_creation_says_taken() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_what_was_created_reads_back_as_it_was_asked_for_and_a_second_creation_says_taken() -> None:
+    async with serving(Namespace()) as namespace:
         spec = replace(QueueSpec("orders"), requires_session=True, max_size_in_megabytes=2048, lock_duration="PT30S")
         async with open_atom(namespace.endpoint) as queues:
             assert await queues.create(spec)
             assert (await queues.get("orders")).spec == spec
             assert not await queues.create(spec)
 
-    run(scenario)
 
-
-def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
+    async with serving(Namespace(page=7)) as namespace:
         async with open_atom(namespace.endpoint) as queues, asyncio.TaskGroup() as group:
             for index in range(40):
                 group.create_task(queues.create(backlog.queue_spec("contoso", index)))
@@ -346,11 +309,9 @@ def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
         assert {state.spec.path for state in found} == set(namespace.queues)
         assert found[0].counts == Counts(active=3, dead_letter=2, scheduled=1, total=6)
 
-    run(scenario, Namespace(page=7))
 
-
-def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> None:
+    async with serving(Namespace()) as namespace:
         elsewhere = replace(namespace.endpoint, authority="contoso-dr.servicebus.windows.net")
         async with open_atom(elsewhere) as queues:
             await queues.list_under("contoso/")
@@ -358,21 +319,17 @@ def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> 
         assert headers["Host"] == "contoso-dr.servicebus.windows.net"
         assert "sr=https%3A%2F%2Fcontoso-dr.servicebus.windows.net&" in headers["Authorization"]
 
-    run(scenario)
 
-
-def test_a_ready_made_signature_is_sent_as_it_is() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_a_ready_made_signature_is_sent_as_it_is() -> None:
+    async with serving(Namespace()) as namespace:
         signed = replace(namespace.endpoint, credential=SasToken("SharedAccessSignature sr=x&sig=y&se=1&skn=z"))
         async with open_atom(signed) as queues:
             await queues.list_under("contoso/")
         assert namespace.headers[0]["Authorization"] == "SharedAccessSignature sr=x&sig=y&se=1&skn=z"
 
-    run(scenario)
 
-
-def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_nothing() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_nothing() -> None:
+    async with serving(Namespace()) as namespace:
         await provision(namespace.pair(2))
         namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
         namespace.queues["contoso/x-servicebus-transfer/7"] = ""
@@ -390,12 +347,8 @@ def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_noth
         assert right.detail.counts == Counts(3, 2, 1, 6)
         assert namespace.queues == before
 
-    run(scenario)
 
-
-def test_an_audit_of_a_namespace_as_it_should_be_exits_0() -> None:
-    async def scenario(namespace: Namespace) -> None:
+async def test_an_audit_of_a_namespace_as_it_should_be_exits_0() -> None:
+    async with serving(Namespace()) as namespace:
         await provision(namespace.pair(2))
         assert audit_exit_code(await audit(namespace.pair(2))) == 0
-
-    run(scenario)

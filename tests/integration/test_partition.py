@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.options import DEFAULT_OPTIONS
 from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management.partitioned import partitioned_queue, partitioned_topic
 from sbpair.management.partitioning import (
@@ -26,6 +26,7 @@ from sbpair.management.partitioning import (
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
 from sbpair.model.report import Outcome
+from tests.kit.waiting import no_wait
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
 ORDERS = partitioned_queue("orders", 5)
@@ -33,28 +34,16 @@ GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 PARTITIONED = QueueDescription(enable_partitioning=True)
 
 
-def on_tiers(scenario: Callable[[Emulator], Awaitable[None]], options: EmulatorOptions = DEFAULT_OPTIONS) -> None:
-    async def main() -> None:
-        async with Emulator(TIERS, options=options) as emulator:  # type: ignore[arg-type]
-            await scenario(emulator)
-
-    asyncio.run(main())
-
-
 def at(emulator: Emulator, *names: str) -> list[Endpoint]:
     return [endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name) for name in names]
-
-
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
 
 
 def outcomes(report: PartitionReport) -> list[Outcome]:
     return [item.outcome for item in report]
 
 
-def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing() -> None:
+    async with Emulator(TIERS) as emulator:
         [made] = await create_partitioned(at(emulator, "contoso"), ORDERS)
         assert made.outcome is Outcome.CREATED
         assert made.detail == PartitionedEntityState("contoso", "Standard", "queue", (16,), 5120, 81920)
@@ -66,11 +55,9 @@ def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing(
         assert (again.outcome, again.detail) == (Outcome.EXISTING, made.detail)
         assert emulator.namespaces["contoso"].queue("orders").description == before
 
-    on_tiers(scenario)
 
-
-def test_what_was_asked_for_is_what_is_made() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_was_asked_for_is_what_is_made() -> None:
+    async with Emulator(TIERS) as emulator:
         queue = partitioned_queue("orders", 1, sessions=True, duplicates="1h")
         await create_partitioned(at(emulator, "contoso"), queue)
         await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 3, duplicates="20s"))
@@ -85,11 +72,9 @@ def test_what_was_asked_for_is_what_is_made() -> None:
         for entity in (queue, partitioned_queue("feed", 2, forward_to="NEWS")):
             assert outcomes(await create_partitioned(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
 
-    on_tiers(scenario)
 
-
-def test_premium_in_two_partitions_has_the_size_once() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_premium_in_two_partitions_has_the_size_once() -> None:
+    async with Emulator(TIERS) as emulator:
         [looked] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80), dry_run=True)
         assert looked.detail
         assert (looked.outcome, looked.detail.partitions) == (Outcome.WOULD_CREATE, (1, 2))
@@ -103,21 +88,17 @@ def test_premium_in_two_partitions_has_the_size_once() -> None:
         with pytest.raises(errors.ServiceRefused, match="MaxSizeInMegabytes is 81920 and should be 5120"):
             await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 5))
 
-    on_tiers(scenario)
 
-
-def test_premium_in_one_piece_is_told_before_anything_is_asked_of_it() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_premium_in_one_piece_is_told_before_anything_is_asked_of_it() -> None:
+    async with Emulator(TIERS) as emulator:
         emulator.faults.refuse_requests("whole", 403, method="PUT")
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
             await create_partitioned(at(emulator, "whole"), ORDERS)
 
-    on_tiers(scenario)
-
 
 @pytest.mark.parametrize("there", [None, "orders", "plain"])
-def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_the_attempt(there) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_the_attempt(there) -> None:
+    async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["whole"]
         namespace.messaging_units = 4
         if there:
@@ -126,22 +107,18 @@ def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_th
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
             await create_partitioned(at(emulator, "whole"), ORDERS)
 
-    on_tiers(scenario)
 
-
-def test_basic_has_partitioned_queues_and_no_topics() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_basic_has_partitioned_queues_and_no_topics() -> None:
+    async with Emulator(TIERS) as emulator:
         [made] = await create_partitioned(at(emulator, "basic"), ORDERS)
         assert made.detail == PartitionedEntityState("basic", "Basic", "queue", (16,), 5120, 81920)
         with pytest.raises(errors.UsageError, match="basic: topic news: there are no topics in a Basic namespace"):
             await create_partitioned(at(emulator, "basic"), partitioned_topic("news", 1))
         assert [item.name for item in await list_partitions(at(emulator, "basic"))] == ["orders"]
 
-    on_tiers(scenario)
 
-
-def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
+    async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["contoso"]
         for number in range(99):
             namespace.create_queue(f"q{number}", PARTITIONED)
@@ -152,8 +129,6 @@ def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
             await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 1))
         assert refused.value.condition == "40300"
         assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS)) == [Outcome.EXISTING]
-
-    on_tiers(scenario)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +142,8 @@ def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
         ),
     ],
 )
-def test_what_is_there_is_never_changed(there, told) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_is_there_is_never_changed(there, told) -> None:
+    async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders", there)
         before = namespace.queue("orders").description
@@ -177,32 +152,26 @@ def test_what_is_there_is_never_changed(there, told) -> None:
                 await create_partitioned(at(emulator, "contoso"), ORDERS, dry_run=dry_run)
         assert namespace.queue("orders").description == before
 
-    on_tiers(scenario)
 
-
-def test_the_name_of_another_kind_is_taken() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_the_name_of_another_kind_is_taken() -> None:
+    async with Emulator(TIERS) as emulator:
         emulator.namespaces["contoso"].create_topic("orders")
         emulator.namespaces["contoso"].create_queue("news", PARTITIONED)
         for entity in (ORDERS, partitioned_topic("news", 1)):
             with pytest.raises(errors.NameTaken):
                 await create_partitioned(at(emulator, "contoso"), entity)
 
-    on_tiers(scenario)
-
 
 @pytest.mark.parametrize("size", [10, 80])
-def test_a_size_of_premium_is_refused_by_standard_before_it_is_made_in_either(size) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_size_of_premium_is_refused_by_standard_before_it_is_made_in_either(size) -> None:
+    async with Emulator(TIERS) as emulator:
         with pytest.raises(errors.UsageError, match=f"in contoso, of the tier Standard, cannot be of {size} GB"):
             await create_partitioned(at(emulator, "wide", "contoso"), partitioned_queue("orders", size))
         assert emulator.namespaces["wide"].queues() == []
 
-    on_tiers(scenario)
 
-
-def test_both_namespaces_get_it_and_a_dry_run_makes_it_in_neither() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_both_namespaces_get_it_and_a_dry_run_makes_it_in_neither() -> None:
+    async with Emulator(TIERS) as emulator:
         both = at(emulator, "contoso", "wide")
         assert outcomes(await create_partitioned(both, ORDERS, dry_run=True)) == [Outcome.WOULD_CREATE] * 2
         assert emulator.namespaces["contoso"].queues() == emulator.namespaces["wide"].queues() == []
@@ -210,11 +179,9 @@ def test_both_namespaces_get_it_and_a_dry_run_makes_it_in_neither() -> None:
         assert [item.detail.effective_max_size_mb for item in report if item.detail] == [81920, 5120]
         assert outcomes(await create_partitioned(both, ORDERS)) == [Outcome.EXISTING] * 2
 
-    on_tiers(scenario)
 
-
-def test_what_one_namespace_got_before_the_other_failed_is_in_the_report() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_one_namespace_got_before_the_other_failed_is_in_the_report() -> None:
+    async with Emulator(TIERS) as emulator:
         fault = emulator.faults.refuse_requests("wide", 500, method="PUT")
         both = at(emulator, "contoso", "wide")
         report = await create_partitioned(both, ORDERS, sleep=no_wait)
@@ -223,33 +190,27 @@ def test_what_one_namespace_got_before_the_other_failed_is_in_the_report() -> No
         emulator.faults.end(fault)
         assert outcomes(await create_partitioned(both, ORDERS)) == [Outcome.EXISTING, Outcome.CREATED]
 
-    on_tiers(scenario)
 
-
-def test_two_at_once_both_find_it_there() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_two_at_once_both_find_it_there() -> None:
+    async with Emulator(TIERS) as emulator:
         for name in ("contoso", "wide"):
             runs = (create_partitioned(at(emulator, name), ORDERS, sleep=no_wait) for _ in range(4))
             found = [outcomes(report)[0] for report in await asyncio.gather(*runs)]
             assert sorted(found) == [Outcome.CREATED, *[Outcome.EXISTING] * 3]
 
-    on_tiers(scenario)
-
 
 @pytest.mark.parametrize(("status", "error"), [(429, errors.Throttled), (500, errors.Unavailable)])
-def test_what_passes_is_tried_again_and_what_stays_is_told(status, error) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_passes_is_tried_again_and_what_stays_is_told(status, error) -> None:
+    async with Emulator(TIERS) as emulator:
         emulator.faults.refuse_requests("contoso", status, method="PUT", count=1)
         assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS, sleep=no_wait)) == [Outcome.CREATED]
         emulator.faults.refuse_requests("contoso", status)
         with pytest.raises(error):
             await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 1), sleep=no_wait)
 
-    on_tiers(scenario)
 
-
-def test_a_key_that_may_only_listen_makes_nothing() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_key_that_may_only_listen_makes_nothing() -> None:
+    async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         listening = [replace(each, credential=SasKey("listen", "key")) for each in at(emulator, "contoso")]
@@ -259,11 +220,9 @@ def test_a_key_that_may_only_listen_makes_nothing() -> None:
             await list_partitions(listening)
         assert namespace.queues() == []
 
-    on_tiers(scenario)
 
-
-def test_everything_is_listed_with_what_it_holds() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_everything_is_listed_with_what_it_holds() -> None:
+    async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["contoso"]
         orders = namespace.create_queue("orders", replace(PARTITIONED, max_size_in_megabytes=5120))
         orders.send([StoredMessage(Sections(), 100_000)])
@@ -285,11 +244,9 @@ def test_everything_is_listed_with_what_it_holds() -> None:
         assert [item.detail.size_bytes for item in report if item.detail] == [0, 0, orders.size_bytes, 0]
         assert partition_exit_code(report) == 0
 
-    on_tiers(scenario)
 
-
-def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
+    async with Emulator(TIERS) as emulator:
         emulator.namespaces["wide"].create_queue("large")
         outage = emulator.faults.namespace_down("contoso")
         report = await list_partitions(at(emulator, "contoso", "wide"), sleep=no_wait)
@@ -303,27 +260,18 @@ def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
         emulator.faults.end(outage)
         assert outcomes(await list_partitions(at(emulator, "contoso", "wide"))) == [Outcome.OK]
 
-    on_tiers(scenario)
+
+@asynccontextmanager
+async def signed_in(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
+    async with Emulator(TIERS, options=EmulatorOptions(identity=True)) as emulator:
+        assert emulator.ready.identity
+        for name, value in emulator.ready.identity.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator
 
 
-@pytest.fixture
-def by_resource_manager(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Emulator], Awaitable[None]]], None]:
-    """Runs a scenario on an emulator that is signed in to."""
-
-    def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
-        async def signed_in(emulator: Emulator) -> None:
-            assert emulator.ready.identity
-            for name, value in emulator.ready.identity.environment.items():
-                monkeypatch.setenv(name, value)
-            await scenario(emulator)
-
-        on_tiers(signed_in, EmulatorOptions(identity=True))
-
-    return run
-
-
-def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(by_resource_manager) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with signed_in(monkeypatch) as emulator:
         everywhere = at(emulator, "contoso", "wide", "basic")
         made = await create_partitioned(everywhere, ORDERS, group=GROUP)
         assert outcomes(made) == [Outcome.CREATED] * 3
@@ -339,15 +287,13 @@ def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(by_reso
         with pytest.raises(errors.ServiceRefused, match="RequiresSession is false and should be true"):
             await create_partitioned(at(emulator, "wide"), partitioned_queue("orders", 5, sessions=True), group=GROUP)
 
-    by_resource_manager(scenario)
 
-
-def test_resource_manager_knows_how_many_partitions_a_premium_namespace_has(by_resource_manager) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_resource_manager_knows_how_many_partitions_a_premium_namespace_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with signed_in(monkeypatch) as emulator:
         [looked] = await create_partitioned(at(emulator, "wide"), ORDERS, dry_run=True, group=GROUP)
         assert looked.detail
         assert looked.detail.partitions == (2,)
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
             await create_partitioned(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)
-
-    by_resource_manager(scenario)

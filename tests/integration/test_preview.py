@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
-from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, encode_map
 from sbpair.amqp.types import Int, Long, Symbol, Timestamp
 from sbpair.azure.interfaces import DestinationEntity
 from sbpair.backlog import Aliases, queue_path, write_aliases
@@ -28,7 +28,7 @@ from sbpair.move.peek.peeker import Peeked
 from sbpair.syphon import preview, runner
 from sbpair.syphon.forecast import Forecast, total
 from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
-from tests.integration.tidy import sync
+from tests.kit.stranded import numbered
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -59,7 +59,7 @@ class World:
 
     def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
         for number in numbers:
-            self.put(stranded(number, to, **changed), index)
+            self.put(numbered(number, to, **changed), index)
 
     def put(self, payload: bytes, index: int = 0) -> None:
         self.backlog(index).send(service_envelope.take_in(payload, 0))
@@ -126,17 +126,6 @@ async def world(queues: int = 1, *destinations: str, tier: str = "standard", **o
         yield made
 
 
-def stranded(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
-    aliases = {name: value for name, value in changed.items() if name in ("session_id", "ttl_ticks", "scheduled_at")}
-    own = {"number": Int(number), **write_aliases(Aliases(to, **aliases))}
-    sections = {
-        "properties": Properties(message_id=f"m{number}").encode(),
-        "application_properties": encode_map(APPLICATION_PROPERTIES, own),
-        "body": data_body(bytes([number % 256]) * size),
-    }
-    return Sections(**{**sections, **changed.get("sections", {})}).join()
-
-
 def with_property(name: str, value: Any) -> dict[str, Any]:
     own = {**write_aliases(Aliases("orders")), name: value}
     return {"application_properties": encode_map(APPLICATION_PROPERTIES, own)}
@@ -145,7 +134,6 @@ def with_property(name: str, value: Any) -> dict[str, Any]:
 # What it says
 
 
-@sync
 async def test_it_says_what_a_run_then_does() -> None:
     async with world(3, "orders", "billing/invoices") as w:
         w.primary.create_queue("sessions", QueueDescription(requires_session=True))
@@ -187,7 +175,6 @@ async def test_it_says_what_a_run_then_does() -> None:
         assert (await w.look()).flows == ()
 
 
-@sync
 async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_refused() -> None:
     async with world() as w:
         limit = w.primary.queue("orders").message_limit_bytes
@@ -202,7 +189,6 @@ async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_re
         assert (done.sent, done.dead_lettered) == (1, 1)
 
 
-@sync
 async def test_an_empty_backlog_has_nothing_to_say() -> None:
     async with world(2) as w:
         said = await w.look()
@@ -215,7 +201,6 @@ async def test_an_empty_backlog_has_nothing_to_say() -> None:
         assert said.seconds == 0.0
 
 
-@sync
 async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None:
     async with world() as w:
         w.strand(1, 2, 3)
@@ -223,13 +208,12 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
         w.backlog().messages.defer(deferred.lock_token)
         due = Timestamp(w.emulator.clock.now_ms() + HOUR)
         annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): due})
-        w.put(stranded(4, "orders", sections={"message_annotations": annotations}))
+        w.put(numbered(4, "orders", sections={"message_annotations": annotations}))
         assert locked.lock_token
         said = await w.look()
         assert dict(total(said.flows).fates) == {"sent": 2, "deferred": 1, "scheduled": 1}
 
 
-@sync
 async def test_ages_and_what_is_past_its_time() -> None:
     async with world() as w:
         start = w.emulator.clock.now_ms()
@@ -249,7 +233,6 @@ async def test_ages_and_what_is_past_its_time() -> None:
         assert (total(said.flows).fates, said.exit_code) == ({"sent": 2, "expired": 1}, 3)
 
 
-@sync
 async def test_time_and_cost_by_tier_and_filters() -> None:
     async with world() as w:
         topic = w.primary.create_topic("events")
@@ -270,7 +253,6 @@ async def test_time_and_cost_by_tier_and_filters() -> None:
         assert (said.limits, said.seconds) == (EffectiveLimits(0.5, 100, 100), 40.0)
 
 
-@sync
 async def test_premium_has_no_limit_by_itself() -> None:
     async with world(tier="premium") as w:
         w.strand(1)
@@ -282,7 +264,6 @@ async def test_premium_has_no_limit_by_itself() -> None:
 # Large backlogs, and many
 
 
-@sync
 async def test_every_page_of_every_queue_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "QUEUES_AT_ONCE", 2)
     async with world(5) as w:
@@ -294,7 +275,6 @@ async def test_every_page_of_every_queue_is_looked_at(monkeypatch: pytest.Monkey
         assert looked == [250, 500, 601]
 
 
-@sync
 async def test_a_page_may_hold_fewer_than_were_asked_for() -> None:
     async with world() as w:
         w.strand(*range(30), size=200_000)
@@ -302,7 +282,6 @@ async def test_a_page_may_hold_fewer_than_were_asked_for() -> None:
         assert len([event for event in w.told if isinstance(event, Peeked)]) > 3
 
 
-@sync
 async def test_all_partitions_of_a_partitioned_queue_are_looked_at() -> None:
     async with world(0) as w:
         w.backlog(enable_partitioning=True)
@@ -311,7 +290,6 @@ async def test_all_partitions_of_a_partitioned_queue_are_looked_at() -> None:
         assert total((await w.look()).flows).messages == 400
 
 
-@sync
 async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destination_lookup, "MAX_DESTINATIONS", 3)
     async with world(1, *(f"d{number}" for number in range(3))) as w:
@@ -322,7 +300,6 @@ async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: py
         assert (total(said.flows).fates, set(said.entities)) == ({"sent": 10}, {"d0", "d1", "d2"})
 
 
-@sync
 async def test_a_stranded_queue_beyond_the_count_is_looked_at_too() -> None:
     async with world(1) as w:
         w.strand(1, index=7)
@@ -335,7 +312,6 @@ async def test_a_stranded_queue_beyond_the_count_is_looked_at_too() -> None:
 # Who may what
 
 
-@sync
 async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> None:
     async with world(1, "orders", "large") as w:
         w.may_only("primary", AccessRight.SEND)
@@ -354,7 +330,6 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
         assert w.primary.queue("orders").counts().total == 0
 
 
-@sync
 async def test_without_any_claim_on_the_primary_destinations_are_not_checked_and_it_says_so() -> None:
     async with world() as w:
         w.may_only("primary", AccessRight.LISTEN)
@@ -365,7 +340,6 @@ async def test_without_any_claim_on_the_primary_destinations_are_not_checked_and
         assert len([note for note in said.notes if note.startswith("destinations were not checked: ")]) == 1
 
 
-@sync
 async def test_a_primary_that_is_down_does_not_keep_it_from_looking() -> None:
     async with world() as w:
         w.emulator.faults.namespace_down("contoso")
@@ -377,7 +351,6 @@ async def test_a_primary_that_is_down_does_not_keep_it_from_looking() -> None:
 
 
 @pytest.mark.parametrize("side", ["primary", "secondary"])
-@sync
 async def test_a_wrong_key_is_told(side: str) -> None:
     async with world() as w:
         w.may_only(side, *AccessRight, key="wrong")
@@ -386,7 +359,6 @@ async def test_a_wrong_key_is_told(side: str) -> None:
             await w.look()
 
 
-@sync
 async def test_without_manage_on_the_secondary_the_count_says_which_queues_there_are() -> None:
     async with world(3) as w:
         w.may_only("secondary", AccessRight.LISTEN)
@@ -400,7 +372,6 @@ async def test_without_manage_on_the_secondary_the_count_says_which_queues_there
 
 
 @pytest.mark.parametrize("claims", [tuple(AccessRight), (AccessRight.LISTEN,)])
-@sync
 async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ...]) -> None:
     async with world(2) as w:
         w.may_only("secondary", *claims)
@@ -410,7 +381,6 @@ async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ..
             await w.look()
 
 
-@sync
 async def test_without_listen_on_the_secondary_it_may_not_look() -> None:
     async with world() as w:
         w.may_only("secondary", AccessRight.SEND)
@@ -421,7 +391,6 @@ async def test_without_listen_on_the_secondary_it_may_not_look() -> None:
 # When it does not go smoothly
 
 
-@sync
 async def test_a_connection_that_breaks_is_made_again_and_nothing_is_counted_twice() -> None:
     async with world(2) as w:
         for index in range(2):
@@ -438,7 +407,6 @@ async def test_a_connection_that_breaks_is_made_again_and_nothing_is_counted_twi
         assert next(broken, None) is None
 
 
-@sync
 async def test_a_secondary_that_stays_away_is_an_error() -> None:
     async with world() as w:
         w.strand(1)
@@ -447,7 +415,6 @@ async def test_a_secondary_that_stays_away_is_an_error() -> None:
             await w.look()
 
 
-@sync
 async def test_a_busy_secondary_is_given_time() -> None:
     async with world() as w:
         w.strand(*range(600))
@@ -456,7 +423,6 @@ async def test_a_busy_secondary_is_given_time() -> None:
         assert w.slept >= 2.0 + 4.0 + 8.0
 
 
-@sync
 async def test_it_takes_no_more_credits_than_were_asked_for() -> None:
     async with world() as w:
         w.strand(*range(1_000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
 from sbpair.model.queues import Difference
 from sbpair.model.report import Outcome
+from tests.kit.waiting import no_wait
 
 FIRST = "contoso/x-servicebus-transfer/0"
 TICKS_A_SECOND = 10_000_000
@@ -32,24 +32,12 @@ def endpoint(emulator: Emulator, name: str) -> Endpoint:
     return endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
 
 
-def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            await scenario(emulator)
-
-    asyncio.run(main())
-
-
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
-
-
 def names(report: EntityReport, outcome: Outcome) -> list[str]:
     return [item.name.rsplit("/", 1)[1] for item in report.of(outcome)]
 
 
-def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> None:
+    async with Emulator() as emulator:
         report = await provision(pair_on(emulator, 12))
         assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
         found = emulator.namespaces["contoso-dr"].queue(FIRST).description
@@ -67,21 +55,17 @@ def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> 
         assert audit_exit_code(await audit(pair_on(emulator, 12))) == 0
         assert emulator.namespaces["contoso"].queues() == []
 
-    run(scenario)
 
-
-def test_two_that_provision_at_the_same_time_do_not_hinder_each_other() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_two_that_provision_at_the_same_time_do_not_hinder_each_other() -> None:
+    async with Emulator() as emulator:
         pair = pair_on(emulator, 10)
         reports = await asyncio.gather(*(provision(pair, sleep=no_wait) for _ in range(3)))
         assert all(provision_exit_code(report, strict=True) == 0 for report in reports)
         assert sum(len(report.of(Outcome.CREATED)) for report in reports) == 10
 
-    run(scenario)
 
-
-def test_drift_is_told_and_never_changed() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_drift_is_told_and_never_changed() -> None:
+    async with Emulator() as emulator:
         namespace = emulator.namespaces["contoso-dr"]
         namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
         before = namespace.queue(FIRST).description
@@ -91,11 +75,9 @@ def test_drift_is_told_and_never_changed() -> None:
         assert Difference("MaxSizeInMegabytes", 5120, 1024) in drifted.detail.differences
         assert namespace.queue(FIRST).description == before
 
-    run(scenario)
 
-
-def test_a_partitioned_queue_is_told_as_such_and_is_no_drift() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_partitioned_queue_is_told_as_such_and_is_no_drift() -> None:
+    async with Emulator() as emulator:
         await provision(pair_on(emulator, 1))
         namespace = emulator.namespaces["contoso-dr"]
         right = namespace.queue(FIRST).description
@@ -106,29 +88,23 @@ def test_a_partitioned_queue_is_told_as_such_and_is_no_drift() -> None:
         assert item.detail
         assert item.detail.partitioned
 
-    run(scenario)
 
-
-def test_a_wrong_key_is_not_accepted() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_wrong_key_is_not_accepted() -> None:
+    async with Emulator() as emulator:
         wrong = pair_on(emulator, credential=SasKey("RootManageSharedAccessKey", "wrong"))
         with pytest.raises(errors.NotAuthenticated):
             await provision(wrong, sleep=no_wait)
 
-    run(scenario)
 
-
-def test_an_expired_token_is_not_accepted() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_an_expired_token_is_not_accepted() -> None:
+    async with Emulator() as emulator:
         token = "SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=x&se=1&skn=RootManageSharedAccessKey"
         with pytest.raises(errors.NotAuthenticated):
             await audit(pair_on(emulator, credential=SasToken(token)), sleep=no_wait)
 
-    run(scenario)
 
-
-def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None:
+    async with Emulator() as emulator:
         namespace = emulator.namespaces["contoso-dr"]
         namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         with pytest.raises(errors.NotAuthorized) as caught:
@@ -136,15 +112,11 @@ def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None
         assert "Manage" in caught.value.hint
         assert namespace.queues() == []
 
-    run(scenario)
 
-
-def test_a_namespace_that_is_down_is_unavailable_and_up_again_it_is_provisioned() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_namespace_that_is_down_is_unavailable_and_up_again_it_is_provisioned() -> None:
+    async with Emulator() as emulator:
         outage = emulator.faults.namespace_down("contoso-dr")
         with pytest.raises(errors.Unavailable):
             await provision(pair_on(emulator), sleep=no_wait)
         emulator.faults.end(outage)
         assert names(await provision(pair_on(emulator)), Outcome.CREATED) == ["0", "1", "2"]
-
-    run(scenario)

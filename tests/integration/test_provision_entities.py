@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,6 +22,7 @@ from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Sub
 from sbpair.model.pair import Pair
 from sbpair.model.queues import Listed, Retrying
 from sbpair.model.report import Outcome
+from tests.kit.waiting import no_wait
 
 HERE, THERE = "contoso", "contoso-dr"
 FILE = """
@@ -53,18 +53,8 @@ properties = { tenant = "a" }
 LAYOUT = parse_entities(FILE, "entities.toml")
 
 
-def run(
-    scenario: Callable[[Emulator], Awaitable[None]], tier: str = "standard", other: str = "", partitions: int = 1
-) -> None:
-    async def main() -> None:
-        async with Emulator([(HERE, 0, tier, partitions), (THERE, 0, other or tier, partitions)]) as emulator:
-            await scenario(emulator)
-
-    asyncio.run(main())
-
-
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
+def open_emulator(tier: str = "standard", other: str = "", partitions: int = 1) -> Emulator:
+    return Emulator([(HERE, 0, tier, partitions), (THERE, 0, other or tier, partitions)])
 
 
 async def provisioned(
@@ -99,8 +89,8 @@ def everything(emulator: Emulator) -> set[str]:
     return found
 
 
-def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_should_be() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_should_be() -> None:
+    async with open_emulator() as emulator:
         report = await provisioned(emulator)
         assert provision_exit_code(report, strict=True) == 0
         assert names(report, Outcome.CREATED, HERE) == [each.path for each in LAYOUT.entities]
@@ -116,11 +106,9 @@ def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_should_be
         assert {item.outcome for item in again} == {Outcome.EXISTING}
         assert everything(emulator) == made
 
-    run(scenario)
 
-
-def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
+    async with open_emulator() as emulator:
         await provisioned(emulator)
         endpoint = endpoint_from_connection_string(emulator.namespaces[HERE].connection_string, name=HERE)
         async with open_namespace(endpoint) as control:
@@ -142,21 +130,17 @@ def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
             with pytest.raises(errors.EntityMissing):
                 await control.read(Subscription("events", "unheard-of"))
 
-    run(scenario)
 
-
-def test_a_dry_run_says_it_all_and_creates_nothing() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_dry_run_says_it_all_and_creates_nothing() -> None:
+    async with open_emulator() as emulator:
         report = await provisioned(emulator, dry_run=True)
         assert {item.outcome for item in report} == {Outcome.WOULD_CREATE}
         assert len(list(report)) == 2 * len(LAYOUT.entities) + 2
         assert everything(emulator) == set()
 
-    run(scenario)
 
-
-def test_what_differs_is_told_and_never_changed() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_differs_is_told_and_never_changed() -> None:
+    async with open_emulator() as emulator:
         namespace = emulator.namespaces[HERE]
         namespace.create_queue("second", QueueDescription(max_delivery_count=3))
         namespace.create_topic("events", TopicDescription())
@@ -180,11 +164,9 @@ def test_what_differs_is_told_and_never_changed() -> None:
         assert [rule.name for rule in audit.rules] == ["$Default", "europe", "urgent"]
         assert names(report, Outcome.DRIFTED, THERE) == []
 
-    run(scenario)
 
-
-def test_two_at_the_same_time_both_end_well() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_two_at_the_same_time_both_end_well() -> None:
+    async with open_emulator() as emulator:
         reports = await asyncio.gather(*(provisioned(emulator) for _ in range(2)))
         for report in reports:
             assert {item.outcome for item in report} <= {Outcome.CREATED, Outcome.EXISTING}
@@ -192,11 +174,10 @@ def test_two_at_the_same_time_both_end_well() -> None:
         assert len(created) == 2 * len(LAYOUT.entities) + 2
         assert not any(each.endswith("audit/$Default") for each in everything(emulator))
 
-    run(scenario)
 
+async def test_a_conflict_is_read_again_and_compared() -> None:
+    async with open_emulator() as emulator:
 
-def test_a_conflict_is_read_again_and_compared() -> None:
-    async def scenario(emulator: Emulator) -> None:
         def in_between(event: object) -> None:
             # The plan is made, and nothing of it is yet.
             if isinstance(event, Listed):
@@ -205,12 +186,10 @@ def test_a_conflict_is_read_again_and_compared() -> None:
         [drifted] = (await provisioned(emulator, layout(Queue("a")), on_event=in_between)).of(Outcome.DRIFTED)
         assert drifted.reason == "MaxDeliveryCount is 3 and should be 10"
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(("status", "sub_code"), [(429, 50004), (500, None), (503, 50009), (409, 40901)])
-def test_what_passes_is_tried_again(status: int, sub_code: int | None) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_passes_is_tried_again(status: int, sub_code: int | None) -> None:
+    async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, status, "a", method="PUT", count=2, sub_code=sub_code)
         events: list[object] = []
         report = await provisioned(emulator, layout(Queue("a")), on_event=events.append)
@@ -218,25 +197,21 @@ def test_what_passes_is_tried_again(status: int, sub_code: int | None) -> None:
         assert names(report, Outcome.CREATED, HERE) == ["a"]
         assert sum(isinstance(each, Retrying) for each in events) == 2
 
-    run(scenario)
 
-
-def test_the_service_is_left_alone_for_as_long_as_it_asks() -> None:
+async def test_the_service_is_left_alone_for_as_long_as_it_asks() -> None:
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    async def scenario(emulator: Emulator) -> None:
+    async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, 429, "a", method="PUT", count=1, retry_after_seconds=33)
         await provisioned(emulator, layout(Queue("a")), sleep=sleep)
-
-    run(scenario)
     assert 33 <= max(waited) <= 50
 
 
-def test_one_that_cannot_be_made_is_named_with_what_needs_it_and_the_others_are_made() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_one_that_cannot_be_made_is_named_with_what_needs_it_and_the_others_are_made() -> None:
+    async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, 500, "events", method="PUT")
         report = await provisioned(emulator)
         assert provision_exit_code(report) == 3
@@ -248,11 +223,9 @@ def test_one_that_cannot_be_made_is_named_with_what_needs_it_and_the_others_are_
         assert made == {each.path for each in LAYOUT.entities} - {"events", *waiting}
         assert names(report, Outcome.FAILED, THERE) == []
 
-    run(scenario)
 
-
-def test_the_services_own_rule_stays_where_another_could_not_be_made() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_the_services_own_rule_stays_where_another_could_not_be_made() -> None:
+    async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, 500, "events/Subscriptions/audit/Rules/europe", method="PUT")
         report = await provisioned(emulator)
         [kept] = report.of(Outcome.NOT_TRIED)
@@ -261,12 +234,10 @@ def test_the_services_own_rule_stays_where_another_could_not_be_made() -> None:
             each.replace("/Rules", "") for each in everything(emulator)
         }
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is_tried(status: int) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is_tried(status: int) -> None:
+    async with open_emulator() as emulator:
         emulator.faults.refuse_requests(THERE, status, "second", method="PUT")
         many = layout(*(Queue(f"q{number}") for number in range(60)), Queue("second"), *LAYOUT.entities[4:5])
         report = await provisioned(emulator, many, count=40)
@@ -277,21 +248,20 @@ def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is
         assert told == {each for each in everything(emulator) if "$Default" not in each}
         assert len(list(report)) == 2 * len(many.entities) + 40
 
-    run(scenario)
 
-
-def test_who_is_not_let_in_at_the_start_creates_nothing() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_who_is_not_let_in_at_the_start_creates_nothing() -> None:
+    async with open_emulator() as emulator:
         emulator.namespaces[HERE].keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         with pytest.raises(errors.AccessError):
             await provisioned(emulator)
         assert everything(emulator) == set()
 
-    run(scenario)
 
+async def test_a_stop_ends_what_is_on_its_way_and_says_what_was_created() -> None:
+    def made(event: object) -> bool:
+        return getattr(event, "outcome", "") == Outcome.CREATED
 
-def test_a_stop_ends_what_is_on_its_way_and_says_what_was_created() -> None:
-    async def scenario(emulator: Emulator) -> None:
+    async with open_emulator() as emulator:
         stop = asyncio.Event()
         # The first that is done is the sign to stop.
         report = await provisioned(emulator, count=200, stop=stop, on_event=lambda event: made(event) and stop.set())
@@ -302,27 +272,20 @@ def test_a_stop_ends_what_is_on_its_way_and_says_what_was_created() -> None:
         assert not report.of(Outcome.FAILED)
         assert len(list(report)) >= 2 * len(LAYOUT.entities) + 200
 
-    def made(event: object) -> bool:
-        return getattr(event, "outcome", "") == Outcome.CREATED
 
-    run(scenario)
-
-
-def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> None:
+    async with open_emulator() as emulator:
         stop = asyncio.Event()
         stop.set()
         report = await provisioned(emulator, stop=stop)
         assert {item.outcome for item in report} == {Outcome.NOT_TRIED}
         assert everything(emulator) == set()
 
-    run(scenario)
 
-
-def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "GRACE_SECONDS", 0.0)
 
-    async def scenario(emulator: Emulator) -> None:
+    async with open_emulator() as emulator:
         stop = asyncio.Event()
 
         @asynccontextmanager
@@ -344,11 +307,9 @@ def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pyte
         assert "may be there" in doubtful.reason
         assert everything(emulator) == {f"{THERE}:{doubtful.name}"}
 
-    run(scenario)
 
-
-def test_what_was_created_without_an_answer_was_created() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_was_created_without_an_answer_was_created() -> None:
+    async with open_emulator() as emulator:
         unanswered = {each.path for each in LAYOUT.entities}
 
         @asynccontextmanager
@@ -371,19 +332,15 @@ def test_what_was_created_without_an_answer_was_created() -> None:
         assert not unanswered
         assert not any(each.endswith("audit/$Default") for each in everything(emulator))
 
-    run(scenario)
 
-
-def test_a_name_that_something_else_has_is_told_and_so_is_what_needs_it() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_name_that_something_else_has_is_told_and_so_is_what_needs_it() -> None:
+    async with open_emulator() as emulator:
         emulator.namespaces[HERE].create_queue("events", QueueDescription())
         for dry_run in (True, False):
             report = await provisioned(emulator, dry_run=dry_run)
             assert names(report, Outcome.FAILED, HERE) == ["events"]
             assert provision_exit_code(report) == 3
         assert "events/Subscriptions/audit" in names(report, Outcome.NOT_TRIED, HERE)
-
-    run(scenario)
 
 
 REFUSED = [
@@ -402,20 +359,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("wanted", "tier", "told"), REFUSED)
-def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(
+async def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(
     wanted: EntitiesDocument, tier: str, told: str
 ) -> None:
-    async def scenario(emulator: Emulator) -> None:
+    async with open_emulator(tier) as emulator:
         with pytest.raises(errors.UsageError) as caught:
             await provisioned(emulator, wanted)
         assert told in caught.value.message
         assert everything(emulator) == set()
 
-    run(scenario, tier)
 
-
-def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_is_made() -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_is_made() -> None:
+    async with open_emulator() as emulator:
         there = emulator.namespaces[THERE]
         for number in range(98):
             there.create_queue(f"q{number}", QueueDescription(enable_partitioning=True))
@@ -429,12 +384,10 @@ def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_is_mad
         assert provision_exit_code(fitting, strict=True) == 0
         assert len(names(fitting, Outcome.CREATED, THERE)) == 2 + 2
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("asking", [False, True])
-def test_in_a_partitioned_premium_namespace_everything_is_partitioned(asking: bool) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_in_a_partitioned_premium_namespace_everything_is_partitioned(asking: bool) -> None:
+    async with open_emulator("premium", "premium", 2) as emulator:
         wanted = layout(
             Queue("a", max_size_in_megabytes=5120, enable_partitioning=asking), Topic("t", enable_partitioning=asking)
         )
@@ -445,20 +398,16 @@ def test_in_a_partitioned_premium_namespace_everything_is_partitioned(asking: bo
         assert len(queues) == 22
         assert all(each.enable_partitioning and each.max_size_in_megabytes == 5120 for each in queues)
 
-    run(scenario, "premium", "premium", 2)
-
 
 @pytest.mark.parametrize(("tier", "other", "partitions"), [("basic", "standard", 1), ("premium", "premium", 4)])
-def test_what_a_tier_has_by_itself_is_no_drift(tier: str, other: str, partitions: int) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_what_a_tier_has_by_itself_is_no_drift(tier: str, other: str, partitions: int) -> None:
+    async with open_emulator(tier, other, partitions) as emulator:
         for outcome in (Outcome.CREATED, Outcome.EXISTING):
             report = await provisioned(emulator, layout(Queue("a")))
             assert {item.outcome for item in report} == {outcome}
 
-    run(scenario, tier, other, partitions)
 
-
-def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None:
+async def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None:
     bad = [
         layout(Queue("a", lock_duration="PT6M")),
         layout(Queue("contoso/x-servicebus-transfer/3")),
@@ -478,4 +427,4 @@ def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None
 
     for wanted in bad:
         with pytest.raises(errors.UsageError):
-            asyncio.run(nowhere(wanted))
+            await nowhere(wanted)

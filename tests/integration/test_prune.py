@@ -24,7 +24,6 @@ from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune,
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.model.report import Outcome
-from tests.integration.tidy import sync
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -128,7 +127,6 @@ def outcomes(report: QueueReport) -> dict[str, str]:
 # What goes, and what stays
 
 
-@sync
 async def test_empty_extra_queues_go_and_nothing_else_does() -> None:
     async with world("7", "12", "old", "07", count=3) as w:
         w.secondary.create_queue("contoso/x-servicebus-transferred/9")
@@ -142,7 +140,6 @@ async def test_empty_extra_queues_go_and_nothing_else_does() -> None:
         assert (again.items, prune_exit_code(again), set(w.names())) == ((), 0, stay)
 
 
-@sync
 async def test_without_consent_there_is_only_a_plan() -> None:
     async with world("7") as w:
         before = [queue.description for queue in w.secondary.queues()]
@@ -150,7 +147,6 @@ async def test_without_consent_there_is_only_a_plan() -> None:
         assert [queue.description for queue in w.secondary.queues()] == before
 
 
-@sync
 async def test_only_what_somebody_agreed_to_goes() -> None:
     async with world("7", "8") as w:
         assert outcomes(await w.prune(only=["contoso/x-servicebus-transfer/8"])) == {"8": "removed"}
@@ -180,23 +176,18 @@ def undeliverable(queue: QueueEntity) -> None:
 
 
 @pytest.mark.parametrize("fill", [put, locked, deferred, dead, scheduled, undeliverable])
-def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[QueueEntity], object]) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world("7") as w:
-            queue = w.secondary.queue("contoso/x-servicebus-transfer/7")
-            fill(queue)
-            before = queue.description
-            report = await w.prune()
-            assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept"}, 4)
-            assert "it holds 1 message" in report.items[0].reason
-            assert queue.description == before
-            assert queue.counts().total == 1
-
-    scenario()
+async def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[QueueEntity], object]) -> None:
+    async with world("7") as w:
+        queue = w.secondary.queue("contoso/x-servicebus-transfer/7")
+        fill(queue)
+        before = queue.description
+        report = await w.prune()
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept"}, 4)
+        assert "it holds 1 message" in report.items[0].reason
+        assert queue.description == before
+        assert queue.counts().total == 1
 
 
-@sync
 async def test_where_some_are_kept_the_others_still_go() -> None:
     async with world("7", "8") as w:
         put(w.secondary.queue("contoso/x-servicebus-transfer/7"))
@@ -204,7 +195,6 @@ async def test_where_some_are_kept_the_others_still_go() -> None:
         assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept", "8": "removed"}, 3)
 
 
-@sync
 async def test_a_queue_that_an_earlier_prune_left_disabled_is_named_and_goes() -> None:
     async with world() as w:
         w.queue("7", status="SendDisabled")
@@ -213,7 +203,6 @@ async def test_a_queue_that_an_earlier_prune_left_disabled_is_named_and_goes() -
         assert outcomes(await w.prune()) == {"7": "removed"}
 
 
-@sync
 async def test_two_at_once_remove_each_queue_once() -> None:
     async with world(*range(5, 15)) as w:
         reports = await asyncio.gather(*(w.prune() for _ in range(3)))
@@ -233,22 +222,17 @@ async def test_two_at_once_remove_each_queue_once() -> None:
         *((moment, "SendDisabled") for moment in ("get", "look")),
     ],
 )
-def test_a_message_that_comes_meanwhile_keeps_the_queue_and_its_status(moment: str, status: str) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world() as w:
-            queue = w.queue("7", status=status)
-            w.after = lambda step, number: slip_in(queue) if (step, number) == (moment, 1) else None
-            before = queue.description
-            report = await w.prune_watched()
-            assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept"}, 4)
-            assert (queue.description, queue.counts().active) == (before, 1)
-            assert "delete" not in w.steps
-
-    scenario()
+async def test_a_message_that_comes_meanwhile_keeps_the_queue_and_its_status(moment: str, status: str) -> None:
+    async with world() as w:
+        queue = w.queue("7", status=status)
+        w.after = lambda step, number: slip_in(queue) if (step, number) == (moment, 1) else None
+        before = queue.description
+        report = await w.prune_watched()
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept"}, 4)
+        assert (queue.description, queue.counts().active) == (before, 1)
+        assert "delete" not in w.steps
 
 
-@sync
 async def test_nothing_can_be_sent_between_the_last_look_and_the_end() -> None:
     async with world() as w:
         queue, refused = w.queue("7"), []
@@ -264,7 +248,6 @@ async def test_nothing_can_be_sent_between_the_last_look_and_the_end() -> None:
         assert refused == ["look", "exact_counts", "delete"]
 
 
-@sync
 async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
     async with world() as w:
         queue = w.queue("7")
@@ -282,7 +265,6 @@ async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
         assert queue.description.status == "Active"
 
 
-@sync
 async def test_a_status_that_somebody_else_sets_meanwhile_stays() -> None:
     async with world() as w:
         queue = w.queue("7")
@@ -297,7 +279,6 @@ async def test_a_status_that_somebody_else_sets_meanwhile_stays() -> None:
         assert queue.description.status == "Disabled"
 
 
-@sync
 async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
     async with world() as w:
         for fill, found in ((None, False), (dead, True), (put, True)):
@@ -308,7 +289,6 @@ async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
             w.secondary.delete_queue(queue.path)
 
 
-@sync
 async def test_a_queue_that_somebody_deletes_meanwhile_is_gone() -> None:
     for moment in STEPS:
         async with world("7") as w:
@@ -328,33 +308,31 @@ async def test_a_queue_that_somebody_deletes_meanwhile_is_gone() -> None:
 @pytest.mark.parametrize("error", [errors.Throttled, errors.NotAuthorized, errors.TimedOut, errors.Unavailable])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("happened", [False, True])
-def test_after_a_failure_the_queue_is_as_it_was(step: str, error: type[errors.SbpairError], happened: bool) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world() as w:
-            queue = w.queue("7", status="ReceiveDisabled")
-            before = queue.description
-            failing = range(1, 4 if error.retriable else 2)
+async def test_after_a_failure_the_queue_is_as_it_was(
+    step: str, error: type[errors.SbpairError], happened: bool
+) -> None:
 
-            def fail(called: str, number: int) -> None:
-                if called == step and number in failing:
-                    raise error("on purpose")
+    async with world() as w:
+        queue = w.queue("7", status="ReceiveDisabled")
+        before = queue.description
+        failing = range(1, 4 if error.retriable else 2)
 
-            setattr(w, "after" if happened else "before", fail)
-            report = await w.prune_watched()
-            if step == "delete" and (happened or error is errors.TimedOut):
-                assert w.names() == ["0"] or queue.description.status == "SendDisabled"  # see the next test
-                return
-            if step == "set_status" and happened and error.retriable:
-                assert outcomes(report) == {"7": "removed"}  # the second attempt finds it done
-                return
-            assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, error.exit_code)
-            assert queue.description == before
+        def fail(called: str, number: int) -> None:
+            if called == step and number in failing:
+                raise error("on purpose")
 
-    scenario()
+        setattr(w, "after" if happened else "before", fail)
+        report = await w.prune_watched()
+        if step == "delete" and (happened or error is errors.TimedOut):
+            assert w.names() == ["0"] or queue.description.status == "SendDisabled"  # see the next test
+            return
+        if step == "set_status" and happened and error.retriable:
+            assert outcomes(report) == {"7": "removed"}  # the second attempt finds it done
+            return
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, error.exit_code)
+        assert queue.description == before
 
 
-@sync
 async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_in_again() -> None:
     async with world() as w:
         queue = w.queue("7")
@@ -371,7 +349,6 @@ async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_i
         assert outcomes(await w.prune()) == {"7": "removed"}
 
 
-@sync
 async def test_a_status_that_cannot_be_put_back_is_told() -> None:
     async with world() as w:
         queue = w.queue("7")
@@ -388,32 +365,23 @@ async def test_a_status_that_cannot_be_put_back_is_told() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 @pytest.mark.parametrize(("status", "code"), [(401, 5), (403, 5), (409, 6), (429, 6), (500, 6), (503, 6)])
-def test_a_service_that_refuses_leaves_the_queue_as_it_was(status: int, code: int, method: str) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world() as w:
-            queue = w.queue("7")
-            before = queue.description
-            w.emulator.faults.refuse_requests("contoso-dr", status, queue.path, method=method)
-            report = await w.prune()
-            assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, code)
-            assert (queue.description, w.names()) == (before, ["0", "7"])
-
-    scenario()
+async def test_a_service_that_refuses_leaves_the_queue_as_it_was(status: int, code: int, method: str) -> None:
+    async with world() as w:
+        queue = w.queue("7")
+        before = queue.description
+        w.emulator.faults.refuse_requests("contoso-dr", status, queue.path, method=method)
+        report = await w.prune()
+        assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, code)
+        assert (queue.description, w.names()) == (before, ["0", "7"])
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_a_service_that_is_busy_for_a_while_is_waited_for(method: str) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world("7") as w:
-            w.emulator.faults.refuse_requests("contoso-dr", 429, method=method, count=2)
-            assert outcomes(await w.prune()) == {"7": "removed"}
-
-    scenario()
+async def test_a_service_that_is_busy_for_a_while_is_waited_for(method: str) -> None:
+    async with world("7") as w:
+        w.emulator.faults.refuse_requests("contoso-dr", 429, method=method, count=2)
+        assert outcomes(await w.prune()) == {"7": "removed"}
 
 
-@sync
 async def test_without_the_listen_claim_nothing_is_removed() -> None:
     async with world("7") as w:
         w.secondary.keys = (AuthorizationRule("manage", "key", "other", frozenset({AccessRight.MANAGE})),)
@@ -429,25 +397,20 @@ async def test_without_the_listen_claim_nothing_is_removed() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-def test_one_who_is_interrupted_puts_back_what_is_not_deleted(step: str, when: str) -> None:
-    @sync
-    async def scenario() -> None:
-        async with world() as w:
-            queue = w.queue("7")
-            before = queue.description
-            pruning = asyncio.create_task(w.prune_watched())
-            setattr(w, when, lambda called, number: pruning.cancel() if (called, number) == (step, 1) else None)
-            with pytest.raises(asyncio.CancelledError):
-                await pruning
-            if w.names() == ["0", "7"]:
-                assert queue.description == before
-            else:
-                assert step == "delete"
-
-    scenario()
+async def test_one_who_is_interrupted_puts_back_what_is_not_deleted(step: str, when: str) -> None:
+    async with world() as w:
+        queue = w.queue("7")
+        before = queue.description
+        pruning = asyncio.create_task(w.prune_watched())
+        setattr(w, when, lambda called, number: pruning.cancel() if (called, number) == (step, 1) else None)
+        with pytest.raises(asyncio.CancelledError):
+            await pruning
+        if w.names() == ["0", "7"]:
+            assert queue.description == before
+        else:
+            assert step == "delete"
 
 
-@sync
 async def test_one_who_is_interrupted_while_a_deletion_is_refused_puts_back_too() -> None:
     async with world() as w:
         queue = w.queue("7")
@@ -485,7 +448,7 @@ DURATIONS = st.sampled_from([2**63 - 1, 600 * SECOND_TICKS, 86_400 * SECOND_TICK
     status=st.sampled_from(["Active", "Disabled", "ReceiveDisabled"]),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
+async def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
     partitioned: bool,
     size: int,
     ttl: int,
@@ -517,27 +480,23 @@ def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
         status=status,
     )
 
-    @sync
-    async def scenario() -> None:
-        async with world() as w:
-            w.secondary.create_queue("elsewhere")
-            address = f"sb://{w.pair.secondary.authority}/elsewhere" if forward else None
-            described = replace(description, forward_dead_lettered_messages_to=address)
-            queue = w.secondary.create_queue("contoso/x-servicebus-transfer/7", described)
-            seen = []
+    async with world() as w:
+        w.secondary.create_queue("elsewhere")
+        address = f"sb://{w.pair.secondary.authority}/elsewhere" if forward else None
+        described = replace(description, forward_dead_lettered_messages_to=address)
+        queue = w.secondary.create_queue("contoso/x-servicebus-transfer/7", described)
+        seen = []
 
-            def at_the_look(step: str, _number: int) -> None:
-                if step == "look":
-                    seen.append(queue.description)
-                    raise errors.NotAuthorized("on purpose")
+        def at_the_look(step: str, _number: int) -> None:
+            if step == "look":
+                seen.append(queue.description)
+                raise errors.NotAuthorized("on purpose")
 
-            before, w.before = queue.description, at_the_look
-            await w.prune_watched()
-            [meanwhile] = seen
-            assert normal(meanwhile) == normal(replace(before, status="SendDisabled"))
-            assert normal(queue.description) == normal(before)
-
-    scenario()
+        before, w.before = queue.description, at_the_look
+        await w.prune_watched()
+        [meanwhile] = seen
+        assert normal(meanwhile) == normal(replace(before, status="SendDisabled"))
+        assert normal(queue.description) == normal(before)
 
 
 def normal(description: QueueDescription) -> QueueDescription:
@@ -546,7 +505,6 @@ def normal(description: QueueDescription) -> QueueDescription:
     return replace(description, authorization_rules=rules)
 
 
-@sync
 async def test_what_is_written_is_the_size_of_a_partition_and_the_longest_time_that_there_is() -> None:
     async with world() as w:
         forever = 2**63 - 1
@@ -587,35 +545,30 @@ NAMES = st.one_of(
     count=st.integers(1, 6),
 )
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_removed_was_empty_under_the_prefix_and_beyond_the_count(
+async def test_what_is_removed_was_empty_under_the_prefix_and_beyond_the_count(
     queues: dict[str, tuple[bool, str]], count: int
 ) -> None:
     queues = {name: what for name, what in queues.items() if name == name.lower() or name.lower() not in queues}
 
-    @sync
-    async def scenario() -> None:
-        async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-            w = World(emulator, count)
-            for name, (filled, status) in queues.items():
-                queue = w.secondary.create_queue(name, replace(BACKLOG, status=status))
-                if filled:
-                    slip_in(queue)
-            report = await w.prune()
-            left = {queue.path: queue for queue in w.secondary.queues()}
-            for name, (filled, status) in queues.items():
-                head, _, index = name.lower().rpartition("x-servicebus-transfer/")
-                numbered = index.isdigit() and (index == "0" or not index.startswith("0"))
-                extra = head == "contoso/" and not (numbered and int(index) < count)
-                assert (name in left) is (filled or not extra), name
-                if name in left:
-                    assert left[name].description == replace(BACKLOG, status=status)
-                    assert left[name].counts().total == filled
-            assert len(report.items) == len(queues) - len(left) + len(report.of(Outcome.KEPT))
-
-    scenario()
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        w = World(emulator, count)
+        for name, (filled, status) in queues.items():
+            queue = w.secondary.create_queue(name, replace(BACKLOG, status=status))
+            if filled:
+                slip_in(queue)
+        report = await w.prune()
+        left = {queue.path: queue for queue in w.secondary.queues()}
+        for name, (filled, status) in queues.items():
+            head, _, index = name.lower().rpartition("x-servicebus-transfer/")
+            numbered = index.isdigit() and (index == "0" or not index.startswith("0"))
+            extra = head == "contoso/" and not (numbered and int(index) < count)
+            assert (name in left) is (filled or not extra), name
+            if name in left:
+                assert left[name].description == replace(BACKLOG, status=status)
+                assert left[name].counts().total == filled
+        assert len(report.items) == len(queues) - len(left) + len(report.of(Outcome.KEPT))
 
 
-@sync
 async def test_premium_multiplies_no_size_and_so_none_is_divided() -> None:
     async with Emulator([("contoso", 0), ("contoso-dr", 0, "premium", 2)]) as emulator:
         w = World(emulator, 1)

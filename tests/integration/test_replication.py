@@ -44,8 +44,9 @@ from sbpair.replication.events import (
     SideLost,
     Unanswered,
 )
-from tests.integration.conftest import Official, Running
+from tests.integration.conftest import Official
 from tests.integration.sender_rig import Faced, Rig, Told, _ended, ids
+from tests.kit.running import Running
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
@@ -621,7 +622,7 @@ def test_an_entity_of_sessions_is_refused_by_the_service(both: Both) -> None:
 
 
 @pytest.mark.slow
-def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
+async def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
     async def cancelled() -> list[str]:
         async with aio.AsyncDedupReceiver(both.pair, "orders") as receiver:
             receiving = asyncio.create_task(receiver.receive_messages(1, 30))
@@ -635,7 +636,7 @@ def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
             assert await receiver.receive_messages(1, 1) == []
             return [each.message_id for each in found]
 
-    assert asyncio.run(cancelled()) == ["m"]
+    assert (await cancelled()) == ["m"]
     assert both.held == ([], [])
 
 

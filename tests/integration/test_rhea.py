@@ -115,14 +115,10 @@ def corpus(count: int = MESSAGES) -> list[OriginalMessage]:
     return found
 
 
-def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, runner.SyphonResult]:
-    async def main() -> tuple[Broker, runner.SyphonResult]:
-        async with asyncio.timeout(TEST_SECONDS), running(node, modules, backlog, **terms) as broker:
-            result = await runner.run(broker.pair, once=True)
-            await broker.stop()
-        return broker, result
-
-    broker, result = asyncio.run(main())
+async def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, runner.SyphonResult]:
+    async with running(node, modules, backlog, **terms) as broker:
+        result = await runner.run(broker.pair, once=True)
+        await broker.stop()
     assert result.receipt.balanced
     assert broker.told["violations"] == []
     assert_settled_after_accept(broker)
@@ -168,9 +164,9 @@ TERMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
-def test_every_message_arrives_as_it_was_sent(node: str, modules: Path, terms: dict[str, Any]) -> None:
+async def test_every_message_arrives_as_it_was_sent(node: str, modules: Path, terms: dict[str, Any]) -> None:
     messages = corpus()
-    broker, result = moved(node, modules, in_backlog(messages), **terms)
+    broker, result = await moved(node, modules, in_backlog(messages), **terms)
     assert_whole(broker, messages)
     assert_in_order(broker, messages)
     assert (result.exit_code, result.receipt.sent) == (0, MESSAGES)
@@ -181,7 +177,7 @@ def test_every_message_arrives_as_it_was_sent(node: str, modules: Path, terms: d
         assert broker.told["transfers"] > 5 * MESSAGES
 
 
-def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
+async def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
     scheduled_at = NOW_MS + 3_600_000
     aliases = [
         {"path": "orders"},
@@ -195,7 +191,7 @@ def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
         for name, each in zip(named, aliases, strict=True)
     ]
     queue = [{"id": each["message_id"], "plain": each} for each in plain]
-    broker, result = moved(node, modules, {queue_path("contoso", 0): queue, queue_path("contoso", 1): []})
+    broker, result = await moved(node, modules, {queue_path("contoso", 0): queue, queue_path("contoso", 1): []})
     assert (result.exit_code, result.receipt.sent) == (0, len(plain))
     arrived = {shown["message_id"]: (destination, shown) for destination, _, shown in broker.of("stored")}
     assert {name: destination for name, (destination, _) in arrived.items()} == {
@@ -214,7 +210,7 @@ def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
     ]
 
 
-def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None:
+async def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None:
     messages = [message for message in corpus() if message.destination == "orders"]
     payload = b"".join(section(DATA, encode(message.sections.join())) for message in messages)
 
@@ -225,17 +221,17 @@ def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None:
             await broker.stop()
         return broker
 
-    broker = asyncio.run(main())
+    broker = await main()
     assert broker.told["violations"] == []
     assert [base64.b64decode(raw) for _, raw, _ in broker.of("stored")] == [each.sections.join() for each in messages]
     assert [message_format for *_, message_format in broker.of("answered")] == [BATCH_FORMAT]
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["settled at once", "settled by the sender first"])
-def test_what_the_primary_gives_back_is_sent_again(node: str, modules: Path, second: bool) -> None:
+async def test_what_the_primary_gives_back_is_sent_again(node: str, modules: Path, second: bool) -> None:
     messages = corpus()
     answers = {messages[3].message_id: ["released"], messages[20].message_id: ["modified", "released"]}
-    broker, result = moved(node, modules, in_backlog(messages), answers=answers, settlesSecond=second)
+    broker, result = await moved(node, modules, in_backlog(messages), answers=answers, settlesSecond=second)
     assert_whole(broker, messages)
     assert (result.exit_code, result.receipt.sent) == (0, MESSAGES)
     assert Counter(answer for answer, *_ in broker.of("answered"))["released"] == 2
@@ -243,11 +239,13 @@ def test_what_the_primary_gives_back_is_sent_again(node: str, modules: Path, sec
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["settled at once", "settled by the sender first"])
-def test_what_the_primary_refuses_is_dead_lettered_with_what_it_said(node: str, modules: Path, second: bool) -> None:
+async def test_what_the_primary_refuses_is_dead_lettered_with_what_it_said(
+    node: str, modules: Path, second: bool
+) -> None:
     messages = corpus()
     unwanted = (messages[5].message_id, messages[6].message_id)
     answers = {message_id: ["rejected"] for message_id in unwanted}
-    broker, result = moved(node, modules, in_backlog(messages), answers=answers, settlesSecond=second)
+    broker, result = await moved(node, modules, in_backlog(messages), answers=answers, settlesSecond=second)
     assert_whole(broker, messages, but=unwanted)
     assert (result.exit_code, result.receipt.sent, result.receipt.dead_lettered) == (3, MESSAGES - 2, 2)
     rejected = {message_id: why for message_id, outcome, why in broker.of("settled") if outcome == "rejected"}
@@ -257,11 +255,11 @@ def test_what_the_primary_refuses_is_dead_lettered_with_what_it_said(node: str, 
 
 @pytest.mark.parametrize("nth", [1, 7, 20])
 @pytest.mark.parametrize("moment", ["dropBeforeAccept", "dropAfterStore"])
-def test_a_primary_that_goes_away_in_the_middle_costs_no_message(
+async def test_a_primary_that_goes_away_in_the_middle_costs_no_message(
     node: str, modules: Path, moment: str, nth: int
 ) -> None:
     messages = corpus()
-    broker, result = moved(node, modules, in_backlog(messages), **{moment: nth, "creditWindow": 5})
+    broker, result = await moved(node, modules, in_backlog(messages), **{moment: nth, "creditWindow": 5})
     assert_whole(broker, messages, twice=True)
     assert broker.of("dropped") == [["primary"]]
     assert not any(broker.told["left"].values())
@@ -269,9 +267,9 @@ def test_a_primary_that_goes_away_in_the_middle_costs_no_message(
 
 
 @pytest.mark.parametrize("nth", [1, 7, 59])
-def test_a_backlog_that_goes_away_in_the_middle_costs_no_message(node: str, modules: Path, nth: int) -> None:
+async def test_a_backlog_that_goes_away_in_the_middle_costs_no_message(node: str, modules: Path, nth: int) -> None:
     messages = corpus()
-    broker, result = moved(node, modules, in_backlog(messages), dropBacklogAfter=nth)
+    broker, result = await moved(node, modules, in_backlog(messages), dropBacklogAfter=nth)
     assert_whole(broker, messages, twice=True)
     assert broker.of("dropped") == [["secondary"]]
     assert not any(broker.told["left"].values())

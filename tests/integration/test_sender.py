@@ -356,20 +356,17 @@ def test_everything_arrives_through_an_outage_that_comes_and_goes(rig: Rig, kind
     assert {each for each, times in counted.items() if times > 1} <= told.doubted
 
 
-def test_a_send_that_is_cancelled_leaves_a_sender_that_works(rig: Rig) -> None:
-    async def cancelled() -> None:
-        async with aio.AsyncPairedClient(rig.pair) as client, client.get_queue_sender("orders") as sender:
-            await sender.send_messages(a_message("before"))
-            with rig.broken("swallow_acks", PRIMARY):
-                sending = asyncio.create_task(sender.send_messages(a_message("cancelled")))
-                while "cancelled" not in ids(await asyncio.to_thread(rig.in_queue, rig.orders)):
-                    continue
-                sending.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await sending
-            await sender.send_messages(a_message("after"))
-
-    asyncio.run(cancelled())
+async def test_a_send_that_is_cancelled_leaves_a_sender_that_works(rig: Rig) -> None:
+    async with aio.AsyncPairedClient(rig.pair) as client, client.get_queue_sender("orders") as sender:
+        await sender.send_messages(a_message("before"))
+        with rig.broken("swallow_acks", PRIMARY):
+            sending = asyncio.create_task(sender.send_messages(a_message("cancelled")))
+            while "cancelled" not in ids(await asyncio.to_thread(rig.in_queue, rig.orders)):
+                continue
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+        await sender.send_messages(a_message("after"))
     assert ids(rig.in_queue(rig.orders)) == ["before", "cancelled", "after"]
 
 

@@ -118,7 +118,7 @@ def test_what_one_client_leaves_the_next_one_delivers(rig: Rig, path: Path, kind
     assert told.of(OutboxBegun) == told.of(SendInDoubt) == []
 
 
-def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> None:
+async def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> None:
     with both_down(rig), rig.client(outbox=path) as (client, _told):
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
@@ -131,7 +131,7 @@ def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> No
         async with client:
             await emptied.wait()
 
-    asyncio.run(asyncio.wait_for(deliver(), 20))
+    await asyncio.wait_for(deliver(), 20)
     assert ids(rig.in_queue(rig.orders)) == ["m"]
 
 

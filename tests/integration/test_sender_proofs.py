@@ -18,8 +18,8 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.options import EmulatorOptions
 from sbpair.failover.states import State
 from sbpair.model.pair import Identity
-from tests.integration.conftest import Running
 from tests.integration.sender_rig import Rig, ids
+from tests.kit.running import Running
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +23,8 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
 from sbpair.model.report import Outcome
 from sbpair.syphon import runner, worker
-from tests.integration.test_syphon import put, stranded
+from tests.kit.stranded import numbered, put
+from tests.kit.waiting import no_wait
 
 GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 MAX_SECONDS = 60
@@ -120,22 +119,13 @@ def signing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
     return Signing(monkeypatch, tmp_path)
 
 
-def run(scenario: Callable[[Emulator], Awaitable[None]]) -> None:
-    async def main() -> None:
-        wanted = [("contoso", 0), ("contoso-dr", 0)]
-        async with asyncio.timeout(MAX_SECONDS), Emulator(wanted, options=EmulatorOptions(identity=True)) as emulator:
-            await scenario(emulator)
-
-    asyncio.run(main())
-
-
-async def no_wait(_seconds: float) -> None:
-    """Time passes at once."""
+def open_emulator() -> Emulator:
+    return Emulator(options=EmulatorOptions(identity=True))
 
 
 @pytest.mark.parametrize("way", ["with_managed_identity", "with_az_login"])
-def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way: str) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way: str) -> None:
+    async with open_emulator() as emulator:
         pair = getattr(signing, way)(emulator)
         for group in (None, GROUP):
             report = await provision(pair, group=group)
@@ -143,61 +133,52 @@ def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing, way:
         assert audit_exit_code(await audit(pair)) == 0
         orders = emulator.namespaces["contoso"].create_queue("orders")
         backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
-        put(backlog, stranded(1, "orders"))
+        put(backlog, numbered(1, "orders"))
         result = await runner.run(pair, once=True)
         assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, 1, 0)
         async with data_plane.open_receiver(pair.primary, "orders") as receiver:
             assert len(await receiver.receive(1, MAX_SECONDS)) == 1
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("kind", ["key", "signature"])
-def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind: str) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(MAX_SECONDS), Emulator(options=EmulatorOptions(tls=True)) as emulator:
-            ready, namespace = emulator.ready, emulator.namespaces["contoso"]
-            endpoint = endpoint_from_connection_string(
-                ready.namespaces[0].tls_connection_string, name="contoso", ca_file=ready.ca_file
-            )
-            assert endpoint.tls
-            if kind == "signature":
-                expiry = emulator.clock.now_ms() // 1000 + 600
-                token = sign(namespace.keys[0], f"sb://{endpoint.authority}", expiry)
-                endpoint = replace(endpoint, credential=SasToken(token))
-            put(namespace.create_queue("orders"), stranded(1, "orders"))
-            async with data_plane.open_receiver(endpoint, "orders") as receiver:
-                (message,) = await receiver.receive(1, MAX_SECONDS)
-                assert message.message_id == "m1"
-
-    asyncio.run(main())
+async def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind: str) -> None:
+    async with Emulator(options=EmulatorOptions(tls=True)) as emulator:
+        ready, namespace = emulator.ready, emulator.namespaces["contoso"]
+        endpoint = endpoint_from_connection_string(
+            ready.namespaces[0].tls_connection_string, name="contoso", ca_file=ready.ca_file
+        )
+        assert endpoint.tls
+        if kind == "signature":
+            expiry = emulator.clock.now_ms() // 1000 + 600
+            token = sign(namespace.keys[0], f"sb://{endpoint.authority}", expiry)
+            endpoint = replace(endpoint, credential=SasToken(token))
+        put(namespace.create_queue("orders"), numbered(1, "orders"))
+        async with data_plane.open_receiver(endpoint, "orders") as receiver:
+            (message,) = await receiver.receive(1, MAX_SECONDS)
+            assert message.message_id == "m1"
 
 
 @pytest.mark.parametrize("group", [None, GROUP])
-def test_where_nobody_is_signed_in_management_says_so_once(signing: Signing, group: ResourceGroup | None) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_where_nobody_is_signed_in_management_says_so_once(signing: Signing, group: ResourceGroup | None) -> None:
+    async with open_emulator() as emulator:
         pair = signing.with_nobody(emulator)
         with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
             await provision(pair, group=group, sleep=no_wait)
         check(refused.value)
         assert ("--via atom" in refused.value.hint) == (group is not None)
 
-    run(scenario)
 
-
-def test_a_connection_string_alone_does_not_get_in_to_resource_manager(signing: Signing) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_a_connection_string_alone_does_not_get_in_to_resource_manager(signing: Signing) -> None:
+    async with open_emulator() as emulator:
         signing.with_nobody(emulator)
         with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
             await provision(signing.with_keys(emulator), group=GROUP, sleep=no_wait)
         check(refused.value)
         assert "takes no connection string" in refused.value.hint
 
-    run(scenario)
 
-
-def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -> None:
-    async def scenario(emulator: Emulator) -> None:
+async def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -> None:
+    async with open_emulator() as emulator:
         pair = signing.with_nobody(emulator)
         emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
         with pytest.raises(errors.NotAuthenticated) as refused:
@@ -211,8 +192,6 @@ def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -> None
             async with data_plane.open_receiver(pair.secondary, queue_path("contoso", 0)):
                 pass
         check(by_sdk.value)
-
-    run(scenario)
 
 
 def check(error: errors.SbpairError) -> None:

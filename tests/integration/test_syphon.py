@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp import codec
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, section
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map, section
 from sbpair.amqp.types import Int, Long, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
@@ -30,34 +29,13 @@ from sbpair.move import events, held, mover, raw_primary, raw_source
 from sbpair.move.context import MoveContext
 from sbpair.move.raw_engine import RawEngine
 from sbpair.syphon import runner, worker, worker_connections
+from tests.kit.stranded import numbered, put
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
-TEST_SECONDS = 60.0
 MINUTE_TICKS = 600_000_000
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test, and see that it leaves no task and no unheard error behind."""
-
-    @functools.wraps(test)
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        unheard: list[dict[str, Any]] = []
-
-        async def main() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
-            async with asyncio.timeout(TEST_SECONDS):
-                await test(*arguments, **keywords)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(main())
-        gc.collect()
-        assert not unheard
-
-    return wrapper
 
 
 @pytest.fixture
@@ -104,7 +82,7 @@ class World:
 
     def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
         for number in numbers:
-            put(self.backlog(index), stranded(number, to, **changed))
+            put(self.backlog(index), numbered(number, to, **changed))
 
     def tell(self, event: Any) -> None:
         self.told.append(event)
@@ -158,21 +136,6 @@ async def world(queues: int = 1, *destinations: str) -> AsyncIterator[World]:
         yield made
 
 
-def stranded(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
-    aliases = {name: value for name, value in changed.items() if name in ("session_id", "ttl_ticks", "scheduled_at")}
-    own = {"number": Int(number), **write_aliases(Aliases(to, **aliases))}
-    sections = {
-        "properties": Properties(message_id=f"m{number}").encode(),
-        "application_properties": encode_map(APPLICATION_PROPERTIES, own),
-        "body": data_body(bytes([number % 256]) * size),
-    }
-    return Sections(**{**sections, **changed.get("sections", {})}).join()
-
-
-def put(queue: QueueEntity, payload: bytes) -> None:
-    queue.send(service_envelope.take_in(payload, 0))
-
-
 def held_in(queue: QueueEntity, *, dead: bool = False) -> list[Any]:
     return (queue.dead_letters if dead else queue.messages).peek(0, 100_000)
 
@@ -183,11 +146,6 @@ def ids(queue: QueueEntity, *, dead: bool = False) -> list[str]:
 
 def names(*numbers: int) -> list[str]:
     return [f"m{number}" for number in numbers]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  a turn of the loop is no sleep
-        await asyncio.sleep(0)
 
 
 def after(engine: Any, method: str, act: Callable[[], Any], *, times: int = 1, skip: int = 0) -> None:
@@ -207,7 +165,6 @@ def after(engine: Any, method: str, act: Callable[[], Any], *, times: int = 1, s
 # Once
 
 
-@sync
 async def test_once_moves_everything_in_order_and_ends() -> None:
     async with world(3, "orders", "billing/invoices") as w:
         for index in range(3):
@@ -225,7 +182,6 @@ async def test_once_moves_everything_in_order_and_ends() -> None:
             assert held_in(w.backlog(index)) == []
 
 
-@sync
 async def test_what_arrives_is_what_was_sent() -> None:
     async with world() as w:
         w.strand(1, session_id="s-1", ttl_ticks=MINUTE_TICKS)
@@ -240,7 +196,6 @@ async def test_what_arrives_is_what_was_sent() -> None:
         assert second.scheduled_at_ms is not None
 
 
-@sync
 async def test_an_empty_backlog_is_done_at_once() -> None:
     async with world(2) as w:
         result = await w.run()
@@ -266,10 +221,9 @@ def with_property(name: str, value: Any) -> dict[str, Any]:
         ({"properties": section(0x73, codec.encode([f"m{1}"] + [None] * 13))}, "its properties cannot be read"),
     ],
 )
-@sync
 async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(sections: Any, why: str) -> None:
     async with world() as w:
-        payload = Sections.split(stranded(1, "orders"))
+        payload = Sections.split(numbered(1, "orders"))
         w.strand(0, 2)
         (bad,) = service_envelope.take_in(payload.join(), 0)
         for name, raw in sections.items():
@@ -289,7 +243,6 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
         assert why in told.description
 
 
-@sync
 async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_others_go_on() -> None:
     async with world() as w:
         w.destination()._message_limit_bytes = 1_000
@@ -303,7 +256,6 @@ async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_othe
         assert "1000" in dead.dead_letter.description
 
 
-@sync
 async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
     async with world() as w:
         w.strand(1, 2)
@@ -316,7 +268,6 @@ async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
         assert sorted(ids(w.destination())) == names(1, 2)
 
 
-@sync
 async def test_without_the_right_to_count_two_empty_waits_are_believed() -> None:
     async with world() as w:
         w.may_only("secondary", AccessRight.LISTEN)
@@ -329,7 +280,6 @@ async def test_without_the_right_to_count_two_empty_waits_are_believed() -> None
         assert not found.managed
 
 
-@sync
 async def test_a_message_that_somebody_has_deferred_does_not_keep_it_from_ending() -> None:
     async with world() as w:
         w.strand(1, 2)
@@ -340,7 +290,6 @@ async def test_a_message_that_somebody_has_deferred_does_not_keep_it_from_ending
         assert ids(w.backlog()) == names(1)
 
 
-@sync
 async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() -> None:
     async with world(2) as w:
         w.strand(1, index=7)
@@ -354,7 +303,6 @@ async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() ->
 
 
 @pytest.mark.parametrize("claims", [tuple(AccessRight), (AccessRight.LISTEN,)])
-@sync
 async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ...]) -> None:
     async with world(2) as w:
         w.may_only("secondary", *claims)
@@ -364,7 +312,6 @@ async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ..
             await w.run()
 
 
-@sync
 async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() -> None:
     async with world(1) as w:
         w.secondary.delete_queue(queue_path("contoso", 0))
@@ -373,7 +320,6 @@ async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() 
         assert task.result().receipt.received == 0
 
 
-@sync
 async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
     async with world(3) as w:
         w.may_only("secondary", AccessRight.LISTEN)
@@ -386,7 +332,6 @@ async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
         assert (failed.queue, failed.retry_seconds) == (queue_path("contoso", 1), None)
 
 
-@sync
 async def test_a_clock_that_is_behind_the_services_leaves_nothing_behind() -> None:
     async with world() as w:
         w.emulator.advance(600_000)
@@ -396,7 +341,6 @@ async def test_a_clock_that_is_behind_the_services_leaves_nothing_behind() -> No
         assert held_in(w.backlog()) == []
 
 
-@sync
 async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending() -> None:
     async with world() as w:
         w.strand(*range(10))
@@ -417,7 +361,6 @@ async def test_messages_that_arrive_after_the_start_do_not_keep_it_from_ending()
         assert w.backlog().messages.locked_count == 0
 
 
-@sync
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_primary, "MAX_SENDERS", 3)
     paths = [f"d{number}" for number in range(10)]
@@ -430,7 +373,6 @@ async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch:
             assert ids(w.destination(path)) == names(*range(number, 50, 10))
 
 
-@sync
 async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
     async with world() as w:
         w.strand(1)
@@ -458,7 +400,6 @@ def fill(queue: QueueEntity) -> Callable[[], None]:
     return room
 
 
-@sync
 async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at_the_end() -> None:
     async with world(1, "orders", "full") as w:
         fill(w.destination("full"))
@@ -474,7 +415,6 @@ async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at
         assert w.of(events.DestinationBackingOff)[0].destination == "full"
 
 
-@sync
 async def test_a_destination_that_has_room_again_gets_everything_in_order() -> None:
     async with world() as w:
         room = fill(w.destination())
@@ -486,7 +426,6 @@ async def test_a_destination_that_has_room_again_gets_everything_in_order() -> N
         assert len(w.of(events.DestinationRecovered)) == 1
 
 
-@sync
 async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> None:
     async with world(1, "orders", "full") as w:
         fill(w.destination("full"))
@@ -508,7 +447,6 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
         assert w.backlog().messages.locked_count == 0
 
 
-@sync
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MoveContext, "max_held_bytes", 100_000)
     monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
@@ -525,7 +463,6 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
         assert w.of(events.QueueBlocked)
 
 
-@sync
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
     monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
@@ -546,7 +483,6 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
             await until(lambda: held_in(w.backlog()) == [])
 
 
-@sync
 async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -570,7 +506,6 @@ async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
 # Watching
 
 
-@sync
 async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -> None:
     async with world(2) as w:
         async with w.watching() as task:
@@ -584,7 +519,6 @@ async def test_a_watch_moves_what_arrives_later_and_stops_when_it_is_told_to() -
         assert held_in(w.backlog(0)) + held_in(w.backlog(1)) == []
 
 
-@sync
 async def test_a_watch_tells_how_far_it_is_until_nothing_is_in_hand() -> None:
     async with world() as w:
         w.strand(*range(50))
@@ -592,7 +526,6 @@ async def test_a_watch_tells_how_far_it_is_until_nothing_is_in_hand() -> None:
             await w.told_of(events.QueueProgress, lambda at: (at.received, at.sent, at.held) == (50, 50, 0))
 
 
-@sync
 async def test_a_stop_releases_what_is_held() -> None:
     async with world() as w:
         fill(w.destination())
@@ -605,7 +538,6 @@ async def test_a_stop_releases_what_is_held() -> None:
         assert {message.delivery_count for message in held_in(w.backlog())} == {0}
 
 
-@sync
 async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it() -> None:
     async with world() as w:
         called = asyncio.Event()
@@ -627,7 +559,6 @@ async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it()
         assert ids(w.backlog()) == names(1, 2)
 
 
-@sync
 async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
     async with world() as w:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
@@ -645,7 +576,6 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
         assert waiting.error is None
 
 
-@sync
 async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.LONG_POLL_SECONDS == 15 * 60
     monkeypatch.setattr(worker, "LONG_POLL_SECONDS", 0.02)
@@ -669,7 +599,6 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
 
 
-@sync
 async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next_message_comes() -> None:
     async with world() as w, w.watching():
         await w.told_of(events.QueueOpened)
@@ -684,7 +613,6 @@ async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next
 # The end of patience
 
 
-@sync
 async def test_cancelled_it_lets_go_of_every_lock() -> None:
     async with world(2) as w:
         fill(w.destination())
@@ -699,7 +627,6 @@ async def test_cancelled_it_lets_go_of_every_lock() -> None:
         assert len(held_in(w.backlog(0))) == len(held_in(w.backlog(1))) == 5
 
 
-@sync
 async def test_cancelled_at_any_point_it_loses_nothing() -> None:
     async with world() as w:
         before = asyncio.all_tasks()
@@ -724,7 +651,6 @@ async def test_cancelled_at_any_point_it_loses_nothing() -> None:
 # Faults
 
 
-@sync
 async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
     del one_by_one
     async with world() as w:
@@ -750,7 +676,6 @@ async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
         assert result.receipt.in_doubt == 0
 
 
-@sync
 async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_is_touched() -> None:
     async with world() as w:
         w.strand(1, 2)
@@ -761,7 +686,6 @@ async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_
         assert {message.delivery_count for message in held_in(w.backlog())} == {0}
 
 
-@sync
 async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_lettered(one_by_one: None) -> None:
     del one_by_one
     async with world() as w:
@@ -777,7 +701,6 @@ async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_letter
         assert held_in(w.backlog(), dead=True) == []
 
 
-@sync
 async def test_the_secondary_breaks_and_what_the_primary_has_is_not_sent_again(one_by_one: None) -> None:
     del one_by_one
     async with world() as w:
@@ -797,7 +720,6 @@ async def test_the_secondary_breaks_and_what_the_primary_has_is_not_sent_again(o
         assert held_in(w.backlog()) == []
 
 
-@sync
 async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confirmed(one_by_one: None) -> None:
     del one_by_one
     async with world() as w:
@@ -816,7 +738,6 @@ async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confi
         assert "m4" in in_both
 
 
-@sync
 async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
     async with world() as w:
         w.strand(1, 2, 3)
@@ -829,7 +750,6 @@ async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@sync
 async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message(once: bool) -> None:
     async with world(2) as w:
         w.may_only("primary", AccessRight.SEND, key="wrong-s3cret")
@@ -844,7 +764,6 @@ async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message
         assert "s3cret" not in str(result) + str(w.told)
 
 
-@sync
 async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harms_no_message() -> None:
     async with world() as w:
         w.may_only("primary", AccessRight.LISTEN)
@@ -855,7 +774,6 @@ async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harm
         assert ids(w.backlog()) == names(1, 2)
 
 
-@sync
 async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
     async with world() as w:
         w.pair = replace(w.pair, primary=replace(w.pair.primary, tls=True, ca_file="/nowhere/ca.pem"))
@@ -866,7 +784,6 @@ async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
         assert (ids(w.backlog()), held_in(w.backlog(), dead=True)) == (names(1, 2), [])
 
 
-@sync
 async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_received() -> None:
     async with world() as w:
         w.may_only("secondary", *AccessRight, key="wrong")
@@ -874,7 +791,6 @@ async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_receiv
             await w.run()
 
 
-@sync
 async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
     async with world(2) as w:
         fill(w.destination())
@@ -894,7 +810,6 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@sync
 async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_buries_the_backlog(once: bool) -> None:
     async with world(2, "other") as w:
         for number in range(200):
@@ -909,7 +824,6 @@ async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_bu
         assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
 
 
-@sync
 async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_one_is_there() -> None:
     async with world(1, "d4") as w:
         for number in range(100):
@@ -923,7 +837,6 @@ async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_on
         assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
 
 
-@sync
 async def test_one_destination_that_was_deleted_is_dead_lettered_whatever_its_messages() -> None:
     async with world(1) as w:
         w.strand(*range(100), to="gone")
@@ -970,7 +883,6 @@ class Door:
 
 
 @pytest.mark.parametrize("side", ["primary", "secondary"])
-@sync
 async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
     side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

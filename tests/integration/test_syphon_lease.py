@@ -30,8 +30,9 @@ from sbpair.errors import (
 from sbpair.model.durations import TICKS_PER_SECOND
 from sbpair.runs import session_lease
 from tests.faults.test_kill_syphon import syphon as start
-from tests.integration.test_syphon import World, _impatient, one_by_one, sync, world
+from tests.integration.test_syphon import World, _impatient, one_by_one, world
 from tests.integration.test_wire import scripted
+from tests.kit.waiting import until
 
 __all__ = ["_impatient", "one_by_one"]
 
@@ -45,15 +46,9 @@ def sessions(world: World, lock: int = 60) -> Any:
     return world.secondary.create_queue(LEASES, description)
 
 
-async def until(holds: Callable[[], Any]) -> None:
-    while not holds():  # noqa: ASYNC110  a turn of the loop is no sleep
-        await asyncio.sleep(0)
-
-
 # Sessions, by the wire client
 
 
-@sync
 async def test_a_session_is_held_renewed_and_remembered_and_given_back() -> None:
     async with world() as made, connect(made.pair.secondary) as wire, connect(made.pair.secondary) as other:
         queue = sessions(made)
@@ -74,7 +69,6 @@ async def test_a_session_is_held_renewed_and_remembered_and_given_back() -> None
         assert again.error is None
 
 
-@sync
 async def test_a_session_whose_lock_ran_out_is_lost_by_its_link_and_by_a_renewal() -> None:
     async with world() as made, connect(made.pair.secondary) as wire:
         sessions(made)
@@ -86,7 +80,6 @@ async def test_a_session_whose_lock_ran_out_is_lost_by_its_link_and_by_a_renewal
             await wire.renew_session(session)
 
 
-@sync
 async def test_a_queue_without_sessions_gives_none() -> None:
     async with world() as made, connect(made.pair.secondary) as wire:
         made.secondary.create_queue("plain")
@@ -95,9 +88,7 @@ async def test_a_queue_without_sessions_gives_none() -> None:
         assert wire.error is None
 
 
-@sync
 async def test_a_peer_that_knows_nothing_of_sessions_has_not_given_one() -> None:
-
     def without_filter(_peer: Any, event: Any) -> bool:
         if not isinstance(event, LinkAttaching) or terminus_address(event.link.remote.source) != LEASES:
             return False
@@ -109,7 +100,6 @@ async def test_a_peer_that_knows_nothing_of_sessions_has_not_given_one() -> None
             await wire.session(LEASES, "s")
 
 
-@sync
 async def test_a_request_that_names_its_link_keeps_it_from_being_taken_away() -> None:
     async with world() as made, connect(made.pair.secondary) as wire:
         queue = sessions(made, lock=300)
@@ -135,7 +125,6 @@ def refusals(made: World) -> list[tuple[str, Callable[[], object], type[SbpairEr
 
 
 @pytest.mark.parametrize("case", range(3))
-@sync
 async def test_what_cannot_carry_a_lease_is_refused_with_how_to_make_one(case: int, tmp_path: Path) -> None:
     async with world() as made:
         queue, make, kind, code, text = refusals(made)[case]
@@ -151,7 +140,6 @@ async def test_what_cannot_carry_a_lease_is_refused_with_how_to_make_one(case: i
         assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
-@sync
 async def test_a_key_without_listen_gets_no_lease() -> None:
     async with world() as made:
         sessions(made)
@@ -161,7 +149,6 @@ async def test_a_key_without_listen_gets_no_lease() -> None:
         assert refused.value.exit_code == 5
 
 
-@sync
 async def test_the_syphon_moves_under_a_lease() -> None:
     async with world() as made:
         queue = sessions(made)
@@ -171,7 +158,6 @@ async def test_the_syphon_moves_under_a_lease() -> None:
         assert queue.messages._lines.sessions == {}
 
 
-@sync
 async def test_a_lease_that_is_lost_ends_the_run_with_exit_code_4(one_by_one: None) -> None:
     del one_by_one
     async with world() as made:
@@ -198,7 +184,6 @@ async def holding(made: World, state: Path, *options: str) -> asyncio.subprocess
     return process
 
 
-@sync
 async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(tmp_path: Path) -> None:
     async with world() as made:
         sessions(made)
@@ -217,7 +202,6 @@ async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(t
         assert (result.receipt.sent, made.destination().counts().active) == (2, 3)
 
 
-@sync
 async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_lease, "GOOD_SECONDS", 0.3)
     async with world() as made:
@@ -232,7 +216,6 @@ async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, mon
         assert made.destination().counts().active == 3
 
 
-@sync
 async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

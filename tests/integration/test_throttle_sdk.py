@@ -33,63 +33,54 @@ def test_the_official_client_hears_that_the_service_is_busy(another: Any, offici
                 sender.send_messages(ServiceBusMessage("one too many"))
 
 
-def test_deliveries_come_as_fast_as_there_are_credits() -> None:
-    async def main() -> None:
-        async with (
-            asyncio.timeout(30),
-            Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=3)) as it,
-        ):
-            queue = it.namespaces["contoso"].create_queue("orders")
-            async with connect(endpoint_from_connection_string(it.ready.namespaces[0].connection_string)) as wire:
-                sender, receiver = await wire.sender("orders"), await wire.receiver("orders")
-                for _ in range(2):
-                    it.advance(1_000)
-                    for _ in range(3):
-                        await sender.send(MESSAGE)
-                it.advance(1_000)
-                receiver.grant(6)
-                for _ in range(3):
-                    assert len(await receiver.take(1, seconds=10)) == 1
-                with pytest.raises(Throttled):
-                    await wire.peek("orders", 0, 1)
-                assert queue.messages.locked_count == 3
+async def test_deliveries_come_as_fast_as_there_are_credits() -> None:
+    async with (
+        asyncio.timeout(30),
+        Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=3)) as it,
+    ):
+        queue = it.namespaces["contoso"].create_queue("orders")
+        async with connect(endpoint_from_connection_string(it.ready.namespaces[0].connection_string)) as wire:
+            sender, receiver = await wire.sender("orders"), await wire.receiver("orders")
+            for _ in range(2):
                 it.advance(1_000)
                 for _ in range(3):
-                    assert len(await receiver.take(1, seconds=10)) == 1
-
-    asyncio.run(main())
-
-
-def test_a_management_request_costs_ten() -> None:
-    async def main() -> None:
-        async with Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=15)) as emulator:
-            namespace = emulator.namespaces["contoso"]
-            token = sign(namespace.keys[0], f"sb://{namespace.authority}", namespace.clock.now_ms() // 1000 + 60)
-            url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
-            said = []
-            async with ClientSession(headers={"Authorization": token}) as session:
-                for _ in range(3):
-                    async with session.get(url) as answer:
-                        said.append((answer.status, "SubCode=50004" in await answer.text()))
-            assert said == [(200, False), (200, False), (429, True)]
-
-    asyncio.run(main())
+                    await sender.send(MESSAGE)
+            it.advance(1_000)
+            receiver.grant(6)
+            for _ in range(3):
+                assert len(await receiver.take(1, seconds=10)) == 1
+            with pytest.raises(Throttled):
+                await wire.peek("orders", 0, 1)
+            assert queue.messages.locked_count == 3
+            it.advance(1_000)
+            for _ in range(3):
+                assert len(await receiver.take(1, seconds=10)) == 1
 
 
-def test_a_connection_too_many_is_told_so() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
-            namespace = emulator.namespaces["contoso"]
-            namespace.create_queue("orders")
-            namespace.fault_points.max_connections = 1
-            endpoint = endpoint_from_connection_string(namespace.connection_string)
-            async with connect(endpoint) as first:
-                sender = await first.sender("orders")
-                with pytest.raises(Unreachable, match="ConnectionsQuotaExceeded"):
-                    async with connect(endpoint) as second:
-                        await second.sender("orders")
-                await sender.send(MESSAGE)
-            async with connect(endpoint) as again:
-                await (await again.sender("orders")).send(MESSAGE)
+async def test_a_management_request_costs_ten() -> None:
+    async with Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=15)) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        token = sign(namespace.keys[0], f"sb://{namespace.authority}", namespace.clock.now_ms() // 1000 + 60)
+        url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
+        said = []
+        async with ClientSession(headers={"Authorization": token}) as session:
+            for _ in range(3):
+                async with session.get(url) as answer:
+                    said.append((answer.status, "SubCode=50004" in await answer.text()))
+        assert said == [(200, False), (200, False), (429, True)]
 
-    asyncio.run(main())
+
+async def test_a_connection_too_many_is_told_so() -> None:
+    async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        namespace.fault_points.max_connections = 1
+        endpoint = endpoint_from_connection_string(namespace.connection_string)
+        async with connect(endpoint) as first:
+            sender = await first.sender("orders")
+            with pytest.raises(Unreachable, match="ConnectionsQuotaExceeded"):
+                async with connect(endpoint) as second:
+                    await second.sender("orders")
+            await sender.send(MESSAGE)
+        async with connect(endpoint) as again:
+            await (await again.sender("orders")).send(MESSAGE)

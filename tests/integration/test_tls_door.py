@@ -61,20 +61,17 @@ def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any])
         receiver.complete_message(message)
 
 
-def test_the_official_aio_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
+async def test_the_official_aio_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
     queue = secure.queue()
 
-    async def main() -> None:
-        async with (
-            AioClient.from_connection_string(**connecting) as client,
-            client.get_queue_sender(queue.path) as sender,
-            client.get_queue_receiver(queue.path) as receiver,
-        ):
-            await sender.send_messages(ServiceBusMessage("by TLS"))
-            (message,) = await receiver.receive_messages(1, max_wait_time=10)
-            await receiver.complete_message(message)
-
-    asyncio.run(main())
+    async with (
+        AioClient.from_connection_string(**connecting) as client,
+        client.get_queue_sender(queue.path) as sender,
+        client.get_queue_receiver(queue.path) as receiver,
+    ):
+        await sender.send_messages(ServiceBusMessage("by TLS"))
+        (message,) = await receiver.receive_messages(1, max_wait_time=10)
+        await receiver.complete_message(message)
 
 
 def test_the_official_administration_client_needs_no_help(connecting: dict[str, Any]) -> None:
@@ -85,15 +82,12 @@ def test_the_official_administration_client_needs_no_help(connecting: dict[str, 
         assert client.get_namespace_properties().name == "contoso"
 
 
-def test_the_official_aio_administration_client_needs_no_help(secure: Any, connecting: dict[str, Any]) -> None:
+async def test_the_official_aio_administration_client_needs_no_help(secure: Any, connecting: dict[str, Any]) -> None:
     queue = secure.queue()
 
-    async def main() -> None:
-        async with AioAdministrationClient.from_connection_string(connecting["conn_str"]) as client:
-            properties = await client.get_queue(queue.path, connection_verify=connecting["connection_verify"])
-            assert properties.name == queue.path
-
-    asyncio.run(main())
+    async with AioAdministrationClient.from_connection_string(connecting["conn_str"]) as client:
+        properties = await client.get_queue(queue.path, connection_verify=connecting["connection_verify"])
+        assert properties.name == queue.path
 
 
 def test_without_the_ca_file_nobody_trusts_it(connecting: dict[str, Any]) -> None:
@@ -118,90 +112,72 @@ def tls_endpoint(emulator: Emulator, ca_file: str | None = None):
     )
 
 
-def test_the_wire_client_speaks_both_on_one_port() -> None:
-    async def main() -> None:
-        async with tls_emulator() as emulator:
-            plain = endpoint_from_connection_string(emulator.ready.namespaces[0].connection_string)
-            secure = tls_endpoint(emulator)
-            assert (plain.port, plain.tls, secure.tls) == (secure.port, False, True)
-            async with connect(plain) as first, connect(secure) as second:
-                await (await first.sender("orders")).send(MESSAGE)
-                await (await second.sender("orders")).send(LARGE)
-                receiver = await second.receiver("orders")
-                receiver.grant(2)
-                sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=10)]
-                assert sizes[1] > 100_000 > sizes[0]
-
-    asyncio.run(main())
+async def test_the_wire_client_speaks_both_on_one_port() -> None:
+    async with tls_emulator() as emulator:
+        plain = endpoint_from_connection_string(emulator.ready.namespaces[0].connection_string)
+        secure = tls_endpoint(emulator)
+        assert (plain.port, plain.tls, secure.tls) == (secure.port, False, True)
+        async with connect(plain) as first, connect(secure) as second:
+            await (await first.sender("orders")).send(MESSAGE)
+            await (await second.sender("orders")).send(LARGE)
+            receiver = await second.receiver("orders")
+            receiver.grant(2)
+            sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=10)]
+            assert sizes[1] > 100_000 > sizes[0]
 
 
-def test_another_authority_is_not_trusted() -> None:
-    async def main() -> None:
-        async with tls_emulator() as emulator, Emulator([("fabrikam", 0)], options=EmulatorOptions(tls=True)) as other:
-            with pytest.raises(Unreachable, match="not trusted"):
-                async with connect(tls_endpoint(emulator, other.ready.ca_file)):
-                    pass
-
-    asyncio.run(main())
+async def test_another_authority_is_not_trusted() -> None:
+    async with tls_emulator() as emulator, Emulator([("fabrikam", 0)], options=EmulatorOptions(tls=True)) as other:
+        with pytest.raises(Unreachable, match="not trusted"):
+            async with connect(tls_endpoint(emulator, other.ready.ca_file)):
+                pass
 
 
-def test_an_outage_asked_for_by_tls_is_answered_by_tls() -> None:
-    async def main() -> None:
-        async with tls_emulator() as emulator:
-            url = f"https://{emulator.namespaces['contoso'].authority}/$control/faults"
-            trust = ssl.create_default_context(cafile=emulator.ready.ca_file)
-            async with ClientSession() as session, connect(tls_endpoint(emulator)) as wire:
-                sender = await wire.sender("orders")
-                asked = json.dumps({"kind": "namespace-down", "namespace": "contoso"})
-                async with session.post(url, data=asked, ssl=trust) as answer:
-                    assert answer.status == 201
-                with pytest.raises(Unavailable):
-                    await sender.send(MESSAGE)
-                with pytest.raises(Unreachable):
-                    async with connect(tls_endpoint(emulator)):
-                        pass
-
-    asyncio.run(main())
-
-
-def test_a_line_breaks_under_tls_too() -> None:
-    async def main() -> None:
-        async with tls_emulator() as emulator, connect(tls_endpoint(emulator)) as wire:
+async def test_an_outage_asked_for_by_tls_is_answered_by_tls() -> None:
+    async with tls_emulator() as emulator:
+        url = f"https://{emulator.namespaces['contoso'].authority}/$control/faults"
+        trust = ssl.create_default_context(cafile=emulator.ready.ca_file)
+        async with ClientSession() as session, connect(tls_endpoint(emulator)) as wire:
             sender = await wire.sender("orders")
-            await sender.ready()
-            emulator.faults.reset("contoso", 1)
-            await sender.send(MESSAGE)
+            asked = json.dumps({"kind": "namespace-down", "namespace": "contoso"})
+            async with session.post(url, data=asked, ssl=trust) as answer:
+                assert answer.status == 201
             with pytest.raises(Unavailable):
                 await sender.send(MESSAGE)
+            with pytest.raises(Unreachable):
+                async with connect(tls_endpoint(emulator)):
+                    pass
 
-    asyncio.run(main())
+
+async def test_a_line_breaks_under_tls_too() -> None:
+    async with tls_emulator() as emulator, connect(tls_endpoint(emulator)) as wire:
+        sender = await wire.sender("orders")
+        await sender.ready()
+        emulator.faults.reset("contoso", 1)
+        await sender.send(MESSAGE)
+        with pytest.raises(Unavailable):
+            await sender.send(MESSAGE)
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x00\x05hello", b"\x16\x03" + b"\xff" * 100_000])
-def test_what_only_looks_like_tls_loses_its_own_connection(garbage: bytes) -> None:
-    async def main() -> None:
-        async with tls_emulator() as emulator:
-            host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(garbage)
-            with suppress(ConnectionError):
-                await reader.read()
-            writer.close()
-            async with connect(tls_endpoint(emulator)) as wire:
-                await (await wire.sender("orders")).send(MESSAGE)
-
-    asyncio.run(main())
+async def test_what_only_looks_like_tls_loses_its_own_connection(garbage: bytes) -> None:
+    async with tls_emulator() as emulator:
+        host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(garbage)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        async with connect(tls_endpoint(emulator)) as wire:
+            await (await wire.sender("orders")).send(MESSAGE)
 
 
-def test_a_peer_that_offers_no_tls_is_told_so_by_the_end_of_its_connection() -> None:
-    async def main() -> None:
-        async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
-            assert emulator.ready.ca_file is None
-            assert set(emulator.ready.as_document()) == {"namespaces"}
-            with pytest.raises(ClientConnectorError):
-                await session.get(f"https://{emulator.namespaces['contoso'].authority}/$control/state")
-
-    asyncio.run(main())
+async def test_a_peer_that_offers_no_tls_is_told_so_by_the_end_of_its_connection() -> None:
+    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+        assert emulator.ready.ca_file is None
+        assert set(emulator.ready.as_document()) == {"namespaces"}
+        with pytest.raises(ClientConnectorError):
+            await session.get(f"https://{emulator.namespaces['contoso'].authority}/$control/state")
 
 
 def look_at(path: Path) -> Path:
@@ -211,29 +187,23 @@ def look_at(path: Path) -> Path:
     return path
 
 
-def test_the_ca_file_is_private_and_goes_away() -> None:
+async def test_the_ca_file_is_private_and_goes_away() -> None:
     async def main() -> Path:
         async with tls_emulator() as emulator:
             return look_at(Path(emulator.ready.ca_file))
 
-    assert not asyncio.run(main()).parent.exists()
+    assert not (await main()).parent.exists()
 
 
-def test_a_named_ca_file_is_written_and_stays(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with tls_emulator(ca_file=tmp_path / "trust.pem") as emulator:
-            assert emulator.ready.as_document()["ca_file"] == str(tmp_path / "trust.pem")
-            async with connect(tls_endpoint(emulator)):
-                pass
-
-    asyncio.run(main())
+async def test_a_named_ca_file_is_written_and_stays(tmp_path: Path) -> None:
+    async with tls_emulator(ca_file=tmp_path / "trust.pem") as emulator:
+        assert emulator.ready.as_document()["ca_file"] == str(tmp_path / "trust.pem")
+        async with connect(tls_endpoint(emulator)):
+            pass
     assert [each.name for each in tmp_path.iterdir()] == ["trust.pem"]
 
 
-def test_a_ca_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        with pytest.raises(MachineLacks, match="nowhere"):
-            async with tls_emulator(ca_file=tmp_path / "nowhere" / "ca.pem"):
-                pass
-
-    asyncio.run(main())
+async def test_a_ca_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(MachineLacks, match="nowhere"):
+        async with tls_emulator(ca_file=tmp_path / "nowhere" / "ca.pem"):
+            pass

@@ -59,24 +59,21 @@ def test_the_official_client_signs_in_over_plain_amqp(signing: Any) -> None:
         assert receiver.peek_messages() == []
 
 
-def test_the_official_aio_client_signs_in_over_tls(signing: Any) -> None:
+async def test_the_official_aio_client_signs_in_over_tls(signing: Any) -> None:
     queue = signing.queue()
 
-    async def main() -> None:
-        async with (
-            AioDefaultAzureCredential() as credential,
-            AioClient(
-                signing.namespace.authority,
-                credential,
-                connection_verify=signing.emulator.ready.ca_file,
-                custom_endpoint_address=f"sb://{signing.namespace.authority}",
-                transport_type=TransportType.Amqp,
-            ) as client,
-            client.get_queue_sender(queue.path) as sender,
-        ):
-            await sender.send_messages(ServiceBusMessage("signed in"))
-
-    asyncio.run(main())
+    async with (
+        AioDefaultAzureCredential() as credential,
+        AioClient(
+            signing.namespace.authority,
+            credential,
+            connection_verify=signing.emulator.ready.ca_file,
+            custom_endpoint_address=f"sb://{signing.namespace.authority}",
+            transport_type=TransportType.Amqp,
+        ) as client,
+        client.get_queue_sender(queue.path) as sender,
+    ):
+        await sender.send_messages(ServiceBusMessage("signed in"))
     assert signing.do(queue.counts).active == 1
 
 
@@ -134,33 +131,30 @@ def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
         assert lenient.do(queue.counts).active == 1
 
 
-def test_links_end_with_their_token() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), Emulator([("contoso", 0)], options=EmulatorOptions(identity=True)) as emulator:
-            namespace = emulator.namespaces["contoso"]
-            namespace.create_queue("orders")
-            endpoint = endpoint_from_connection_string(namespace.connection_string)
-            issued, _ = issue(emulator)
-            connecting = Endpoint("contoso", endpoint.authority, endpoint.host, endpoint.port, False, Identity())
-
-            async def get_token(_: str) -> tuple[str, float]:
-                return issued, 2.0**40
-
-            async with connect(connecting, get_token=get_token) as wire:
-                sender = await wire.sender("orders")
-                await sender.send(MESSAGE)
-                emulator.advance(60_000)
-                with pytest.raises(InDoubt, match="ExpiredToken"):
-                    await sender.send(MESSAGE)
-                with pytest.raises(NotAuthenticated, match="ExpiredToken"):
-                    await wire.sender("orders/$deadletterqueue")
-
+async def test_links_end_with_their_token() -> None:
     def issue(emulator: Emulator) -> tuple[str, int]:
         """A token that has a minute left of its day: less than it takes an idle link to be detached."""
         assert emulator._identity is not None
         return emulator._identity.issuer.issue(AUDIENCE, emulator.clock.now_ms() - 86_340_000)
 
-    asyncio.run(main())
+    async with asyncio.timeout(30), Emulator([("contoso", 0)], options=EmulatorOptions(identity=True)) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        endpoint = endpoint_from_connection_string(namespace.connection_string)
+        issued, _ = issue(emulator)
+        connecting = Endpoint("contoso", endpoint.authority, endpoint.host, endpoint.port, False, Identity())
+
+        async def get_token(_: str) -> tuple[str, float]:
+            return issued, 2.0**40
+
+        async with connect(connecting, get_token=get_token) as wire:
+            sender = await wire.sender("orders")
+            await sender.send(MESSAGE)
+            emulator.advance(60_000)
+            with pytest.raises(InDoubt, match="ExpiredToken"):
+                await sender.send(MESSAGE)
+            with pytest.raises(NotAuthenticated, match="ExpiredToken"):
+                await wire.sender("orders/$deadletterqueue")
 
 
 def pair_of(signing: Any) -> Pair:
@@ -174,21 +168,18 @@ def pair_of(signing: Any) -> Pair:
     return Pair("signed-in", *ends, backlog_queues=2)
 
 
-def test_sbpair_signs_in_itself(signing: Any) -> None:
+async def test_sbpair_signs_in_itself(signing: Any) -> None:
     pair = pair_of(signing)
 
-    async def main() -> None:
-        assert {item.outcome for item in (await provision(pair)).items} == {Outcome.CREATED}
-        assert {item.outcome for item in (await audit(pair)).items} == {Outcome.OK}
-        # Resource Manager is behind the same door, and the same certificate.
-        group = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
-        assert {item.outcome for item in (await provision(pair, group=group)).items} == {Outcome.EXISTING}
-        path = (await audit(pair)).items[0].name
-        async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
-            await (await wire.sender(path)).send(MESSAGE)
-            assert len(await wire.peek(path, 0, 1)) == 1
-
-    asyncio.run(main())
+    assert {item.outcome for item in (await provision(pair)).items} == {Outcome.CREATED}
+    assert {item.outcome for item in (await audit(pair)).items} == {Outcome.OK}
+    # Resource Manager is behind the same door, and the same certificate.
+    group = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
+    assert {item.outcome for item in (await provision(pair, group=group)).items} == {Outcome.EXISTING}
+    path = (await audit(pair)).items[0].name
+    async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
+        await (await wire.sender(path)).send(MESSAGE)
+        assert len(await wire.peek(path, 0, 1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,30 +192,24 @@ def test_sbpair_signs_in_itself(signing: Any) -> None:
         ("right", "api-version=2019-08-01&resource=x", 200),
     ],
 )
-def test_the_identity_answers_whoever_knows_its_secret(
+async def test_the_identity_answers_whoever_knows_its_secret(
     signing: Any, header: str | None, query: str, status: int
 ) -> None:
     sign_in = signing.emulator.ready.identity
     headers = {} if header is None else {"X-IDENTITY-HEADER": sign_in.header if header == "right" else header}
 
-    async def main() -> None:
-        async with ClientSession(headers=headers) as session, session.get(f"{sign_in.endpoint}?{query}") as answer:
-            assert answer.status == status
-            assert set(await answer.json()) == (
-                {"access_token", "client_id", "expires_on", "resource", "token_type"}
-                if status == 200
-                else {"statusCode", "message"}
-            )
-
-    asyncio.run(main())
+    async with ClientSession(headers=headers) as session, session.get(f"{sign_in.endpoint}?{query}") as answer:
+        assert answer.status == status
+        assert set(await answer.json()) == (
+            {"access_token", "client_id", "expires_on", "resource", "token_type"}
+            if status == 200
+            else {"statusCode", "message"}
+        )
 
 
-def test_there_is_no_identity_where_none_was_asked_for(running: Any) -> None:
-    async def main() -> None:
-        url = f"http://{running.namespace.authority}/$identity/token?api-version=2019-08-01&resource=x"
-        async with ClientSession() as session, session.get(url) as answer:
-            assert answer.status == 401
-            assert "MissingToken" in await answer.text()
-
+async def test_there_is_no_identity_where_none_was_asked_for(running: Any) -> None:
     assert running.emulator.ready.identity is None
-    asyncio.run(main())
+    url = f"http://{running.namespace.authority}/$identity/token?api-version=2019-08-01&resource=x"
+    async with ClientSession() as session, session.get(url) as answer:
+        assert answer.status == 401
+        assert "MissingToken" in await answer.text()

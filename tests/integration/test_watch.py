@@ -13,7 +13,8 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.model.cost import Operations, moved, turned_away
 from sbpair.move import events, mover
 from sbpair.syphon import depth_sampler, runner, worker
-from tests.integration.test_syphon import World, fill, held_in, sync, until, world
+from tests.integration.test_syphon import World, fill, held_in, world
+from tests.kit.waiting import until
 
 SOON = 0.01
 
@@ -49,7 +50,6 @@ def counted_queues(w: World) -> list[str]:
     return asked
 
 
-@sync
 async def test_who_watches_sees_queues_and_destinations_and_in_the_end_nothing_is_left() -> None:
     async with world(2, "orders", "billing/invoices") as w:
         w.strand(*range(20), index=0)
@@ -64,7 +64,6 @@ async def test_who_watches_sees_queues_and_destinations_and_in_the_end_nothing_i
         assert {row.destination: row.sent for row in view.destinations} == {"orders": 20, "billing/invoices": 5}
 
 
-@sync
 async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> None:
     async with world(1, "orders", "full") as w:
         room = fill(w.destination("full"))
@@ -83,7 +82,6 @@ async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> 
         assert task.result().receipt.sent == 6
 
 
-@sync
 async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> None:
     async with world() as w:
         w.strand(1)
@@ -95,7 +93,6 @@ async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> No
         assert task.result().receipt.received == 0
 
 
-@sync
 async def test_a_queue_that_was_empty_is_not_counted_again_until_something_has_come() -> None:
     async with world(2) as w:
         async with w.watching(sample_seconds=SOON) as task:
@@ -111,7 +108,6 @@ async def test_a_queue_that_was_empty_is_not_counted_again_until_something_has_c
         assert task.result().receipt.operations.management_calls - len(w.of(events.QueueDepths)) in (0, 1)
 
 
-@sync
 async def test_nothing_is_counted_for_show_where_nobody_watches_or_may() -> None:
     async with world() as w:
         w.strand(1)
@@ -128,7 +124,6 @@ async def test_nothing_is_counted_for_show_where_nobody_watches_or_may() -> None
         assert not w.of(events.QueueDepths)
 
 
-@sync
 async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [errors.Unreachable("it is away"), errors.Throttled("it is busy")]
     make = runner._counter
@@ -152,7 +147,6 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
         assert not answers
 
 
-@sync
 async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_counted_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -180,7 +174,6 @@ async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_coun
         assert [(row.sent, row.left) for row in view_of(w).queues] == [(5, 0), (1, 0)]
 
 
-@sync
 async def test_a_run_is_billed_for_what_it_did() -> None:
     async with world() as w:
         w.may_only("secondary", AccessRight.LISTEN)  # it waits in vain twice, and counts nothing

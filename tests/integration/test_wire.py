@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import gc
 import shutil
 import ssl
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,31 +31,10 @@ from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey, SasToken
 from sbpair.move.raw_source import RawSource
+from tests.kit.waiting import until
 
 QUEUE = "orders"
 TEST_SECONDS = 10.0
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test, and see that it leaves no task and no unheard error behind."""
-
-    @functools.wraps(test)
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        unheard: list[dict[str, Any]] = []
-
-        async def main() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
-            async with asyncio.timeout(TEST_SECONDS):
-                await test(*arguments, **keywords)
-            for _ in range(20):  # the listening side has tasks of its own, for a moment
-                await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(main())
-        gc.collect()
-        assert not unheard
-
-    return wrapper
 
 
 @asynccontextmanager
@@ -92,11 +69,6 @@ async def take(receiver: Any, count: int) -> list[events.Delivery]:
     while len(taken) < count:
         taken += await receiver.take(count - len(taken), seconds=TEST_SECONDS)
     return taken
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  the emulator has no event for it, and a turn of the loop is no sleep
-        await asyncio.sleep(0)
 
 
 # A peer that does what a test tells it.
@@ -190,7 +162,6 @@ async def scripted(
 # Connecting
 
 
-@sync
 async def test_a_message_goes_out_and_comes_back_to_the_byte() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
@@ -205,7 +176,6 @@ async def test_a_message_goes_out_and_comes_back_to_the_byte() -> None:
         await receiver.settle([delivery], ACCEPTED)
 
 
-@sync
 async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "WINDOW", 2)
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
@@ -217,7 +187,6 @@ async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatc
         await large.outcome(10)
 
 
-@sync
 async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
     async with emulated() as (_, endpoint):
         wrong = with_credential(endpoint, SasKey("RootManageSharedAccessKey", "wr0ng-s3cret"))
@@ -228,7 +197,6 @@ async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
         assert caught.value.exit_code == 5
 
 
-@sync
 async def test_a_ready_made_signature_that_has_run_out_is_an_authentication_error() -> None:
     async with emulated() as (_, endpoint):
         assert isinstance(endpoint.credential, SasKey)
@@ -238,7 +206,6 @@ async def test_a_ready_made_signature_that_has_run_out_is_an_authentication_erro
                 await wire.receiver(QUEUE)
 
 
-@sync
 async def test_a_ready_made_signature_that_is_good_serves() -> None:
     async with emulated() as (_, endpoint):
         assert isinstance(endpoint.credential, SasKey)
@@ -247,7 +214,6 @@ async def test_a_ready_made_signature_that_is_good_serves() -> None:
             await (await wire.sender(QUEUE)).send(message())
 
 
-@sync
 async def test_a_key_without_the_claim_is_an_authorization_error_and_the_connection_goes_on() -> None:
     async with emulated() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
@@ -259,7 +225,6 @@ async def test_a_key_without_the_claim_is_an_authorization_error_and_the_connect
             await wire.receiver(QUEUE)
 
 
-@sync
 async def test_an_entity_that_does_not_exist_is_missing_and_the_connection_goes_on() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         for attempt in (wire.sender, wire.receiver):
@@ -268,7 +233,6 @@ async def test_an_entity_that_does_not_exist_is_missing_and_the_connection_goes_
         await (await wire.sender(QUEUE)).send(message())
 
 
-@sync
 async def test_a_port_where_nobody_listens_is_unreachable() -> None:
     async with emulated() as (emulator, endpoint):
         del emulator
@@ -279,7 +243,6 @@ async def test_a_port_where_nobody_listens_is_unreachable() -> None:
     assert str(endpoint.port) in caught.value.hint
 
 
-@sync
 async def test_a_name_that_is_no_host_is_unreachable() -> None:
     bad = Endpoint("x", "x" * 70 + ".invalid", "x" * 70 + ".invalid", 5671, False, SasKey("k", "key"))
     with pytest.raises(errors.Unreachable):
@@ -309,7 +272,6 @@ async def speaking(words: bytes, *, hang_up: bool = False) -> AsyncIterator[Endp
         await server.wait_closed()
 
 
-@sync
 async def test_a_peer_that_says_nothing_is_not_waited_for_for_ever() -> None:
     async with speaking(b"") as endpoint:
         with pytest.raises(errors.Unreachable, match=r"did not answer within 0\.05 s"):
@@ -324,7 +286,6 @@ async def test_a_peer_that_says_nothing_is_not_waited_for_for_ever() -> None:
         b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00",
     ],
 )
-@sync
 async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) -> None:
     async with speaking(words) as endpoint:
         with pytest.raises(errors.Unreachable) as caught:
@@ -332,7 +293,6 @@ async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) ->
         assert "check that" in caught.value.hint
 
 
-@sync
 async def test_a_peer_that_hangs_up_at_once_is_unreachable() -> None:
     async with speaking(b"", hang_up=True) as endpoint:
         with pytest.raises(errors.Unreachable):
@@ -363,7 +323,6 @@ def server_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     return context
 
 
-@sync
 async def test_tls_serves_where_the_certificate_is_trusted(certificate: tuple[Path, Path]) -> None:
     async with scripted(tls=server_context(certificate)) as (_, endpoint):
         trusting = Endpoint(
@@ -379,7 +338,6 @@ async def test_tls_serves_where_the_certificate_is_trusted(certificate: tuple[Pa
             await (await wire.sender(QUEUE)).send(message(1, size=150_000))
 
 
-@sync
 async def test_a_certificate_that_nobody_vouches_for_is_unreachable(certificate: tuple[Path, Path]) -> None:
     async with scripted(tls=server_context(certificate)) as (_, endpoint):
         with pytest.raises(errors.Unreachable, match="its certificate is not trusted"):
@@ -387,7 +345,6 @@ async def test_a_certificate_that_nobody_vouches_for_is_unreachable(certificate:
                 pass
 
 
-@sync
 async def test_a_ca_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     endpoint = Endpoint("c", "localhost", "localhost", 1, True, SasKey("k", "key"), str(tmp_path / "missing.pem"))
     with pytest.raises(errors.UsageError, match="CA file"):
@@ -407,7 +364,6 @@ async def test_a_ca_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) ->
         (dead_letter("why", "because"), 0, 1, None),
     ],
 )
-@sync
 async def test_each_outcome_does_what_it_says(outcome: Any, active: int, dead: int, count: int | None) -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
@@ -424,7 +380,6 @@ async def test_each_outcome_does_what_it_says(outcome: Any, active: int, dead: i
             assert (Sections.split(again.payload).read_header().delivery_count or 0) == count
 
 
-@sync
 async def test_a_dead_letter_is_found_with_its_reason() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         await (await wire.sender(QUEUE)).send(message(3))
@@ -438,7 +393,6 @@ async def test_a_dead_letter_is_found_with_its_reason() -> None:
         assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("NoPath", "it has no destination")
 
 
-@sync
 async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         await (await wire.sender(QUEUE)).send(message())
@@ -450,7 +404,6 @@ async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:
             await receiver.settle(deliveries, ACCEPTED)
 
 
-@sync
 async def test_a_renewed_lock_outlives_its_first_minute() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         await (await wire.sender(QUEUE)).send(message())
@@ -466,7 +419,6 @@ async def test_a_renewed_lock_outlives_its_first_minute() -> None:
             await wire.renew_locks(QUEUE, [uuid.uuid4()])
 
 
-@sync
 async def test_peeking_shows_messages_and_locks_none() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         assert await wire.peek(QUEUE, 0, 10) == []
@@ -478,7 +430,6 @@ async def test_peeking_shows_messages_and_locks_none() -> None:
         assert emulator.namespaces["contoso"].queue(QUEUE).messages.locked_count == 0
 
 
-@sync
 async def test_requests_may_overlap() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
@@ -488,7 +439,6 @@ async def test_requests_may_overlap() -> None:
         assert [Sections.split(each).read_properties().message_id for (each,) in found] == [f"m{n}" for n in range(30)]
 
 
-@sync
 async def test_no_more_is_taken_in_than_was_granted() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
@@ -506,7 +456,6 @@ async def test_no_more_is_taken_in_than_was_granted() -> None:
         assert len(await receiver.take(100, seconds=1)) == 5
 
 
-@sync
 async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goes_back() -> None:
     released: list[int] = []
 
@@ -534,7 +483,6 @@ async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goe
         assert len(released) == 2
 
 
-@sync
 async def test_stopping_gives_back_what_came_and_nobody_took() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
@@ -551,7 +499,6 @@ async def test_stopping_gives_back_what_came_and_nobody_took() -> None:
         assert (queue.messages.locked_count, queue.counts().active) == (0, 5)
 
 
-@sync
 async def test_an_interrupted_take_answers_at_once_and_the_next_one_waits_again() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
@@ -564,7 +511,6 @@ async def test_an_interrupted_take_answers_at_once_and_the_next_one_waits_again(
         assert ids(await receiver.take(1, seconds=TEST_SECONDS)) == ["m1"]
 
 
-@sync
 async def test_a_take_that_waits_long_enough_answers_with_nothing() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
@@ -572,7 +518,6 @@ async def test_a_take_that_waits_long_enough_answers_with_nothing() -> None:
         assert await receiver.take(1, seconds=0.01) == []
 
 
-@sync
 async def test_a_closed_receiver_releases_what_it_held() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
@@ -589,7 +534,6 @@ async def test_a_closed_receiver_releases_what_it_held() -> None:
 # Peers that misbehave
 
 
-@sync
 async def test_a_peer_that_hangs_up_in_the_middle_of_a_send_leaves_doubt() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, events.Delivery) and terminus_address(event.link.remote.target) == QUEUE:
@@ -632,7 +576,6 @@ def on_message(act: Callable[[Peer, events.Delivery], None]) -> Callable[[Peer, 
         (Released(), False, errors.Unreachable),
     ],
 )
-@sync
 async def test_each_answer_to_a_send_means_what_it_says(state: Any, settled: bool, kind: type[Exception]) -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.session.dispose(event.id, event.id, state, receiver=True, settled=settled)
@@ -645,7 +588,6 @@ async def test_each_answer_to_a_send_means_what_it_says(state: Any, settled: boo
         assert sender.error is None
 
 
-@sync
 async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=False)
@@ -657,7 +599,6 @@ async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> Non
         await until(lambda: sum(isinstance(each, events.Disposed) for each in peers[0].said) == 2)
 
 
-@sync
 async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
     async with scripted(on_message(lambda _peer, _event: None)) as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
@@ -666,7 +607,7 @@ async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_connection_on_which_nothing_comes_is_left_and_one_without_an_answer_is_not(
+async def test_a_connection_on_which_nothing_comes_is_left_and_one_without_an_answer_is_not(
     silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "SILENT_SECONDS", 0.02)
@@ -676,21 +617,16 @@ def test_a_connection_on_which_nothing_comes_is_left_and_one_without_an_answer_i
             event.link.grant(7)
             peer.flush()
 
-    @sync
-    async def asked_in_vain() -> None:
-        async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-            sender = await wire.sender(QUEUE)
-            with pytest.raises(errors.InDoubt):
-                await sender.send(message(), seconds=0.1)
-            assert (wire.error is not None) == silent
-            if silent:
-                with pytest.raises(errors.Unreachable, match="nothing has come from"):
-                    await wire.sender("other")
-
-    asked_in_vain()
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(errors.InDoubt):
+            await sender.send(message(), seconds=0.1)
+        assert (wire.error is not None) == silent
+        if silent:
+            with pytest.raises(errors.Unreachable, match="nothing has come from"):
+                await wire.sender("other")
 
 
-@sync
 async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
     def script(_peer: Peer, event: Any) -> bool:
         stingy = isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
@@ -709,7 +645,6 @@ async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
         await sending
 
 
-@sync
 async def test_a_link_that_is_detached_fails_what_waits_on_it_and_not_the_connection() -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired"))
@@ -722,7 +657,6 @@ async def test_a_link_that_is_detached_fails_what_waits_on_it_and_not_the_connec
         await (await wire.sender("other")).send(message())
 
 
-@sync
 async def test_a_message_that_is_refused_by_letting_go_of_the_link_is_refused() -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.close(Error("amqp:link:message-size-exceeded", "too big"))
@@ -736,7 +670,6 @@ async def test_a_message_that_is_refused_by_letting_go_of_the_link_is_refused() 
             await sender.send(message())
 
 
-@sync
 async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
@@ -746,7 +679,6 @@ async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
         await sender.send(message(2))
 
 
-@sync
 async def test_a_session_that_the_peer_ends_fails_its_links_and_not_the_connection() -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.session.end(Error("amqp:internal-error", "moved"))
@@ -759,7 +691,6 @@ async def test_a_session_that_the_peer_ends_fails_its_links_and_not_the_connecti
         assert wire.error is None
 
 
-@sync
 async def test_a_peer_that_breaks_the_protocol_ends_the_connection_as_unreachable() -> None:
     def act(peer: Peer, _event: events.Delivery) -> None:
         peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3)
@@ -771,7 +702,6 @@ async def test_a_peer_that_breaks_the_protocol_ends_the_connection_as_unreachabl
         assert isinstance(wire.error, errors.Unreachable)
 
 
-@sync
 async def test_a_link_that_is_never_answered_is_given_up() -> None:
     def script(_peer: Peer, event: Any) -> bool:
         return isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
@@ -785,7 +715,6 @@ async def test_a_link_that_is_never_answered_is_given_up() -> None:
         assert sender not in wire._stream.owners
 
 
-@sync
 async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock() -> None:
     async with scripted() as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
@@ -805,7 +734,6 @@ async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock(
             await receiver.settle([second], ACCEPTED, seconds=0.02)
 
 
-@sync
 async def test_only_the_last_word_on_each_delivery_counts() -> None:
     def script(_peer: Peer, event: Any) -> bool:
         return isinstance(event, events.Disposed)
@@ -831,7 +759,6 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
         await settling
 
 
-@sync
 async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, events.Delivery):
@@ -845,7 +772,6 @@ async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
             await wire.sender(QUEUE)
 
 
-@sync
 async def test_a_late_answer_to_a_request_is_not_kept() -> None:
     requests: list[events.Delivery] = []
 
@@ -866,7 +792,6 @@ async def test_a_late_answer_to_a_request_is_not_kept() -> None:
         assert not node._receiver._expected
 
 
-@sync
 async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, events.Delivery):
@@ -879,7 +804,6 @@ async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
             await wire.sender(QUEUE)
 
 
-@sync
 async def test_a_session_that_ends_while_a_link_is_asked_for_has_not_refused_the_link() -> None:
     ends = [True]
 
@@ -896,7 +820,6 @@ async def test_a_session_that_ends_while_a_link_is_asked_for_has_not_refused_the
         await (await wire.sender(QUEUE)).send(message())
 
 
-@sync
 async def test_a_peer_may_not_offer_links() -> None:
     def act(peer: Peer, event: events.Delivery) -> None:
         event.link.session.sender("uninvited").open(source=None, target=None)
@@ -911,7 +834,6 @@ async def test_a_peer_may_not_offer_links() -> None:
         assert wire.error is None
 
 
-@sync
 async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
     async with scripted(idle_seconds=0.1) as (peers, endpoint), connect(endpoint) as wire:
         await wire.sender(QUEUE)
@@ -921,7 +843,6 @@ async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
         assert wire.error is None
 
 
-@sync
 async def test_a_peer_that_does_not_say_goodbye_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(_peer: Peer, event: Any) -> bool:
         return isinstance(event, events.ConnectionClosed)
@@ -946,7 +867,6 @@ class Now:
         return self.seconds
 
 
-@sync
 async def test_a_claim_is_renewed_when_a_third_of_its_life_is_left() -> None:
     now = Now()
     async with scripted() as (peers, endpoint), connect(endpoint, now=now) as wire:
@@ -962,7 +882,6 @@ async def test_a_claim_is_renewed_when_a_third_of_its_life_is_left() -> None:
         assert peers[0].tokens[2] == f"sb://{endpoint.authority}/a"
 
 
-@sync
 async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives() -> None:
     now = Now()
     answers = [202, 503, 202]
@@ -987,7 +906,6 @@ async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives
         assert wire.error is None
 
 
-@sync
 async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_with_the_reason() -> None:
     now = Now()
     answers = [202, 401]
@@ -1008,7 +926,6 @@ async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_wi
         assert isinstance(wire.error, errors.NotAuthenticated)
 
 
-@sync
 async def test_a_sign_in_that_is_refused_for_whatever_reason_is_the_fault_of_no_message() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, events.Delivery):
@@ -1022,7 +939,6 @@ async def test_a_sign_in_that_is_refused_for_whatever_reason_is_the_fault_of_no_
             await wire.sender(QUEUE)
 
 
-@sync
 async def test_a_slow_claim_keeps_nobody_waiting_who_has_one() -> None:
     slow: list[events.Delivery] = []
 
@@ -1058,7 +974,6 @@ async def story(endpoint: Endpoint) -> None:
         await receiver.settle(deliveries, ACCEPTED)
 
 
-@sync
 async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> None:
     async with emulated() as (emulator, endpoint):
         queue = emulator.namespaces["contoso"].queue(QUEUE)
@@ -1081,7 +996,6 @@ async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> No
         assert not task.cancelled()
 
 
-@sync
 async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
     async with scripted(lambda _peer, event: isinstance(event, events.ConnectionClosed)) as (_, endpoint):
         entered = asyncio.Event()
@@ -1103,7 +1017,6 @@ async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
         await asyncio.sleep(0)
 
 
-@sync
 async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
     kept: list[events.Delivery] = []
 
@@ -1127,7 +1040,6 @@ async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
 # An outage
 
 
-@sync
 async def test_a_namespace_that_goes_down_is_unreachable_and_can_be_reached_again() -> None:
     async with emulated() as (emulator, endpoint):
         async with connect(endpoint) as wire:

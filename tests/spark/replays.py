@@ -18,7 +18,7 @@ from typing import Any
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
 from sbpair.replay.archive import DRAINED, LEDGER, SEGMENTS, Archive
 from sbpair.replay.shard_source import MAX_CHUNK
-from tests.integration.conftest import Running
+from tests.kit.running import Running
 from tests.spark.cluster import HASTY, Cluster, standalone
 from tests.spark.world import World, shell
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Iterator
@@ -84,7 +83,7 @@ async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((0.0, 60.0)))
-def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
+async def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
     """So what a killed task may have sent is known, wherever the kill comes."""
 
     async def play(archive: Archive) -> None:
@@ -110,7 +109,7 @@ def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chu
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
         patched.setattr(shard_source, "MAX_CHUNK", chunk)
         patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
-        asyncio.run(play(created(Path(directory))))
+        await play(created(Path(directory)))
 
 
 def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
@@ -192,17 +191,17 @@ def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -
             assert found[:minimum] == [key(number) for number in range(minimum)]
 
 
-def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
-    arrivals = asyncio.run(all_of(source(archive, 20)))
+async def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
+    arrivals = await all_of(source(archive, 20))
     assert [each.row for each in arrivals] == [key(number) for number in range(20)]
     assert [each.ordinal for each in arrivals] == sorted(each.ordinal for each in arrivals)
 
 
-def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> None:
+async def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> None:
     earlier = Ledger(archive, SHARDS, "earlier")
     earlier.write(LEDGER, 0, [Entry(key(1), "orders")])
     earlier.write(QUARANTINE, 1, [Entry(key(15), "orders", "why")])
-    arrivals = asyncio.run(all_of(source(archive, 20)))
+    arrivals = await all_of(source(archive, 20))
     assert [each.row for each in arrivals] == [key(number) for number in range(20) if number not in (1, 15)]
 
 
@@ -223,38 +222,34 @@ def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(arch
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
-def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_source, "LOOK_SECONDS", 0.0)
 
-    async def play() -> None:
-        made = source(archive, 20)
-        assert len(await made.receive(3)) == 3
-        assert not made.is_stopped()
-        archive.write(STOP_FILE, b"")
-        assert made.is_stopped()
-
-    asyncio.run(play())
+    made = source(archive, 20)
+    assert len(await made.receive(3)) == 3
+    assert not made.is_stopped()
+    archive.write(STOP_FILE, b"")
+    assert made.is_stopped()
 
 
-def test_large_messages_are_not_taken_in_by_the_thousand(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_messages_are_not_taken_in_by_the_thousand(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
     made = source(archive, 20)
-    asyncio.run(made.receive(1))
+    await made.receive(1)
     assert len(written(archive, SENDING)) == 2
 
 
-def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play() -> None:
-        made = source(archive, 4)
-        arrivals = await all_of(made)
+async def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = source(archive, 4)
+    arrivals = await all_of(made)
 
-        def full(*_: object) -> None:
-            raise errors.MachineLacks("full", hint="make room")
+    def full(*_: object) -> None:
+        raise errors.MachineLacks("full", hint="make room")
 
-        monkeypatch.setattr(Ledger, "write", full)
-        assert await made.complete(arrivals) == []
-        assert isinstance(await made.write_accepted(), errors.MachineLacks)
-        assert isinstance(made.error, errors.MachineLacks)
-        assert len(written(archive, SENDING)) == 4
-
-    asyncio.run(play())
+    monkeypatch.setattr(Ledger, "write", full)
+    assert await made.complete(arrivals) == []
+    assert isinstance(await made.write_accepted(), errors.MachineLacks)
+    assert isinstance(made.error, errors.MachineLacks)
+    assert len(written(archive, SENDING)) == 4

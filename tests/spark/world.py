@@ -20,7 +20,7 @@ from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.replay.job import ReplayRequest
-from tests.integration.conftest import NAMESPACE, OTHER, Running
+from tests.kit.running import NAMESPACE, OTHER, Running
 
 if TYPE_CHECKING:
     import pytest

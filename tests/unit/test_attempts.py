@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ def asking(error: Unavailable, seconds: float | None) -> Unavailable:
     return error
 
 
-def waits(*errors: Exception, chance: float = 0.0) -> list[float]:
+async def waits(*errors: Exception, chance: float = 0.0) -> list[float]:
     """How long was waited while these errors came, one after the other. The last is raised where it is one too many."""
     waited: list[float] = []
     left = list(errors)
@@ -32,32 +30,32 @@ def waits(*errors: Exception, chance: float = 0.0) -> list[float]:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    asyncio.run(attempt("do it", action, sleep=sleep, on_event=lambda _event: None, chance=lambda: chance))
+    await attempt("do it", action, sleep=sleep, on_event=lambda _event: None, chance=lambda: chance)
     return waited
 
 
-def test_waits_grow_and_are_longer_for_a_busy_service() -> None:
-    assert waits() == []
-    assert waits(Unavailable("x"), Unavailable("x")) == [1.0, 4.0]
-    assert waits(Throttled("x"), Unavailable("x")) == [10.0, 4.0]
+async def test_waits_grow_and_are_longer_for_a_busy_service() -> None:
+    assert await waits() == []
+    assert await waits(Unavailable("x"), Unavailable("x")) == [1.0, 4.0]
+    assert await waits(Throttled("x"), Unavailable("x")) == [10.0, 4.0]
 
 
-def test_what_the_service_asks_for_is_waited_for_also_where_it_is_less_than_usual() -> None:
-    assert waits(asking(Throttled("x"), 3)) == [3.0]
-    assert waits(asking(Throttled("x"), 0)) == [1.0]
-    assert waits(asking(Unavailable("x"), 30)) == [30.0]
+async def test_what_the_service_asks_for_is_waited_for_also_where_it_is_less_than_usual() -> None:
+    assert await waits(asking(Throttled("x"), 3)) == [3.0]
+    assert await waits(asking(Throttled("x"), 0)) == [1.0]
+    assert await waits(asking(Unavailable("x"), 30)) == [30.0]
 
 
-def test_whoever_would_have_to_wait_for_minutes_is_told_so_at_once() -> None:
+async def test_whoever_would_have_to_wait_for_minutes_is_told_so_at_once() -> None:
     with pytest.raises(Throttled):
-        waits(asking(Throttled("x"), MAX_WAIT_SECONDS + 1))
+        await waits(asking(Throttled("x"), MAX_WAIT_SECONDS + 1))
 
 
-def test_three_attempts_are_made_and_what_is_refused_for_good_has_one() -> None:
+async def test_three_attempts_are_made_and_what_is_refused_for_good_has_one() -> None:
     with pytest.raises(Unavailable):
-        waits(*[Unavailable("x")] * ATTEMPTS)
+        await waits(*[Unavailable("x")] * ATTEMPTS)
     with pytest.raises(ServiceRefused):
-        waits(ServiceRefused("x"))
+        await waits(ServiceRefused("x"))
 
 
 @given(st.integers(1, ATTEMPTS - 1), st.one_of(st.none(), st.integers(0, 100)), CHANCES, CHANCES)

@@ -43,72 +43,60 @@ async def soon() -> None:
         await asyncio.sleep(0)
 
 
-def test_those_who_want_the_same_token_at_once_share_one_request() -> None:
-    async def main() -> None:
-        slow = Slow()
-        async with OneAsker(slow) as asker:
-            wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("a", "a", "b", "a")]
-            await soon()
-            assert slow.asked == [("a",), ("b",)]
-            slow.answer.set()
-            assert [(await each).token[0] for each in wanting] == ["a", "a", "b", "a"]
-            assert (await asker.get_token("a")).token == "a 3"
-
-    asyncio.run(main())
-
-
-def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for() -> None:
-    async def main() -> None:
-        unheard: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
-        slow = Slow(ValueError("nobody looks at it"))
-        async with OneAsker(slow) as asker:
-            wanting = asyncio.create_task(asker.get_token("a"))
-            await soon()
-            wanting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await wanting
-            slow.answer.set()
-        assert slow.answered == 1
+async def test_those_who_want_the_same_token_at_once_share_one_request() -> None:
+    slow = Slow()
+    async with OneAsker(slow) as asker:
+        wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("a", "a", "b", "a")]
         await soon()
-        assert not unheard
-
-    asyncio.run(main())
-
-
-def test_what_nobody_answers_is_broken_off() -> None:
-    async def main() -> None:
-        class Stubborn(Slow):
-            """Cleans up for as long as nobody tells it to end."""
-
-            async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-                try:
-                    return await super().get_token(*scopes)
-                finally:
-                    ended.append(scopes)
-                    if scopes == ("stubborn",):
-                        await let_go.wait()
-
-        ended: list[tuple[str, ...]] = []
-        let_go = asyncio.Event()
-        async with OneAsker(Stubborn(), grace_seconds=0) as asker:
-            wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("quick", "stubborn")]
-            await soon()
-        assert sorted(ended) == [("quick",), ("stubborn",)]
-        let_go.set()
-        answers = await asyncio.gather(*wanting, return_exceptions=True)
-        assert [type(each) for each in answers] == [asyncio.CancelledError] * 2
-
-    asyncio.run(main())
-
-
-def test_a_failure_is_everybodys_and_is_not_kept() -> None:
-    async def main() -> None:
-        slow = Slow(ValueError("not now"))
+        assert slow.asked == [("a",), ("b",)]
         slow.answer.set()
-        async with OneAsker(slow) as asker:
-            both = await asyncio.gather(asker.get_token("a"), asker.get_token("a"), return_exceptions=True)
-            assert [str(each) for each in both] == ["not now", "not now"]
-            assert (await asker.get_token("a")).token == "a 2"
+        assert [(await each).token[0] for each in wanting] == ["a", "a", "b", "a"]
+        assert (await asker.get_token("a")).token == "a 3"
 
-    asyncio.run(main())
+
+async def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for() -> None:
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+    slow = Slow(ValueError("nobody looks at it"))
+    async with OneAsker(slow) as asker:
+        wanting = asyncio.create_task(asker.get_token("a"))
+        await soon()
+        wanting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wanting
+        slow.answer.set()
+    assert slow.answered == 1
+    await soon()
+    assert not unheard
+
+
+async def test_what_nobody_answers_is_broken_off() -> None:
+    class Stubborn(Slow):
+        """Cleans up for as long as nobody tells it to end."""
+
+        async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+            try:
+                return await super().get_token(*scopes)
+            finally:
+                ended.append(scopes)
+                if scopes == ("stubborn",):
+                    await let_go.wait()
+
+    ended: list[tuple[str, ...]] = []
+    let_go = asyncio.Event()
+    async with OneAsker(Stubborn(), grace_seconds=0) as asker:
+        wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("quick", "stubborn")]
+        await soon()
+    assert sorted(ended) == [("quick",), ("stubborn",)]
+    let_go.set()
+    answers = await asyncio.gather(*wanting, return_exceptions=True)
+    assert [type(each) for each in answers] == [asyncio.CancelledError] * 2
+
+
+async def test_a_failure_is_everybodys_and_is_not_kept() -> None:
+    slow = Slow(ValueError("not now"))
+    slow.answer.set()
+    async with OneAsker(slow) as asker:
+        both = await asyncio.gather(asker.get_token("a"), asker.get_token("a"), return_exceptions=True)
+        assert [str(each) for each in both] == ["not now", "not now"]
+        assert (await asker.get_token("a")).token == "a 2"

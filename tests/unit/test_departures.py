@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,55 +50,49 @@ class Rig:
             await self.changed.wait()
 
 
-def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
-    async def main() -> list[tuple[str, int]]:
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            rig = Rig(tasks, **options)
-            await scene(rig)
-        return rig.rounds
-
-    return asyncio.run(main())
+@asynccontextmanager
+async def open_rig(**options: Any) -> AsyncIterator[Rig]:
+    async with asyncio.TaskGroup() as tasks:
+        yield Rig(tasks, **options)
 
 
-def test_many_leave_at_once() -> None:
-    async def scene(rig: Rig) -> None:
+async def test_many_leave_at_once() -> None:
+    async with open_rig() as rig:
         assert rig.come(DEFAULT_BATCH_LIMITS.min_round).workers == 1
         await rig.empty()
+    assert rig.rounds == [("orders", DEFAULT_BATCH_LIMITS.min_round)]
 
-    assert play(scene) == [("orders", DEFAULT_BATCH_LIMITS.min_round)]
 
-
-def test_few_leave_with_those_that_come_meanwhile() -> None:
-    async def scene(rig: Rig) -> None:
+async def test_few_leave_with_those_that_come_meanwhile() -> None:
+    async with open_rig() as rig:
         for destination in ("orders", "invoices", "ORDERS"):
             assert rig.come(2, destination).workers == 0
         await rig.empty()
+    assert rig.rounds == [("orders", 4), ("invoices", 2)]
 
-    assert play(scene) == [("orders", 4), ("invoices", 2)]
 
-
-def test_the_few_that_are_left_after_a_round_leave_too() -> None:
-    async def scene(rig: Rig) -> None:
+async def test_the_few_that_are_left_after_a_round_leave_too() -> None:
+    async with open_rig(limit=20) as rig:
         rig.come(DEFAULT_BATCH_LIMITS.min_round + 25)
         await rig.empty()
+    assert rig.rounds == [("orders", 20)] * 3 + [("orders", 15)]
 
-    assert play(scene, limit=20) == [("orders", 20)] * 3 + [("orders", 15)]
 
-
-def test_a_road_that_rests_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_road_that_rests_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "GATHER_SECONDS", 1_000.0)
 
-    async def scene(rig: Rig) -> None:
+    async with open_rig(limit=1) as rig:
         rig.roads.to("orders").resting = "away"
         rig.come(3)
         await rig.empty()
-
-    assert play(scene, limit=1) == [("orders", 1)] * 3
+    assert rig.rounds == [("orders", 1)] * 3
 
 
 @pytest.mark.parametrize(("ordered", "workers"), [(True, 1), (False, dispatch.UNORDERED_ROUNDS)])
-def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(ordered: bool, workers: int) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(
+    ordered: bool, workers: int
+) -> None:
+    async with open_rig(limit=DEFAULT_BATCH_LIMITS.min_round, ordered=ordered) as rig:
         rig.may_land.clear()
         for _ in range(workers + 2):
             road = rig.come(DEFAULT_BATCH_LIMITS.min_round)
@@ -104,15 +100,12 @@ def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(or
         rig.may_land.set()
         await rig.empty()
 
-    play(scene, limit=DEFAULT_BATCH_LIMITS.min_round, ordered=ordered)
 
-
-def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.0)
 
-    async def scene(rig: Rig) -> None:
+    async with open_rig() as rig:
         rig.come(2)
         rig.stopping.set()
         rig.come(DEFAULT_BATCH_LIMITS.min_round, "invoices")
-
-    assert play(scene) == []
+    assert rig.rounds == []

@@ -46,18 +46,18 @@ def test_an_error_becomes_what_and_mend() -> None:
     assert found.detail.hint == "use a key with Send"
 
 
-def test_what_does_not_answer_is_given_up_on() -> None:
+async def test_what_does_not_answer_is_given_up_on() -> None:
     async def never() -> str:
         await asyncio.Event().wait()
         return "well"
 
-    found = asyncio.run(bounded("x", 0.01, never(), hint="look there"))
+    found = await bounded("x", 0.01, never(), hint="look there")
     assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
     assert found.detail
     assert found.detail.hint == "look there"
 
 
-def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "INSIST_SECONDS", 0.01)
     asked = 0
 
@@ -71,37 +71,34 @@ def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.
         return "well, at last"
 
     with pytest.raises(TimeoutError):
-        asyncio.run(within(0.01, stubborn()))
+        await within(0.01, stubborn())
     assert asked == 3
 
 
-def test_a_cancellation_from_outside_is_no_time_out() -> None:
-    async def main() -> None:
-        begun, ended = asyncio.Event(), []
+async def test_a_cancellation_from_outside_is_no_time_out() -> None:
+    begun, ended = asyncio.Event(), []
 
-        async def work() -> None:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append(True)
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
 
-        task = asyncio.create_task(within(60, work()))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ended == [True]
-
-    asyncio.run(main())
+    task = asyncio.create_task(within(60, work()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
 
 
-def test_a_bug_is_not_taken_for_a_finding() -> None:
+async def test_a_bug_is_not_taken_for_a_finding() -> None:
     async def broken() -> str:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(bounded("x", 1, broken()))
+        await bounded("x", 1, broken())
 
 
 # Clocks
@@ -191,39 +188,39 @@ def test_java_must_be_new_enough(said: str, outcome: Outcome) -> None:
     assert (found.outcome, found.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
 
 
-def test_the_java_of_java_home_is_asked_for_its_version(tmp_path: Path) -> None:
+async def test_the_java_of_java_home_is_asked_for_its_version(tmp_path: Path) -> None:
     environ = java(tmp_path, """echo 'openjdk version "21.0.1" 2023-10-17' >&2""")
-    found = asyncio.run(machine.java_check(environ, 10, wanted=True))
+    found = await machine.java_check(environ, 10, wanted=True)
     assert (found.outcome, found.reason) == (Outcome.OK, f"21, at {tmp_path}/bin/java")
 
 
 @pytest.mark.parametrize(("wanted", "outcome", "code"), [(True, Outcome.FAILED, 7), (False, Outcome.NOTE, 0)])
-def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome: Outcome, code: int) -> None:
-    found = asyncio.run(machine.java_check({"PATH": "/nowhere"}, 10, wanted=wanted))
+async def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome: Outcome, code: int) -> None:
+    found = await machine.java_check({"PATH": "/nowhere"}, 10, wanted=wanted)
     assert (found.outcome, found.exit_code) == (outcome, code)
     assert found.detail
     assert "install Java 17" in found.detail.hint
 
 
-def test_a_java_home_without_java_is_a_lack_whatever_is_on_the_path(tmp_path: Path) -> None:
+async def test_a_java_home_without_java_is_a_lack_whatever_is_on_the_path(tmp_path: Path) -> None:
     """Spark looks nowhere else."""
     java(tmp_path, "")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "bin")}
-    assert asyncio.run(machine.java_check(environ, 10, wanted=True)).reason.startswith("there is no Java")
+    assert (await machine.java_check(environ, 10, wanted=True)).reason.startswith("there is no Java")
 
 
-def test_a_java_that_does_not_end_is_ended(tmp_path: Path) -> None:
+async def test_a_java_that_does_not_end_is_ended(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    found = asyncio.run(machine.java_check(java(tmp_path, f"echo $$ > {pid}; exec sleep 600"), 0.5, wanted=True))
+    found = await machine.java_check(java(tmp_path, f"echo $$ > {pid}; exec sleep 600"), 0.5, wanted=True)
     assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_a_java_that_cannot_be_started_is_a_lack(tmp_path: Path) -> None:
+async def test_a_java_that_cannot_be_started_is_a_lack(tmp_path: Path) -> None:
     environ = java(tmp_path, "")
     (tmp_path / "bin" / "java").write_bytes(b"\x7fELF nothing of the kind")
-    assert asyncio.run(machine.java_check(environ, 10, wanted=True)).exit_code == 7
+    assert (await machine.java_check(environ, 10, wanted=True)).exit_code == 7
 
 
 # Files

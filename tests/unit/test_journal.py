@@ -338,7 +338,7 @@ def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_
 # Its log, which is folded into the file where nobody waits for it
 
 
-def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
+async def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folding, really = [], RunDatabase.fold_log
@@ -347,27 +347,24 @@ def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
         folding.append(threading.current_thread())
         really(state)
 
-    async def main() -> None:
-        with RunDatabase(tmp_path, PAIR) as state:
-            journal = Journal(state, run="r")
-            for first in range(0, 100_000, 100):
-                journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
-                await journal.on_disk()
-                sizes.append((tmp_path / "state.db-wal").stat().st_size)
-            assert len(doubts_of(state, "r", gone=True)) == 100_000
-            journal.close()
-
     sizes: list[int] = []
     monkeypatch.setattr(RunDatabase, "fold_log", fold)
     monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 500_000)
-    asyncio.run(main())
+    with RunDatabase(tmp_path, PAIR) as state:
+        journal = Journal(state, run="r")
+        for first in range(0, 100_000, 100):
+            journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
+            await journal.on_disk()
+            sizes.append((tmp_path / "state.db-wal").stat().st_size)
+        assert len(doubts_of(state, "r", gone=True)) == 100_000
+        journal.close()
     assert len(folding) > 3
     assert threading.main_thread() not in folding
     assert max(sizes) < 1_000_000
     assert len([size for size, before in zip(sizes[1:], sizes, strict=False) if size < before]) == len(folding)
 
 
-def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end, really = threading.Event(), threading.Event(), RunDatabase.fold_log
 
     def fold(state: RunDatabase) -> None:
@@ -375,28 +372,25 @@ def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypat
         may_end.wait()
         really(state)
 
-    async def main() -> None:
-        with RunDatabase(tmp_path, PAIR) as state, RunDatabase(tmp_path, PAIR) as other:
-            journal = Journal(state, run="r")
-            journal.note_sending([[key(1)]], "orders")
-            await journal.on_disk()
-            await asyncio.to_thread(begun.wait)
-            journal.note_sending([[key(2)]], "orders")
-            waiting = asyncio.create_task(journal.on_disk())
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1]
-            may_end.set()
-            await waiting
-            assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1, 2]
-            journal.close()
-
     monkeypatch.setattr(RunDatabase, "fold_log", fold)
     monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 1)
-    asyncio.run(main())
+    with RunDatabase(tmp_path, PAIR) as state, RunDatabase(tmp_path, PAIR) as other:
+        journal = Journal(state, run="r")
+        journal.note_sending([[key(1)]], "orders")
+        await journal.on_disk()
+        await asyncio.to_thread(begun.wait)
+        journal.note_sending([[key(2)]], "orders")
+        waiting = asyncio.create_task(journal.on_disk())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1]
+        may_end.set()
+        await waiting
+        assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1, 2]
+        journal.close()
 
 
-def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_nothing_is_lost(
+async def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, connect = [], sqlite3.connect
@@ -405,20 +399,17 @@ def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_not
         tries.append(1)
         raise sqlite3.OperationalError("disk I/O error")
 
-    async def main() -> None:
-        with RunDatabase(tmp_path, PAIR) as state:
-            monkeypatch.setattr(sqlite3, "connect", refuse)
-            journal = Journal(state, run="r")
-            for first in range(0, 10_000, 100):
-                journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
-                await journal.on_disk()
-            journal.close()
-        monkeypatch.setattr(sqlite3, "connect", connect)
-        with RunDatabase(tmp_path, PAIR) as state:
-            assert len(doubts_of(state, "r", gone=True)) == 10_000
-
     monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 500_000)
-    asyncio.run(main())
+    with RunDatabase(tmp_path, PAIR) as state:
+        monkeypatch.setattr(sqlite3, "connect", refuse)
+        journal = Journal(state, run="r")
+        for first in range(0, 10_000, 100):
+            journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
+            await journal.on_disk()
+        journal.close()
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with RunDatabase(tmp_path, PAIR) as state:
+        assert len(doubts_of(state, "r", gone=True)) == 10_000
     assert 1 <= len(tries) <= 6
 
 

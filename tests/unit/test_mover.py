@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -30,18 +29,6 @@ UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")
 REFUSED = errors.ServiceRefused("never")
 LOST = errors.MessageLockLost("too late")
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(10):
-                await test(*arguments, **keywords)
-
-        asyncio.run(main())
-
-    return wrapper
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +183,6 @@ def receipt_of(context: MoveContext) -> Receipt:
     return receipt
 
 
-@sync
 async def test_sent_is_completed_and_only_then() -> None:
     memory, context = Memory(), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], context)
@@ -206,7 +192,6 @@ async def test_sent_is_completed_and_only_then() -> None:
     assert not context.journal.unconfirmed()
 
 
-@sync
 async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> None:
     memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
     await move(memory, [arrival(1)], context)
@@ -215,7 +200,6 @@ async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> N
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
 
 
-@sync
 async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
     memory, context = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
     await move(memory, [arrival(1)], context)
@@ -224,7 +208,6 @@ async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
 
 
-@sync
 async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
     memory, context = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], context)
@@ -233,7 +216,6 @@ async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
 
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
-@sync
 async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exception) -> None:
     memory, context = Memory(dead_letter=[error]), MoveContext("ns")
     made = await move(memory, [arrival(1, None)], context)
@@ -242,7 +224,6 @@ async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exc
     assert (made.settlement_error is None) == (error is LOST)
 
 
-@sync
 async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> None:
     memory, context = Memory(complete=[UNREACHABLE]), MoveContext("ns")
     made = await move(memory, [arrival(1)], context)
@@ -273,7 +254,6 @@ class BusyOnce(Memory):
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-@sync
 async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies: int) -> None:
     memory, context = BusyOnce(), MoveContext("ns")
 
@@ -302,7 +282,6 @@ class HalfAway(Memory):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@sync
 async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """`late`: what is accepted after the stop does not either."""
     monkeypatch.setattr(settlement_buffer, "SETTLE_SECONDS", 1_000.0)
@@ -322,7 +301,6 @@ async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("accepted_before", [False, True])
-@sync
 async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
     memory, context = Memory(complete=["hang"]), MoveContext("ns")
     if accepted_before:
@@ -337,7 +315,6 @@ async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_b
 
 
 @pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
-@sync
 async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, doubtful: int) -> None:
     memory, context = Memory(**{step: ["hang"]}), MoveContext("ns")
     task = asyncio.create_task(move(memory, [arrival(1)], context))
@@ -349,7 +326,6 @@ async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, d
     assert (receipt.in_doubt, receipt.released, len(receipt.doubtful)) == (doubtful, 1 - doubtful, doubtful)
 
 
-@sync
 async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everything_back() -> None:
     loop = asyncio.get_running_loop()
     memory, context = Memory(), MoveContext("ns", rate_limiter=RateLimiter(loop.time(), rate=0.001))
@@ -365,7 +341,6 @@ async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everyt
     assert receipt_of(context).released == 2
 
 
-@sync
 async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_is_counted() -> None:
     memory, context = Memory(complete=["hang"]), MoveContext("ns")
 
@@ -386,7 +361,6 @@ async def forever(_mover: Mover) -> None:
     await asyncio.Event().wait()
 
 
-@sync
 async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -> None:
     memory, context = Memory(ready=["hang"]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], context, settle=False, then=lambda _mover: memory.reached.wait())
@@ -399,7 +373,6 @@ async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -
 @pytest.mark.parametrize(
     "error", [errors.NotAuthorized("no claim"), errors.UsageError("bad CA file"), errors.MachineLacks("no room")]
 )
-@sync
 async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_nothing(
     step: str, error: errors.SbpairError
 ) -> None:
@@ -411,7 +384,6 @@ async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_
     assert (receipt.released, receipt.dead_lettered) == (2, 0)
 
 
-@sync
 async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to_blame() -> None:
     memory, context = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
     await move(memory, [arrival(1)], context)
@@ -419,7 +391,6 @@ async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
-@sync
 async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
     monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
@@ -429,7 +400,6 @@ async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch:
     assert receipt_of(context).released == 1
 
 
-@sync
 async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
     monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
@@ -444,7 +414,6 @@ async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.Mo
     assert receipt_of(context).released == 3
 
 
-@sync
 async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> None:
     memory, context = Memory(), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], context)
@@ -454,7 +423,6 @@ async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> 
     assert receipt.exit_code == 0
 
 
-@sync
 async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
     context = MoveContext("ns", max_held=10, max_held_bytes=1_000)
     memory = Memory(ready=[UNREACHABLE] * 1_000)
@@ -475,7 +443,6 @@ async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
     assert made.room == 3
 
 
-@sync
 async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_stays_behind() -> None:
     memory, context = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(3)], context)
@@ -485,7 +452,6 @@ async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_s
     assert [number for what, number in memory.done if what == "dead_letter"] == [2]
 
 
-@sync
 async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_order() -> None:
     memory, context = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(3)], context)
@@ -495,7 +461,6 @@ async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_or
     assert [number for what, number in memory.done if what == "send"] == [1, 2, 3]
 
 
-@sync
 async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, context = Memory(2), MoveContext("ns")
     full = errors.MachineLacks("the disk is full")
@@ -511,7 +476,6 @@ async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.Monke
     assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (0, 0, 2, ())
 
 
-@sync
 async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, context = Memory(2), MoveContext("ns")
     lost = errors.LeaseLost("it is another's")
@@ -552,7 +516,7 @@ SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT,
     together=st.integers(1, 4),
     ordered=st.booleans(),
 )
-def test_every_delivery_ends_in_one_bucket_whatever_happens(
+async def test_every_delivery_ends_in_one_bucket_whatever_happens(
     ready: Any,
     send: Any,
     complete: Any,
@@ -566,23 +530,6 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
     patch = pytest.MonkeyPatch()
     for name in ("BACKOFF_SECONDS", "MAX_BACKOFF_SECONDS"):
         patch.setattr(mover, name, 0.0)
-
-    async def main() -> None:
-        memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        context = MoveContext("ns", ordered=ordered)
-        taken = [arrival(number, path) for number, path in arrivals]
-        task = asyncio.create_task(moved(memory, taken, context))
-        if turns is not None:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert task.cancelled() or task.exception() is None
-        receipt = context.tally.receipt()
-        assert receipt.balanced, receipt
-        sent = [number for what, number in memory.done if what == "send"]
-        assert receipt.sent == len(sent)
-        assert {number for what, number in memory.done if what == "complete"} <= set(sent)
 
     async def moved(memory: Memory, taken: list[Arrival], context: MoveContext) -> None:
         made: Mover | None = None
@@ -598,7 +545,21 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
                 made.abandon_all()
 
     try:
-        asyncio.run(main())
+        memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
+        context = MoveContext("ns", ordered=ordered)
+        taken = [arrival(number, path) for number, path in arrivals]
+        task = asyncio.create_task(moved(memory, taken, context))
+        if turns is not None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() or task.exception() is None
+        receipt = context.tally.receipt()
+        assert receipt.balanced, receipt
+        sent = [number for what, number in memory.done if what == "send"]
+        assert receipt.sent == len(sent)
+        assert {number for what, number in memory.done if what == "complete"} <= set(sent)
     finally:
         patch.undo()
 
@@ -615,18 +576,14 @@ def spent(context: MoveContext) -> tuple[int, int, int]:
 
 @given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
-def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
+async def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
     context = MoveContext("ns")
 
-    async def main() -> None:
-        await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], context)
-
-    asyncio.run(main())
+    await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], context)
     whole = sum(map(moved, sizes), Operations())
     assert spent(context) == (whole.received, whole.sent, 0)
 
 
-@sync
 async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_was_no_operation() -> None:
     context = MoveContext("ns")
     await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], context)
@@ -636,14 +593,12 @@ async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_w
     assert spent(context) == (2, 0, 0)
 
 
-@sync
 async def test_a_send_without_an_answer_may_have_been_billed() -> None:
     context = MoveContext("ns")
     await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], context)
     assert spent(context) == (2, 3, 0)
 
 
-@sync
 async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> None:
     context = MoveContext("ns")
     await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], context, settle=False)
@@ -658,7 +613,6 @@ async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> N
     assert spent(context) == (2, 0, 0)
 
 
-@sync
 async def test_every_lock_that_is_renewed_is_an_operation() -> None:
     memory, context = Memory(ready=["hang"]), MoveContext("ns")
 
@@ -675,7 +629,6 @@ async def test_every_lock_that_is_renewed_is_an_operation() -> None:
 # What those ask who watch
 
 
-@sync
 async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
     memory, context = Memory(ready=[UNREACHABLE] * 50), MoveContext("ns")
     seen: list[object] = []

@@ -97,22 +97,19 @@ def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
     assert 0 < count < 0.03 * SDKS_BYTECODES["sync"]
 
 
-def test_so_does_one_that_is_awaited() -> None:
+async def test_so_does_one_that_is_awaited() -> None:
     message = ServiceBusMessage(b"x" * 1024)
 
-    async def story() -> None:
-        sender = client_aio.AsyncFailoverClient(a_pair()).get_queue_sender("orders")
-        sender._lane._make = lambda *_: PlainAio()
-        for _ in range(2):
-            await sender.send_messages(message)
+    sender = client_aio.AsyncFailoverClient(a_pair()).get_queue_sender("orders")
+    sender._lane._make = lambda *_: PlainAio()
+    for _ in range(2):
+        await sender.send_messages(message)
 
-        def drive() -> None:
-            assert next(sender.send_messages(message, timeout=60).__await__(), "ended") == "ended"
+    def drive() -> None:
+        assert next(sender.send_messages(message, timeout=60).__await__(), "ended") == "ended"
 
-        assert 0 < bytecodes(drive) < 0.04 * SDKS_BYTECODES["aio"]
-        sender._watch.end()
-
-    asyncio.run(story())
+    assert 0 < bytecodes(drive) < 0.04 * SDKS_BYTECODES["aio"]
+    sender._watch.end()
 
 
 async def unanswered(*_: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -141,51 +140,47 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
     return [line for lines in line_reader._split(chunks, "f") for line in lines]
 
 
-def taken(text: bytes, skip: int = 0, parse: Any = of_json) -> tuple[list[SourceLine], Exception | None, LineReader]:
+async def taken(
+    text: bytes, skip: int = 0, parse: Any = of_json
+) -> tuple[list[SourceLine], Exception | None, LineReader]:
     """All that a reader of a pipe hands out, and what ended it."""
     reading, writing = os.pipe()
     os.write(writing, text)
     os.close(writing)
 
-    async def main() -> tuple[list[SourceLine], Exception | None, LineReader]:
-        of_pipe, lines = LineReader(reading, "stdin", parse, skip), []
-        try:
-            while lot := await of_pipe.take():
-                lines += lot
-        except UsageError as error:
-            return lines, error, of_pipe
-        return lines, None, of_pipe
-
+    of_pipe, lines = LineReader(reading, "stdin", parse, skip), []
     try:
-        return asyncio.run(main())
+        while lot := await of_pipe.take():
+            lines += lot
+    except UsageError as error:
+        return lines, error, of_pipe
+    else:
+        return lines, None, of_pipe
     finally:
         os.close(reading)
 
 
-def test_lines_before_a_wrong_one_are_handed_out_and_it_is_named_by_its_number() -> None:
-    lines, error, _ = taken(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
+async def test_lines_before_a_wrong_one_are_handed_out_and_it_is_named_by_its_number() -> None:
+    lines, error, _ = await taken(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
     assert [line.number for line in lines] == [1, 3]
     assert isinstance(error, UsageError)
     assert error.message.startswith("stdin, line 4: 'bdy' is no field of a message; did you mean body?")
 
 
-def test_lines_that_are_skipped_are_not_even_looked_at() -> None:
-    lines, error, of_pipe = taken(b'not JSON\n{"body": "b"}', skip=1)
+async def test_lines_that_are_skipped_are_not_even_looked_at() -> None:
+    lines, error, of_pipe = await taken(b'not JSON\n{"body": "b"}', skip=1)
     assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
 
 
-def test_more_lines_than_are_read_ahead_all_come_in_their_order() -> None:
-    lines, error, _ = taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=of_bytes)
+async def test_more_lines_than_are_read_ahead_all_come_in_their_order() -> None:
+    lines, error, _ = await taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=of_bytes)
     assert error is None
     assert [body_of(line.message) for line in lines] == [b"%d" % number for number in range(3_000)]
 
 
-def test_what_cannot_be_read_says_so() -> None:
-    async def main() -> None:
-        await LineReader(os.open("/", os.O_RDONLY), "/", of_bytes).take()
-
+async def test_what_cannot_be_read_says_so() -> None:
     with pytest.raises(MachineLacks, match="/ cannot be read"):
-        asyncio.run(main())
+        await LineReader(os.open("/", os.O_RDONLY), "/", of_bytes).take()
 
 
 @given(

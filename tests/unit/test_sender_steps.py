@@ -23,7 +23,7 @@ def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
     return found
 
 
-def test_procedures_go_together_and_answer_in_their_order() -> None:
+async def test_procedures_go_together_and_answer_in_their_order() -> None:
     barrier = threading.Barrier(3, timeout=20)
     assert run(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
 
@@ -31,11 +31,11 @@ def test_procedures_go_together_and_answer_in_their_order() -> None:
         there = asyncio.Barrier(3)
         return await run_async(all_of(*(meeting(there, name) for name in "abc")))
 
-    assert asyncio.run(main()) == ["a", "b", "c"]
+    assert (await main()) == ["a", "b", "c"]
     assert run(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]
 
 
-def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
+async def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
     ended: list[str] = []
 
     def long(name: str) -> Steps[None]:
@@ -44,21 +44,18 @@ def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
         finally:
             ended.append(name)
 
-    async def main() -> None:
-        task = asyncio.create_task(run_async(all_of(long("a"), long("b"))))
-        # One turn for the task, and one for those that it makes.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(run_async(all_of(long("a"), long("b"))))
+    # One turn for the task, and one for those that it makes.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert sorted(ended) == ["a", "b"]
 
 
 @pytest.mark.parametrize(("answer", "noticed"), [(None, True), ([], True), (["a message"], False)])
-def test_a_cancellation_that_the_sdk_keeps_to_itself_is_noticed_where_nothing_is_lost_by_it(
+async def test_a_cancellation_that_the_sdk_keeps_to_itself_is_noticed_where_nothing_is_lost_by_it(
     answer: Any, noticed: bool
 ) -> None:
     async def keeps_it(_on: object, _seconds: float) -> Any:
@@ -77,6 +74,6 @@ def test_a_cancellation_that_the_sdk_keeps_to_itself_is_noticed_where_nothing_is
 
     if noticed:
         with pytest.raises(asyncio.CancelledError):
-            asyncio.run(main())
+            await main()
     else:
-        assert asyncio.run(main()) == answer
+        assert (await main()) == answer

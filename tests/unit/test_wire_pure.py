@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 
@@ -110,20 +109,20 @@ def test_a_signature_is_the_one_that_the_official_client_makes(monkeypatch):
     assert ours == theirs
 
 
-def test_a_key_signs_a_token_of_an_hour_for_each_audience():
+async def test_a_key_signs_a_token_of_an_hour_for_each_audience():
     async def both():
         source = source_for(KEY, None)
         return await source.token("sb://contoso/a", 1000.9), await source.token("sb://contoso/b", 1000.9)
 
-    first, second = asyncio.run(both())
+    first, second = await both()
     assert (first.kind, first.expires_at) == (SAS_TYPE, 4600)
     assert first.value != second.value
     assert "se=4600" in first.value
 
 
-def test_a_ready_made_signature_serves_until_it_runs_out():
+async def test_a_ready_made_signature_serves_until_it_runs_out():
     made = sign("sb://contoso", KEY, 1234)
-    token = asyncio.run(source_for(SasToken(made), None).token("sb://contoso/a", 5))
+    token = await source_for(SasToken(made), None).token("sb://contoso/a", 5)
     assert (token.value, token.kind, token.expires_at) == (made, SAS_TYPE, 1234)
 
 
@@ -133,14 +132,14 @@ def test_a_signature_that_is_cut_short_is_a_usage_error_that_does_not_repeat_it(
     assert "s3cr3t" not in f"{caught.value!r}{caught.value.hint}"
 
 
-def test_an_identity_needs_somebody_who_has_its_tokens():
+async def test_an_identity_needs_somebody_who_has_its_tokens():
     with pytest.raises(UsageError):
         source_for(Identity(), None)
 
     async def get(scope: str) -> tuple[str, float]:
         return f"token for {scope}", 99.0
 
-    token = asyncio.run(source_for(Identity(), get).token("sb://contoso/a", 5))
+    token = await source_for(Identity(), get).token("sb://contoso/a", 5)
     assert (token.value, token.kind, token.expires_at) == (
         "token for https://servicebus.azure.net/.default",
         JWT_TYPE,
@@ -148,10 +147,10 @@ def test_an_identity_needs_somebody_who_has_its_tokens():
     )
 
 
-def test_no_secret_is_in_any_repr():
+async def test_no_secret_is_in_any_repr():
     made = sign("sb://contoso", KEY, 1234)
     signature = re.findall(r"sig=([^&]+)", made)[0]
-    token = asyncio.run(source_for(KEY, None).token("sb://contoso/a", 5))
+    token = await source_for(KEY, None).token("sb://contoso/a", 5)
     shown = repr((KEY, SasToken(made), token)) + str((KEY, SasToken(made), token))
     for secret in (KEY.key, made, signature, token.value):
         assert secret not in shown

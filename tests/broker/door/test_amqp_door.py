@@ -19,13 +19,11 @@ from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_messages import Reply
+from tests.broker.door.peer import open_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-Stage = Any
-Play = Any
 
 ODD_PROPERTIES = Map(
     [
@@ -59,8 +57,8 @@ def odd_message() -> Sections:
     )
 
 
-def test_what_nobody_has_to_touch_leaves_as_it_came(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_what_nobody_has_to_touch_leaves_as_it_came() -> None:
+    async with open_stage() as stage:
         sent = odd_message()
         async with stage.connect() as peer:
             await peer.send(await peer.attach_sender("amqps://127.0.0.1:1/Orders"), sent.join())
@@ -78,11 +76,9 @@ def test_what_nobody_has_to_touch_leaves_as_it_came(play: Play) -> None:
         (token,) = [value for _, value in got.read_delivery_annotations().pairs]
         assert token.bytes_le == delivery.tag
 
-    play(scene)
 
-
-def test_a_dead_letter_is_spliced_not_encoded_again(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_dead_letter_is_spliced_not_encoded_again() -> None:
+    async with open_stage() as stage:
         sent = odd_message()
         reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
         async with stage.connect() as peer:
@@ -99,11 +95,9 @@ def test_a_dead_letter_is_spliced_not_encoded_again(play: Play) -> None:
         assert (got.properties, got.body, got.footer) == (sent.properties, sent.body, sent.footer)
         assert got.read_message_annotations()["x-opt-deadletter-source"] == "orders"
 
-    play(scene)
 
-
-def test_a_dead_letter_sent_again_says_only_why_it_died_last(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_dead_letter_sent_again_says_only_why_it_died_last() -> None:
+    async with open_stage() as stage:
         old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
         payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
         reason = Map([(Symbol("DeadLetterReason"), "new")])
@@ -115,11 +109,9 @@ def test_a_dead_letter_sent_again_says_only_why_it_died_last(play: Play) -> None
         properties = Sections.split(delivery.payload).read_application_properties()
         assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
 
-    play(scene)
 
-
-def test_the_members_of_a_batch_are_messages_of_their_own(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_the_members_of_a_batch_are_messages_of_their_own() -> None:
+    async with open_stage() as stage:
         members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
         batch = b"".join(map(data_body, members))
         async with stage.connect() as peer:
@@ -128,11 +120,9 @@ def test_the_members_of_a_batch_are_messages_of_their_own(play: Play) -> None:
             got = await peer.take(await peer.attach_receiver("orders"), 3)
         assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
 
-    play(scene)
 
-
-def test_a_message_that_is_none_is_rejected_by_itself(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_message_that_is_none_is_rejected_by_itself() -> None:
+    async with open_stage() as stage:
         broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
         async with stage.connect() as peer:
             link = await peer.attach_sender("orders")
@@ -144,12 +134,10 @@ def test_a_message_that_is_none_is_rejected_by_itself(play: Play) -> None:
             assert isinstance(answer.state, Accepted)
         assert stage.queue.counts().active == 1
 
-    play(scene)
-
 
 @pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
-def test_one_bad_message_in_a_breath_costs_no_other(play: Play, bad: bytes) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_one_bad_message_in_a_breath_costs_no_other(bad: bytes) -> None:
+    async with open_stage() as stage:
         good = [plain(str(number), message_id=str(number)) for number in range(6)]
         async with stage.connect() as peer:
             answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
@@ -158,11 +146,9 @@ def test_one_bad_message_in_a_breath_costs_no_other(play: Play, bad: bytes) -> N
             got = await peer.take(await peer.attach_receiver("orders"), 6)
         assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
 
-    play(scene)
 
-
-def test_a_queue_that_fills_up_in_one_breath_takes_what_fits(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_queue_that_fills_up_in_one_breath_takes_what_fits() -> None:
+    async with open_stage() as stage:
         one = plain("z" * 1_000)
         stage.queue._limit_bytes = 3 * len(one)
         async with stage.connect() as peer:
@@ -172,11 +158,9 @@ def test_a_queue_that_fills_up_in_one_breath_takes_what_fits(play: Play) -> None
         full = [answer.state.error.condition for answer in answers if isinstance(answer.state, Rejected)]
         assert set(full) == {"amqp:resource-limit-exceeded"}
 
-    play(scene)
 
-
-def test_a_range_is_settled_at_once_and_echoed(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_range_is_settled_at_once_and_echoed() -> None:
+    async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as peer:
             answers = await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(300)])
@@ -189,42 +173,34 @@ def test_a_range_is_settled_at_once_and_echoed(play: Play) -> None:
             assert len(answer.deliveries) == 300
         assert queue.counts().total == 0
 
-    play(scene)
+
+async def test_each_outcome_is_echoed_and_does_what_it_says() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), plain())
+        link = await peer.attach_receiver("orders")
+        for outcome, count in ((Released(), 0), (Modified(delivery_failed=True), 1), (Modified(), 2)):
+            (delivery,) = await peer.take(link, 1)
+            answer = await peer.settle(delivery, outcome)
+            assert (type(answer.state), answer.settled) == (type(outcome), True)
+            (peeked,) = stage.queue.messages.peek(0, 10)
+            assert peeked.delivery_count == count
 
 
-def test_each_outcome_is_echoed_and_does_what_it_says(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), plain())
-            link = await peer.attach_receiver("orders")
-            for outcome, count in ((Released(), 0), (Modified(delivery_failed=True), 1), (Modified(), 2)):
-                (delivery,) = await peer.take(link, 1)
-                answer = await peer.settle(delivery, outcome)
-                assert (type(answer.state), answer.settled) == (type(outcome), True)
-                (peeked,) = stage.queue.messages.peek(0, 10)
-                assert peeked.delivery_count == count
-
-    play(scene)
-
-
-def test_a_settlement_that_comes_too_late_is_told_so(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
-            first, second = await peer.take(await peer.attach_receiver("orders"), 2)
-            stage.emulator.advance(61_000)
-            answer = await peer.settle(first, last=second)
-            assert isinstance(answer.state, Rejected)
-            assert answer.state.error.condition == "com.microsoft:message-lock-lost"
-
-    play(scene)
+async def test_a_settlement_that_comes_too_late_is_told_so() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
+        first, second = await peer.take(await peer.attach_receiver("orders"), 2)
+        stage.emulator.advance(61_000)
+        answer = await peer.settle(first, last=second)
+        assert isinstance(answer.state, Rejected)
+        assert answer.state.error.condition == "com.microsoft:message-lock-lost"
 
 
 @pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
-def test_what_a_lost_link_held_comes_back(play: Play, how: str) -> None:
+async def test_what_a_lost_link_held_comes_back(how: str) -> None:
     """A peaceful end gives back what was held, an abrupt one counts as a failed delivery."""
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
         async with stage.connect() as other:
             await other.send(await other.attach_sender("orders"), plain())
             waiting = await other.attach_receiver("orders")
@@ -242,11 +218,9 @@ def test_what_a_lost_link_held_comes_back(play: Play, how: str) -> None:
         count = Sections.split(delivery.payload).read_header().delivery_count
         assert count == (1 if how == "break" else 0)
 
-    play(scene)
 
-
-def test_a_link_that_will_come_back_keeps_its_locks(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_link_that_will_come_back_keeps_its_locks() -> None:
+    async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as peer:
             await peer.send(await peer.attach_sender("orders"), plain())
@@ -261,11 +235,9 @@ def test_a_link_that_will_come_back_keeps_its_locks(play: Play) -> None:
             assert answer["statusCode"] == 200
         assert queue.counts().total == 0
 
-    play(scene)
 
-
-def test_a_link_that_is_attached_again_takes_the_place_of_the_first(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_link_that_is_attached_again_takes_the_place_of_the_first() -> None:
+    async with open_stage() as stage:
         stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
         async with stage.connect() as peer:
             session = await peer.begin()
@@ -287,41 +259,33 @@ def test_a_link_that_is_attached_again_takes_the_place_of_the_first(play: Play) 
                 await peer.wait(LinkAttached, of=holder)
             assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
 
-    play(scene)
+
+async def test_draining_gives_the_credit_back() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), plain())
+        link = await peer.attach_receiver("orders")
+        link.grant(10)
+        link.drain()
+        await peer.wait(Delivery)
+        await peer.flush()
+        while link.credit:
+            await peer.read()
 
 
-def test_draining_gives_the_credit_back(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), plain())
-            link = await peer.attach_receiver("orders")
-            link.grant(10)
-            link.drain()
-            await peer.wait(Delivery)
+async def test_waiting_receivers_take_turns() -> None:
+    async with open_stage() as stage, stage.connect() as one, stage.connect() as two, stage.connect() as sender:
+        links = [await one.attach_receiver("orders"), await two.attach_receiver("orders")]
+        for peer, link in zip((one, two), links, strict=True):
+            link.grant(1)
             await peer.flush()
-            while link.credit:
-                await peer.read()
-
-    play(scene)
-
-
-def test_waiting_receivers_take_turns(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as one, stage.connect() as two, stage.connect() as sender:
-            links = [await one.attach_receiver("orders"), await two.attach_receiver("orders")]
-            for peer, link in zip((one, two), links, strict=True):
-                link.grant(1)
-                await peer.flush()
-            out = await sender.attach_sender("orders")
-            await sender.send(out, plain("1"), plain("2"))
-            await one.wait(Delivery)
-            await two.wait(Delivery)
-
-    play(scene)
+        out = await sender.attach_sender("orders")
+        await sender.send(out, plain("1"), plain("2"))
+        await one.wait(Delivery)
+        await two.wait(Delivery)
 
 
-def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue() -> None:
+    async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as sender, stage.connect() as peer:
             out = await sender.attach_sender("orders")
@@ -339,13 +303,11 @@ def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue(play: Play
             for _ in range(201):
                 await peer.wait(Delivery)
 
-    play(scene)
 
-
-def test_nothing_is_taken_beyond_the_window_of_a_session(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_taken_beyond_the_window_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.amqp.session.WINDOW", 10)
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as peer:
             out = await peer.attach_sender("orders")
@@ -357,42 +319,32 @@ def test_nothing_is_taken_beyond_the_window_of_a_session(play: Play, monkeypatch
                 await peer.wait(Delivery)
                 assert queue.messages.locked_count <= number + 11
 
-    play(scene)
-
 
 # Who may do what
 
 
-def test_a_wrong_key_does_not_sign_in(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_wrong_key_does_not_sign_in() -> None:
+    async with open_stage() as stage:
         stage.namespace.keys = (AuthorizationRule("RootManageSharedAccessKey", "other", "another"),)
         with pytest.raises(AssertionError, match="ended"):
             async with stage.connect():
                 pass
 
-    play(scene)
-
 
 @pytest.mark.parametrize("address", ["orders", "orders/$management", "nowhere"])
-def test_without_a_token_there_is_nothing(play: Play, address: str) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect(signed_in=False) as peer:
+async def test_without_a_token_there_is_nothing(address: str) -> None:
+    async with open_stage() as stage, stage.connect(signed_in=False) as peer:
+        error = await peer.refusal_of(peer.attach_receiver(address))
+        assert error.condition == "amqp:unauthorized-access"
+
+
+async def test_an_entity_that_is_missing_is_not_found() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
             error = await peer.refusal_of(peer.attach_receiver(address))
-            assert error.condition == "amqp:unauthorized-access"
-
-    play(scene)
-
-
-def test_an_entity_that_is_missing_is_not_found(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
-                error = await peer.refusal_of(peer.attach_receiver(address))
-                assert error.condition == "amqp:not-found"
-            error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
-            assert error.condition == "amqp:not-allowed"
-
-    play(scene)
+            assert error.condition == "amqp:not-found"
+        error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
+        assert error.condition == "amqp:not-allowed"
 
 
 @pytest.mark.parametrize(
@@ -406,8 +358,8 @@ def test_an_entity_that_is_missing_is_not_found(play: Play) -> None:
         (lambda _: "eyJ0eXAiOiJKV1QifQ.e30.x", 401),
     ],
 )
-def test_a_token_is_judged_by_its_value(play: Play, token: Callable[[AuthorizationRule], str], status: int) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_token_is_judged_by_its_value(token: Callable[[AuthorizationRule], str], status: int) -> None:
+    async with open_stage() as stage:
         rule = stage.namespace.keys[0]
         async with stage.connect(signed_in=False) as peer:
             name = "sb://127.0.0.1:5672/orders"
@@ -418,11 +370,9 @@ def test_a_token_is_judged_by_its_value(play: Play, token: Callable[[Authorizati
                 await peer.attach_receiver("orders")
                 assert not any(isinstance(event, LinkDetached) for event in peer.events)
 
-    play(scene)
 
-
-def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed() -> None:
+    async with open_stage() as stage:
         namespace = stage.namespace
         namespace.create_queue("other")
         now = namespace.clock.now_ms() // 1000
@@ -439,11 +389,9 @@ def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed(play: P
             assert detached.error.condition == "amqp:unauthorized-access"
             await peer.send(kept, plain())
 
-    play(scene)
 
-
-def test_a_claim_is_for_what_it_says(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_claim_is_for_what_it_says() -> None:
+    async with open_stage() as stage:
         namespace = stage.namespace
         rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
         namespace.keys = (rule,)
@@ -457,21 +405,16 @@ def test_a_claim_is_for_what_it_says(play: Play) -> None:
             assert (answer["statusCode"], answer["errorCondition"]) == (401, "amqp:unauthorized-access")
             await peer.attach_receiver("orders")
 
-    play(scene)
-
 
 # Asking the management node
 
 
-def test_an_unknown_operation_is_not_implemented(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            answer = await peer.ask("orders/$management", "com.microsoft:make-coffee", Map())
-            assert (answer["statusCode"], answer["errorCondition"]) == (501, "amqp:not-implemented")
-            answer = await peer.ask("orders/$management", "com.microsoft:peek-message", "no map")
-            assert (answer["statusCode"], answer["errorCondition"]) == (400, "com.microsoft:argument-error")
-
-    play(scene)
+async def test_an_unknown_operation_is_not_implemented() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        answer = await peer.ask("orders/$management", "com.microsoft:make-coffee", Map())
+        assert (answer["statusCode"], answer["errorCondition"]) == (501, "amqp:not-implemented")
+        answer = await peer.ask("orders/$management", "com.microsoft:peek-message", "no map")
+        assert (answer["statusCode"], answer["errorCondition"]) == (400, "com.microsoft:argument-error")
 
 
 KEPT = "SharedAccessKey=secret"
@@ -482,8 +425,8 @@ def at_fault(_target: Any, _arguments: Map) -> Reply:
 
 
 @pytest.mark.parametrize("made", [at_fault, lambda *_: Reply(body=Map([("count", 1)])), lambda *_: None])
-def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
-    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: Any
+async def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: Any
 ) -> None:
     monkeypatch.setitem(
         management_operations.OPERATIONS,
@@ -491,84 +434,73 @@ def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
         management_operations.Operation(AccessRight.LISTEN, made),
     )
 
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            answer = await peer.ask("orders/$management", "com.microsoft:fail", Map())
-            assert (answer["statusCode"], answer["errorCondition"]) == (500, "amqp:internal-error")
-            assert "unable to process" in answer["statusDescription"]
-            body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
-            assert (await peer.ask("orders/$management", "com.microsoft:peek-message", body))["statusCode"] == 204
-            await peer.send(await peer.attach_sender("orders"), plain())
-
-    play(scene)
+    async with open_stage() as stage, stage.connect() as peer:
+        answer = await peer.ask("orders/$management", "com.microsoft:fail", Map())
+        assert (answer["statusCode"], answer["errorCondition"]) == (500, "amqp:internal-error")
+        assert "unable to process" in answer["statusDescription"]
+        body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+        assert (await peer.ask("orders/$management", "com.microsoft:peek-message", body))["statusCode"] == 204
+        await peer.send(await peer.attach_sender("orders"), plain())
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "com.microsoft:fail" in said
     assert KEPT not in caplog.text
 
 
-def test_a_mistake_with_a_token_is_answered_too(
-    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_mistake_with_a_token_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect(signed_in=False) as peer:
-            monkeypatch.setattr(stage.namespace, "keys", None)
-            asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
-            assert (await asked)["status-code"] == 500
-            monkeypatch.undo()
-            asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
-            assert (await asked)["status-code"] == 202
-
-    play(scene)
+    async with open_stage() as stage, stage.connect(signed_in=False) as peer:
+        monkeypatch.setattr(stage.namespace, "keys", None)
+        asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
+        assert (await asked)["status-code"] == 500
+        monkeypatch.undo()
+        asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
+        assert (await asked)["status-code"] == 202
     assert "put-token" in caplog.text
     assert "SharedAccessSignature" not in caplog.text
 
 
-def test_nothing_to_peek_at_is_no_content(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_nothing_to_peek_at_is_no_content() -> None:
+    async with open_stage() as stage:
         body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
         async with stage.connect() as peer:
             answer = await peer.ask("orders/$management", "com.microsoft:peek-message", body)
             assert answer["statusCode"] == 204
 
-    play(scene)
 
-
-def test_replies_go_where_the_request_wants_them(play: Play) -> None:
+async def test_replies_go_where_the_request_wants_them() -> None:
     """Two pairs of links to one node on one connection, told apart by their reply address."""
 
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            session = await peer.begin()
-            requests = await peer.attach_sender("orders/$management", session=session)
-            replies = []
-            for name in ("first", "second"):
-                link = session.receiver(name)
-                link.open(source=Source("orders/$management"), target=Target(name))
-                link.grant(5) if link.is_open else None
-                replies.append(link)
-            await peer.flush()
-            while not all(link.is_open for link in replies):
-                await peer.read()
-            for link in replies:
-                link.grant(5)
-            for name, link in (("second", replies[1]), ("first", replies[0])):
-                request = Sections(
-                    properties=Properties(message_id=ULong(7), reply_to=name).encode(), body=value_body(Map())
-                )
-                await peer.send(requests, request.join())
-                reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
-                assert type(reply.read_properties().correlation_id) is ULong
-
-    play(scene)
+    async with open_stage() as stage, stage.connect() as peer:
+        session = await peer.begin()
+        requests = await peer.attach_sender("orders/$management", session=session)
+        replies = []
+        for name in ("first", "second"):
+            link = session.receiver(name)
+            link.open(source=Source("orders/$management"), target=Target(name))
+            link.grant(5) if link.is_open else None
+            replies.append(link)
+        await peer.flush()
+        while not all(link.is_open for link in replies):
+            await peer.read()
+        for link in replies:
+            link.grant(5)
+        for name, link in (("second", replies[1]), ("first", replies[0])):
+            request = Sections(
+                properties=Properties(message_id=ULong(7), reply_to=name).encode(), body=value_body(Map())
+            )
+            await peer.send(requests, request.join())
+            reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
+            assert type(reply.read_properties().correlation_id) is ULong
 
 
 # Time
 
 
-def test_a_handshake_that_takes_too_long_is_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handshake_that_takes_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.05)
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
         host, _, port = stage.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"AMQP\x03\x01\x00\x00")
@@ -578,11 +510,9 @@ def test_a_handshake_that_takes_too_long_is_cut_off(play: Play, monkeypatch: pyt
                     pass
         writer.close()
 
-    play(scene)
 
-
-def test_an_outage_breaks_every_connection(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_an_outage_breaks_every_connection() -> None:
+    async with open_stage() as stage:
         async with stage.connect() as peer:
             fault = stage.emulator.faults.namespace_down("contoso")
             with pytest.raises((AssertionError, ConnectionResetError)):
@@ -591,5 +521,3 @@ def test_an_outage_breaks_every_connection(play: Play) -> None:
         async with stage.connect() as peer:
             answers = await peer.send(await peer.attach_sender("orders"), plain())
             assert isinstance(answers[0], Disposed)
-
-    play(scene)

@@ -19,9 +19,8 @@ from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Sourc
 from sbpair.amqp.types import Long, Map
 from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
 from sbpair.emulator.frontends.amqp import link_endpoints as amqp_links
+from tests.broker.door.peer import Stage, open_stage
 
-Stage = Any
-Play = Any
 SECONDS = 20
 
 SIGN_IN = SASL_HEADER + frame(SaslInit("ANONYMOUS").encode(), kind=1) + AMQP_HEADER
@@ -117,8 +116,9 @@ async def until_cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_breaks_the_protocol_costs_its_own_connection(play: Play, name: str) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_what_breaks_the_protocol_costs_its_own_connection(name: str) -> None:
+    async with open_stage() as stage:
+
         async def attack() -> None:
             reader, writer = await raw(stage)
             writer.write(HOSTILE[name])
@@ -126,13 +126,12 @@ def test_what_breaks_the_protocol_costs_its_own_connection(play: Play, name: str
 
         await Good(stage).during(attack())
 
-    play(scene)
 
-
-def test_halves_of_everything_are_waited_for_a_while_and_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_halves_of_everything_are_waited_for_a_while_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.2)
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
+
         async def half(size: int) -> None:
             reader, writer = await raw(stage)
             writer.write(OPENED[:size])
@@ -145,13 +144,12 @@ def test_halves_of_everything_are_waited_for_a_while_and_cut_off(play: Play, mon
 
         await Good(stage).during(attack())
 
-    play(scene)
 
-
-def test_slow_bytes_are_cut_off_too(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_bytes_are_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.2)
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
+
         async def attack() -> None:
             reader, writer = await raw(stage)
             cut_off = asyncio.create_task(until_cut_off(reader, writer), name="reading")
@@ -164,13 +162,12 @@ def test_slow_bytes_are_cut_off_too(play: Play, monkeypatch: pytest.MonkeyPatch)
 
         await Good(stage).during(attack())
 
-    play(scene)
 
-
-def test_links_without_end_are_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_links_without_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amqp_door, "MAX_LINKS", 20)
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
+
         async def attack() -> None:
             reader, writer = await raw(stage)
             writer.write(BEGUN)
@@ -181,11 +178,10 @@ def test_links_without_end_are_cut_off(play: Play, monkeypatch: pytest.MonkeyPat
 
         await Good(stage).during(attack())
 
-    play(scene)
 
+async def test_a_message_in_endless_parts_costs_its_link() -> None:
+    async with open_stage() as stage:
 
-def test_a_message_in_endless_parts_costs_its_link(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
         async def attack() -> None:
             async with stage.connect() as peer:
                 link = await peer.attach_sender("orders")
@@ -197,41 +193,36 @@ def test_a_message_in_endless_parts_costs_its_link(play: Play) -> None:
 
         await Good(stage).during(attack())
 
-    play(scene)
 
-
-def test_parts_of_nothing_do_not_add_up(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer, stage.connect() as other:
-            out = await other.attach_sender("orders")
-            link = await peer.attach_sender("orders")
-            part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True)
-            flood = frame(part, channel=link.session.channel) * 1_000
-            tracemalloc.start()
-            try:
-                for _ in range(20):
-                    peer.writer.write(flood)
-                    await peer.writer.drain()
-                    await other.send(out, data_body(b"x"))
-                held, _ = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
-            # A byte kept of each of the 20 000 parts would be 700 kB.
-            assert held < 500_000
-            last = transfer.write(link.handle, 0, b"t", 0, settled=False, more=False)
-            peer.connection.put(link.session.channel, last + data_body(b"whole"))
-            await peer.flush()
-            delivery = (await peer.take(await peer.attach_receiver("orders"), 21))[-1]
-            assert delivery.payload.endswith(b"whole")
-
-    play(scene)
+async def test_parts_of_nothing_do_not_add_up() -> None:
+    async with open_stage() as stage, stage.connect() as peer, stage.connect() as other:
+        out = await other.attach_sender("orders")
+        link = await peer.attach_sender("orders")
+        part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True)
+        flood = frame(part, channel=link.session.channel) * 1_000
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                peer.writer.write(flood)
+                await peer.writer.drain()
+                await other.send(out, data_body(b"x"))
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # A byte kept of each of the 20 000 parts would be 700 kB.
+        assert held < 500_000
+        last = transfer.write(link.handle, 0, b"t", 0, settled=False, more=False)
+        peer.connection.put(link.session.channel, last + data_body(b"whole"))
+        await peer.flush()
+        delivery = (await peer.take(await peer.attach_receiver("orders"), 21))[-1]
+        assert delivery.payload.endswith(b"whole")
 
 
 @pytest.mark.parametrize("how", ["does not read", "goes away", "closes its window"])
-def test_a_flood_of_questions_is_answered_as_far_as_answers_are_taken(play: Play, how: str) -> None:
+async def test_a_flood_of_questions_is_answered_as_far_as_answers_are_taken(how: str) -> None:
     """A few bytes ask for 200 KB each time: what is not read is not asked for again, and in the end not even read."""
 
-    async def scene(stage: Stage) -> None:
+    async with open_stage() as stage:
         stage.namespace.create_queue("large")
 
         async def attack() -> None:
@@ -263,5 +254,3 @@ def test_a_flood_of_questions_is_answered_as_far_as_answers_are_taken(play: Play
         finally:
             tracemalloc.stop()
         assert peak < 30_000_000
-
-    play(scene)

@@ -11,9 +11,7 @@ from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.amqp.performatives import Error, Modified, Rejected, Source, Target
 from sbpair.amqp.types import Array, Int, Long, Map, Symbol, Timestamp, UInt
 from sbpair.emulator.entities.description import QueueDescription
-
-Play = Any
-Stage = Any
+from tests.broker.door.peer import Stage, open_stage
 
 FILTER = Symbol("com.microsoft:session-filter")
 TICKS_TO_1970 = 621_355_968_000_000_000
@@ -38,8 +36,8 @@ def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None) ->
     return link
 
 
-def test_the_answer_names_the_session_and_how_long_it_is_locked(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_the_answer_names_the_session_and_how_long_it_is_locked() -> None:
+    async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
             await peer.send(await peer.attach_sender("sessions"), message("s"))
@@ -56,11 +54,9 @@ def test_the_answer_names_the_session_and_how_long_it_is_locked(play: Play) -> N
             await peer.settle(delivery)
         assert queue.counts().total == 0
 
-    play(scene)
 
-
-def test_a_link_waits_for_a_session_and_then_is_answered(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_link_waits_for_a_session_and_then_is_answered() -> None:
+    async with open_stage() as stage:
         sessions(stage)
         async with stage.connect() as peer:
             link = ask_for(await peer.begin(), None)
@@ -68,11 +64,9 @@ def test_a_link_waits_for_a_session_and_then_is_answered(play: Play) -> None:
             delivery = await peer.wait(Delivery, of=link)
             assert Sections.split(delivery.payload).read_properties().group_id == "s"
 
-    play(scene)
 
-
-def test_a_link_that_waited_long_enough_is_refused(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_link_that_waited_long_enough_is_refused() -> None:
+    async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
             link = ask_for(await peer.begin(), None, wait_ms=5_000)
@@ -83,11 +77,9 @@ def test_a_link_that_waited_long_enough_is_refused(play: Play) -> None:
             await peer.send(await peer.attach_sender("sessions"), message("s"))
         assert queue.messages.locked_count == 0
 
-    play(scene)
 
-
-def test_who_leaves_while_waiting_gets_no_session(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_who_leaves_while_waiting_gets_no_session() -> None:
+    async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
             session = await peer.begin()
@@ -96,11 +88,9 @@ def test_who_leaves_while_waiting_gets_no_session(play: Play) -> None:
             await peer.send(await peer.attach_sender("sessions"), message("s"))
             assert queue.messages.accept("s").id == "s"
 
-    play(scene)
 
-
-def test_a_lost_session_ends_its_link(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_lost_session_ends_its_link() -> None:
+    async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
             await peer.send(await peer.attach_sender("sessions"), message("s"))
@@ -111,11 +101,9 @@ def test_a_lost_session_ends_its_link(play: Play) -> None:
             assert detached.error.condition == "com.microsoft:session-lock-lost"
             assert queue.messages.locked_count == 0
 
-    play(scene)
 
-
-def test_sessions_are_asked_about_at_the_management_node(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_sessions_are_asked_about_at_the_management_node() -> None:
+    async with open_stage() as stage:
         sessions(stage)
         node, name = "sessions/$management", {"session-id": "s"}
         async with stage.connect() as peer:
@@ -139,11 +127,9 @@ def test_sessions_are_asked_about_at_the_management_node(play: Play) -> None:
             settle = Map([*name.items(), ("disposition-status", "completed"), ("lock-tokens", tokens)])
             assert (await peer.ask(node, "com.microsoft:update-disposition", settle))["statusCode"] == 200
 
-    play(scene)
 
-
-def test_messages_are_deleted_in_batches(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_messages_are_deleted_in_batches() -> None:
+    async with open_stage() as stage:
         operation, node = "com.microsoft:batch-delete-messages", "orders/$management"
         async with stage.connect() as peer:
             await peer.send(await peer.attach_sender("orders"), *[message(text=b"%d" % n) for n in range(5)])
@@ -155,41 +141,33 @@ def test_messages_are_deleted_in_batches(play: Play) -> None:
             body = Map([("message-count", Int(4_001)), ("enqueued-time-utc", later)])
             assert (await peer.ask(node, operation, body))["statusCode"] == 400
 
-    play(scene)
+
+async def test_outcomes_carry_properties() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), message())
+        link = await peer.attach_receiver("orders")
+        (delivery,) = await peer.take(link, 1)
+        told = {Symbol("attempt"): "first", Symbol("why"): "not now"}
+        await peer.settle(delivery, Modified(delivery_failed=True, message_annotations=told))
+        (delivery,) = await peer.take(link, 1)
+        properties = Sections.split(delivery.payload).read_application_properties()
+        assert properties.pairs == (("attempt", "first"), ("why", "not now"))
+        info = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("attempt"), "second")])
+        await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", info)))
+        (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+        properties = Sections.split(delivery.payload).read_application_properties()
+        assert properties.pairs == (("why", "not now"), ("attempt", "second"), ("DeadLetterReason", "r"))
 
 
-def test_outcomes_carry_properties(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), message())
-            link = await peer.attach_receiver("orders")
-            (delivery,) = await peer.take(link, 1)
-            told = {Symbol("attempt"): "first", Symbol("why"): "not now"}
-            await peer.settle(delivery, Modified(delivery_failed=True, message_annotations=told))
-            (delivery,) = await peer.take(link, 1)
-            properties = Sections.split(delivery.payload).read_application_properties()
-            assert properties.pairs == (("attempt", "first"), ("why", "not now"))
-            info = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("attempt"), "second")])
-            await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", info)))
-            (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
-            properties = Sections.split(delivery.payload).read_application_properties()
-            assert properties.pairs == (("why", "not now"), ("attempt", "second"), ("DeadLetterReason", "r"))
-
-    play(scene)
-
-
-def test_idle_links_end_and_those_of_disabled_entities(play: Play) -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.connect() as peer:
-            idle, sender = await peer.attach_receiver("orders"), await peer.attach_sender("orders")
-            stage.emulator.advance(6 * MINUTE)
-            await peer.send(sender, message())
-            stage.emulator.advance(4 * MINUTE)
-            detached = await peer.wait(LinkDetached, of=idle)
-            assert detached.error.condition == "amqp:link:detach-forced"
-            assert "IdleTimerExpired" in detached.error.description
-            await peer.send(sender, message())
-            stage.queue.update(replace(stage.queue.description, status="SendDisabled"))
-            assert (await peer.wait(LinkDetached, of=sender)).error.condition == "com.microsoft:entity-disabled"
-
-    play(scene)
+async def test_idle_links_end_and_those_of_disabled_entities() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        idle, sender = await peer.attach_receiver("orders"), await peer.attach_sender("orders")
+        stage.emulator.advance(6 * MINUTE)
+        await peer.send(sender, message())
+        stage.emulator.advance(4 * MINUTE)
+        detached = await peer.wait(LinkDetached, of=idle)
+        assert detached.error.condition == "amqp:link:detach-forced"
+        assert "IdleTimerExpired" in detached.error.description
+        await peer.send(sender, message())
+        stage.queue.update(replace(stage.queue.description, status="SendDisabled"))
+        assert (await peer.wait(LinkDetached, of=sender)).error.condition == "com.microsoft:entity-disabled"

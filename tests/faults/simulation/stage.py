@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.backlog import queue_path
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
@@ -20,6 +19,7 @@ from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import Network, Weather
 from tests.faults.simulation.world import Control, World, made_virtual
+from tests.kit.stranded import stranded
 
 
 class Stage:
@@ -64,14 +64,12 @@ class Stage:
 
     def strand(self, *numbers: int, to: str = "orders", index: int = 0) -> None:
         for number in numbers:
-            sections = Sections(
-                properties=Properties(message_id=f"m{number}").encode(),
-                application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to, None, None))),
-                body=data_body(b"x"),
-            )
-            message = service_envelope.read_message(sections.join())
-            assert message is not None
-            self.backlog(index).send([message])
+            self.put(stranded(f"m{number}", to, b"x"), index)
+
+    def put(self, payload: bytes, index: int = 0) -> None:
+        message = service_envelope.read_message(payload)
+        assert message is not None
+        self.backlog(index).send([message])
 
     def ids(self, queue: Any) -> list[str]:
         return [each.sections.read_properties().message_id for each in queue.messages.peek(0, 10_000)]

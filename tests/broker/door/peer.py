@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-
-import pytest
 
 from sbpair.amqp.connection import Connection
 from sbpair.amqp.events import (
@@ -154,12 +152,7 @@ class Stage:
             writer.transport.abort()
 
 
-@pytest.fixture
-def play() -> Callable[[Callable[[Stage], Awaitable[None]]], None]:
-    """Runs a scene: a coroutine function that gets the stage."""
-
-    async def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async with Emulator([("contoso", 0)]) as emulator:
-            await scene(Stage(emulator))
-
-    return lambda scene: asyncio.run(run(scene))
+@asynccontextmanager
+async def open_stage() -> AsyncIterator[Stage]:
+    async with Emulator([("contoso", 0)]) as emulator:
+        yield Stage(emulator)

@@ -1,0 +1,47 @@
+"""The command line in a process, with an emulated pair in its environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sbpair.emulator.testing import Emulator
+
+SIDES = ("PRIMARY", "SECONDARY")
+STRICT = ("-W", "error")
+"""Python's options that make a warning an error."""
+
+
+def environment(emulator: Emulator | None, *without: str, **more: str) -> dict[str, str]:
+    """Return this process's environment for a pair, except variables with these prefixes and those of sbpair."""
+    found = {key: value for key, value in os.environ.items() if not key.startswith(("SBPAIR_", *without))}
+    for side, namespace in zip(SIDES, emulator.ready.namespaces if emulator else (), strict=False):
+        found[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
+        found[f"SBPAIR_{side}_NAME"] = namespace.name
+    return {**found, **more}
+
+
+async def start(
+    *words: str,
+    env: dict[str, str],
+    python: tuple[str, ...] = STRICT,
+    stdin: int = asyncio.subprocess.DEVNULL,
+    stderr: int = asyncio.subprocess.PIPE,
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, *python, "-m", "sbpair", *words),
+        env=env,
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+    )
+
+
+async def finished(process: asyncio.subprocess.Process, text: str = "") -> tuple[int, str, str]:
+    """Wait for a process; return its exit code and what it wrote to the standard output and error."""
+    out, err = await process.communicate(text.encode() if process.stdin else None)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
