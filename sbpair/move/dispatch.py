@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from sbpair.move.destination_queue import DestinationQueue
     from sbpair.move.destination_queues import DestinationQueues
 
-GATHER_SECONDS = 0.02
-"""How long the few that wait for a destination wait for others to leave with."""
-
 UNORDERED_ROUNDS = 4
 """How many rounds may be on their way to one destination where nobody minds the order."""
 
@@ -33,6 +30,7 @@ class Dispatcher:
         stopping: asyncio.Event,
         changed: asyncio.Event,
         ordered: bool,
+        gather_seconds: float = 0.02,
     ) -> None:
         self._roads = roads
         self._tasks = tasks
@@ -40,6 +38,7 @@ class Dispatcher:
         self._stopping = stopping
         self._changed = changed
         self._max_workers = 1 if ordered else UNORDERED_ROUNDS
+        self._gather_seconds = gather_seconds
         self._gathering = False
 
     def schedule(self, road: DestinationQueue) -> None:
@@ -59,7 +58,7 @@ class Dispatcher:
         self._tasks.create_task(self._work(road), name=f"send to {road.destination}")
 
     async def _gather(self) -> None:
-        await asyncio.sleep(GATHER_SECONDS)
+        await asyncio.sleep(self._gather_seconds)
         self._gathering = False
         for road in self._roads:
             if self._may_begin(road):

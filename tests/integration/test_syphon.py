@@ -24,10 +24,11 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
 from sbpair.emulator.testing import Emulator
+from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
-from sbpair.move import events, held, mover, raw_primary, raw_source
-from sbpair.move.context import MoveContext
+from sbpair.move import context, events, mover, raw_primary, raw_source
+from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.raw_engine import RawEngine
 from sbpair.syphon import runner, worker, worker_connections
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
 TEST_SECONDS = 60.0
+HASTY = MoveTimings(backoff=Backoff(0.01, 60.0))
+RENEWING = replace(HASTY, renew_before_seconds=1_000.0, min_renewal_seconds=0.01)
 MINUTE_TICKS = 600_000_000
 
 
@@ -73,7 +76,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", HASTY)
 
 
 class World:
@@ -527,8 +530,7 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
 
 @sync
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
     async with world() as w:
         room = fill(w.destination())
         w.strand(1, 2)
@@ -550,8 +552,7 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
 async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(5))

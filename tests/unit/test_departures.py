@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 class Rig:
     """A lane's roads; each round takes `most` messages off its road and tells how many those were."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, *, limit: int = 1_000, ordered: bool = True) -> None:
+    def __init__(
+        self, tasks: asyncio.TaskGroup, *, limit: int = 1_000, ordered: bool = True, gather_seconds: float = 0.02
+    ) -> None:
         self.rounds: list[tuple[str, int]] = []
         self.roads = DestinationQueues(WrongPrimaryBreaker(), ordered=ordered)
         self.stopping, self.changed, self.may_land = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.may_land.set()
         self._limit = limit
         self.departures = Dispatcher(
-            self.roads, tasks, self._advance, stopping=self.stopping, changed=self.changed, ordered=ordered
+            self.roads,
+            tasks,
+            self._advance,
+            stopping=self.stopping,
+            changed=self.changed,
+            ordered=ordered,
+            gather_seconds=gather_seconds,
         )
 
     async def _advance(self, road: DestinationQueue) -> None:
@@ -83,15 +91,13 @@ def test_the_few_that_are_left_after_a_round_leave_too() -> None:
     assert play(scene, limit=20) == [("orders", 20)] * 3 + [("orders", 15)]
 
 
-def test_a_road_that_rests_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 1_000.0)
-
+def test_a_road_that_rests_goes_on_at_once() -> None:
     async def scene(rig: Rig) -> None:
         rig.roads.to("orders").resting = "away"
         rig.come(3)
         await rig.empty()
 
-    assert play(scene, limit=1) == [("orders", 1)] * 3
+    assert play(scene, limit=1, gather_seconds=1_000.0) == [("orders", 1)] * 3
 
 
 @pytest.mark.parametrize(("ordered", "workers"), [(True, 1), (False, dispatch.UNORDERED_ROUNDS)])
@@ -107,12 +113,10 @@ def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(or
     play(scene, limit=DEFAULT_BATCH_LIMITS.min_round, ordered=ordered)
 
 
-def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.0)
-
+def test_nothing_sets_out_once_it_is_time_to_stop() -> None:
     async def scene(rig: Rig) -> None:
         rig.come(2)
         rig.stopping.set()
         rig.come(DEFAULT_BATCH_LIMITS.min_round, "invoices")
 
-    assert play(scene) == []
+    assert play(scene, gather_seconds=0.0) == []

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations, moved
 from sbpair.model.message_key import NO_KEY, Key
-from sbpair.move import dispatch, held, mover, settlement_buffer
-from sbpair.move.context import MoveContext
+from sbpair.move import context as context_module
+from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
@@ -30,6 +31,9 @@ UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")
 REFUSED = errors.ServiceRefused("never")
 LOST = errors.MessageLockLost("too late")
+
+FAST = MoveTimings(backoff=Backoff(0.001, 0.001), gather_seconds=0.001, min_renewal_seconds=0.001)
+RENEWING = replace(FAST, backoff=Backoff(100.0, 100.0), renew_before_seconds=10_000.0)
 
 
 def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -46,10 +50,7 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(context_module, "DEFAULT_TIMINGS", FAST)
 
 
 @dataclass(eq=False)
@@ -303,10 +304,9 @@ class HalfAway(Memory):
 
 @pytest.mark.parametrize("late", [False, True])
 @sync
-async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+async def test_a_stop_does_not_wait_for_those_between(late: bool) -> None:
     """`late`: what is accepted after the stop does not either."""
-    monkeypatch.setattr(settlement_buffer, "SETTLE_SECONDS", 1_000.0)
-    memory, context = HalfAway(together=5), MoveContext("ns")
+    memory, context = HalfAway(together=5), MoveContext("ns", timings=replace(FAST, settle_seconds=1_000.0))
     arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
 
     async def accepted(_: Mover) -> None:
@@ -420,21 +420,18 @@ async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
 @sync
-async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 100.0)
-    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns")
+async def test_a_renewal_that_fails_harms_nothing(error: Exception) -> None:
+    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns", timings=RENEWING)
     await move(memory, [arrival(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
     assert receipt_of(context).released == 1
 
 
 @sync
-async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 100.0)
-    memory, context = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), MoveContext("ns")
+async def test_a_lock_that_is_lost_is_not_asked_for_again() -> None:
+    memory, context = (
+        Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]),
+        MoveContext("ns", timings=RENEWING),
+    )
     arrivals = [arrival(1), arrival(2), arrival(3)]
     await move(memory, arrivals, context, settle=False, then=lambda _made: memory.used_up("renew"))
     # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
@@ -563,13 +560,9 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
     together: int,
     ordered: bool,
 ) -> None:
-    patch = pytest.MonkeyPatch()
-    for name in ("BACKOFF_SECONDS", "MAX_BACKOFF_SECONDS"):
-        patch.setattr(mover, name, 0.0)
-
     async def main() -> None:
         memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        context = MoveContext("ns", ordered=ordered)
+        context = MoveContext("ns", ordered=ordered, timings=replace(FAST, backoff=Backoff(0.0, 0.0)))
         taken = [arrival(number, path) for number, path in arrivals]
         task = asyncio.create_task(moved(memory, taken, context))
         if turns is not None:
@@ -597,10 +590,7 @@ def test_every_delivery_ends_in_one_bucket_whatever_happens(
             if made is not None:
                 made.abandon_all()
 
-    try:
-        asyncio.run(main())
-    finally:
-        patch.undo()
+    asyncio.run(main())
 
 
 # What it is billed
