@@ -27,7 +27,7 @@ from sbpair.emulator.testing import Emulator
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
-from sbpair.move import context, events, mover, raw_primary, raw_source
+from sbpair.move import context, destination_sender, events, intake, raw_primary, raw_source
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.raw_engine import RawEngine
 from sbpair.syphon import runner, worker, worker_connections
@@ -66,7 +66,7 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages leave one after the other, so that something can happen between two of them."""
-    monkeypatch.setattr(mover, "MAX_ROUND", 1)
+    monkeypatch.setattr(destination_sender, "MAX_ROUND", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -514,7 +514,7 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
 @sync
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MoveContext, "max_held_bytes", 100_000)
-    monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
+    monkeypatch.setattr(intake, "ASSUMED_BYTES", 25_000)
     original = runner.MoveContext
     monkeypatch.setattr(
         runner, "MoveContext", lambda *given, **terms: original(*given, **terms, max_held_bytes=100_000)

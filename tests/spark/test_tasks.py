@@ -262,7 +262,7 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
         pace = move_context(job, TaskLease(job.open(), None), Ledger(job.open(), job.run.shards)).pace
         assert pace is not None
         now = asyncio.get_running_loop().time()
-        pace.took(now, 10_000)
+        pace.count_sent(now, 10_000)
         return pace.delay(now, 1)
 
     alone = asyncio.run(seconds(job))

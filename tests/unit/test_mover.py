@@ -92,7 +92,7 @@ class Memory:
     queue = "q"
     clock_ahead_ms = 0
     service_ms = None
-    room = 100
+    credit = 100
 
     def __init__(self, together: int = 1, **answers: list[Any]) -> None:
         self.together = together
@@ -176,7 +176,7 @@ async def move(
     try:
         async with asyncio.TaskGroup() as tasks:
             made = Mover(memory, memory, tasks, context)
-            locks = tasks.create_task(made.keep_locks())
+            locks = tasks.create_task(made.renew_locks())
             made.accept(arrivals)
             while settle and made.held and not made.stuck(3) and made.fatal is None:
                 await made.wait_changed(1.0)
@@ -671,7 +671,7 @@ async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
     seen: list[object] = []
 
     async def then(made: Mover) -> None:
-        while not made.backing_off():  # noqa: ASYNC110  a turn of the loop is no sleep
+        while not made.waiting():  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
         seen.extend([made.waiting(), made.oldest_ms])
 
