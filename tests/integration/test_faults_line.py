@@ -125,7 +125,7 @@ def test_answers_come_later_and_in_their_order() -> None:
                 async with scene.wire() as another:
                     await another.receiver("orders")
             await sender.send(MESSAGE)
-        assert scene.emulator.namespaces["contoso"].points.lines == {}
+        assert scene.emulator.namespaces["contoso"].fault_points.faulty == {}
 
     play(scenario)
 

@@ -22,7 +22,7 @@ from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
+from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.testing import Emulator
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string

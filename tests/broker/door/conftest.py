@@ -1,10 +1,11 @@
-"""A peer of the emulator's AMQP door that can be made to say anything, on a real socket."""
+"""A peer of the emulator's AMQP frontend that can be made to say anything, on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -25,6 +26,7 @@ from sbpair.amqp.performatives import Accepted, Source, Target
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.types import Map
 from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, AmqpConnection, ConnectionLimits
 from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")
@@ -155,11 +157,12 @@ class Stage:
 
 
 @pytest.fixture
-def play() -> Callable[[Callable[[Stage], Awaitable[None]]], None]:
+def play() -> Callable[..., None]:
     """Runs a scene: a coroutine function that gets the stage."""
 
-    async def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async with Emulator([("contoso", 0)]) as emulator:
+    async def run(scene: Callable[[Stage], Awaitable[None]], limits: ConnectionLimits) -> None:
+        factory = partial(AmqpConnection, limits=limits)
+        async with Emulator([("contoso", 0)], amqp_factory=factory) as emulator:
             await scene(Stage(emulator))
 
-    return lambda scene: asyncio.run(run(scene))
+    return lambda scene, limits=DEFAULT_LIMITS: asyncio.run(run(scene, limits))

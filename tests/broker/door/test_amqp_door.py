@@ -16,8 +16,8 @@ from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Sym
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
-from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
 from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.request_messages import Reply
 
 if TYPE_CHECKING:
@@ -565,9 +565,7 @@ def test_replies_go_where_the_request_wants_them(play: Play) -> None:
 # Time
 
 
-def test_a_handshake_that_takes_too_long_is_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.05)
-
+def test_a_handshake_that_takes_too_long_is_cut_off(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         host, _, port = stage.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -578,7 +576,7 @@ def test_a_handshake_that_takes_too_long_is_cut_off(play: Play, monkeypatch: pyt
                     pass
         writer.close()
 
-    play(scene)
+    play(scene, ConnectionLimits(open_seconds=0.05))
 
 
 def test_an_outage_breaks_every_connection(play: Play) -> None:

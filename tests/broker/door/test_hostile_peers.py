@@ -17,8 +17,8 @@ from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
-from sbpair.emulator.frontends.amqp import link_endpoints as amqp_links
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
+from sbpair.emulator.frontends.amqp.incoming_link import OVERSIZE_FACTOR
 
 Stage = Any
 Play = Any
@@ -129,9 +129,7 @@ def test_what_breaks_the_protocol_costs_its_own_connection(play: Play, name: str
     play(scene)
 
 
-def test_halves_of_everything_are_waited_for_a_while_and_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.2)
-
+def test_halves_of_everything_are_waited_for_a_while_and_cut_off(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         async def half(size: int) -> None:
             reader, writer = await raw(stage)
@@ -145,12 +143,10 @@ def test_halves_of_everything_are_waited_for_a_while_and_cut_off(play: Play, mon
 
         await Good(stage).during(attack())
 
-    play(scene)
+    play(scene, ConnectionLimits(open_seconds=0.2))
 
 
-def test_slow_bytes_are_cut_off_too(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.2)
-
+def test_slow_bytes_are_cut_off_too(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         async def attack() -> None:
             reader, writer = await raw(stage)
@@ -164,12 +160,10 @@ def test_slow_bytes_are_cut_off_too(play: Play, monkeypatch: pytest.MonkeyPatch)
 
         await Good(stage).during(attack())
 
-    play(scene)
+    play(scene, ConnectionLimits(open_seconds=0.2))
 
 
-def test_links_without_end_are_cut_off(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "MAX_LINKS", 20)
-
+def test_links_without_end_are_cut_off(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         async def attack() -> None:
             reader, writer = await raw(stage)
@@ -181,7 +175,7 @@ def test_links_without_end_are_cut_off(play: Play, monkeypatch: pytest.MonkeyPat
 
         await Good(stage).during(attack())
 
-    play(scene)
+    play(scene, ConnectionLimits(max_links=20))
 
 
 def test_a_message_in_endless_parts_costs_its_link(play: Play) -> None:
@@ -190,7 +184,7 @@ def test_a_message_in_endless_parts_costs_its_link(play: Play) -> None:
             async with stage.connect() as peer:
                 link = await peer.attach_sender("orders")
                 part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
-                for _ in range(amqp_links.OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
+                for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
                     peer.connection.put(link.session.channel, part)
                 detached = await peer.wait(LinkDetached)
                 assert detached.error.condition == "amqp:link:message-size-exceeded"
