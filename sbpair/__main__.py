@@ -10,16 +10,11 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from sbpair.errors import SbpairError, UsageError
+from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.model.connection_string import looks_like_connection_string
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-BUG = 1
-INTERRUPTED = 130
-# What a shell shows for a program that SIGPIPE ended, which is what `| head` does to most.
-PIPE_CLOSED = 141
 
 
 def main() -> None:
@@ -39,14 +34,14 @@ def run(arguments: Sequence[str]) -> int:
     except SbpairError as error:
         return _told(error.message, error.hint, error.exit_code, arguments)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Python flushes once more when it ends, and would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return ExitCode.PIPE_CLOSED
     except Exception as error:  # noqa: BLE001  # whatever it is, its traceback is not for users
         hint = "this is a bug: run it again with --debug, and report what it shows"
-        return _told(f"unexpected {type(error).__name__}", hint, BUG, arguments)
+        return _told(f"unexpected {type(error).__name__}", hint, ExitCode.BUG, arguments)
     return code
 
 

@@ -32,14 +32,32 @@
         └── PortInUse               7
 
 `message` is one line that says what happened, `hint` one line that says what to do. Neither ever holds a
-secret. `retriable` says whether the same thing may work a little later. This module imports nothing.
+secret. `retriable` says whether the same thing may work a little later. Nothing of sbpair is imported here.
 """
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit code of each command: part of the contract."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    PARTIAL_OR_FINDINGS = 3
+    UNSAFE = 4
+    ACCESS = 5
+    UNAVAILABLE = 6
+    MACHINE = 7
+    INTERRUPTED = 130
+    # What a shell reports for a program that SIGPIPE ended, as `| head` does.
+    PIPE_CLOSED = 141
 
 
 class SbpairError(Exception):
     """The root: `except SbpairError` catches everything that this package raises on purpose."""
 
-    exit_code: int = 1
+    exit_code: int = ExitCode.BUG
     retriable: bool = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -49,7 +67,7 @@ class SbpairError(Exception):
 
 
 class UsageError(SbpairError):
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class ConnectionStringError(UsageError):
@@ -69,7 +87,7 @@ class EntityMissing(UsageError):
 
 
 class Unsafe(SbpairError):
-    exit_code = 4
+    exit_code = ExitCode.UNSAFE
 
 
 class LeaseHeld(Unsafe):
@@ -85,7 +103,7 @@ class StateRefused(Unsafe):
 
 
 class AccessError(SbpairError):
-    exit_code = 5
+    exit_code = ExitCode.ACCESS
 
 
 class NotAuthenticated(AccessError):
@@ -99,7 +117,7 @@ class NotAuthorized(AccessError):
 class Unavailable(SbpairError):
     """`retry_after_seconds` is how long the service wants to be left alone, where it said so."""
 
-    exit_code = 6
+    exit_code = ExitCode.UNAVAILABLE
     retriable = True
     retry_after_seconds: float | None = None
 
@@ -153,7 +171,7 @@ class ServiceRefused(SbpairError):
     `condition` is the AMQP error condition or HTTP SubCode, as the service gave it.
     """
 
-    exit_code = 3
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
 
     def __init__(self, message: str, *, condition: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -187,7 +205,7 @@ class UnreadableMessage(ServiceRefused):
 class ProtocolError(SbpairError):
     """Bytes that are not the AMQP 1.0 that they claim to be. `condition` is what AMQP calls it."""
 
-    exit_code = 6
+    exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, message: str, *, condition: str = "amqp:decode-error", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -195,7 +213,7 @@ class ProtocolError(SbpairError):
 
 
 class MachineLacks(SbpairError):
-    exit_code = 7
+    exit_code = ExitCode.MACHINE
 
 
 class PortInUse(MachineLacks):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from sbpair.azure.health import check_health
 from sbpair.backlog import queue_path
-from sbpair.errors import AccessError, SbpairError, UsageError
+from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
 from sbpair.failover import ping, pinger
-from sbpair.failover.ping import ACCESS, DOWN, Health, Pinged
+from sbpair.failover.ping import Health, Pinged
 from sbpair.management import auditing
 from sbpair.management.backlog_scan import open_look
 from sbpair.model.queues import Utilisation
@@ -91,8 +91,8 @@ class Status:
     def exit_code(self) -> int:
         """6 where a side or an entity is down, 3 where an entity is broken, 5 for want of access alone, else 0."""
         if not (self.primary.answers and self.secondary.answers):
-            return DOWN
-        return ping.exit_code_of([each.link for each in self.entities]) or (ACCESS if self.denied else 0)
+            return ExitCode.UNAVAILABLE
+        return ping.exit_code_of([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
 
 
 @dataclass(frozen=True, slots=True)

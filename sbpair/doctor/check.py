@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from sbpair.errors import SbpairError, Unavailable
-from sbpair.model.report import PARTIAL_OR_FINDINGS, Outcome, Report, ReportItem, exit_code
+from sbpair.errors import ExitCode, SbpairError
+from sbpair.model.report import Outcome, Report, ReportItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ class CheckResult:
 Tell: TypeAlias = Callable[[Check], Check]
 """Takes a check in, tells of it, and gives it back."""
 
-UNREACHABLE = Unavailable.exit_code
+UNREACHABLE = ExitCode.UNAVAILABLE
 
 
 def well(name: str, what: str) -> Check:
@@ -58,7 +58,7 @@ def unknown(name: str, what: str, hint: str = "") -> Check:
     return ReportItem(name, Outcome.UNKNOWN, what, CheckNote(hint))
 
 
-def failed(name: str, what: str, hint: str, code: int = PARTIAL_OR_FINDINGS) -> Check:
+def failed(name: str, what: str, hint: str, code: int = ExitCode.PARTIAL_OR_FINDINGS) -> Check:
     return ReportItem(name, Outcome.FAILED, what, CheckNote(hint), code)
 
 
@@ -74,7 +74,7 @@ def skipped(names: Iterable[str], because: str) -> list[Check]:
 
 def diagnosis_exit_code(diagnosis: Diagnosis) -> int:
     """0 with all well; what failed has one exit code, then that; else 3."""
-    return exit_code(Report(tuple(diagnosis.of(Outcome.FAILED))), ())
+    return Report(tuple(diagnosis.of(Outcome.FAILED))).exit_code_for()
 
 
 AGAIN = "try again, with a longer --timeout"

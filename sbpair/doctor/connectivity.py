@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from sbpair.amqp_client.stream import open_stream
 from sbpair.doctor.check import UNREACHABLE, Check, Tell, bounded, failed, skipped
-from sbpair.errors import MachineLacks
-from sbpair.model.report import PARTIAL_OR_FINDINGS
+from sbpair.errors import ExitCode, MachineLacks
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -34,7 +33,7 @@ async def walk(side: str, endpoint: Endpoint, seconds: float, tell: Tell) -> lis
     checks: list[Check] = []
     for name, step in steps.items():
         checks.append(tell(await bounded(name, seconds, step(name, endpoint), hint=silent)))
-        if checks[-1].exit_code not in (0, PARTIAL_OR_FINDINGS):
+        if checks[-1].exit_code not in (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS):
             break
     return checks + [tell(each) for each in skipped(list(steps)[len(checks) :], checks[-1].name)]
 

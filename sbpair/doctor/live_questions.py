@@ -23,12 +23,12 @@ from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.retry import attempt
 from sbpair.azure.trial_queues import TestQueues, look, open_trials
 from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, bounded, failed, unknown
-from sbpair.errors import AccessError, NameTaken, PartitionsWanted, SbpairError, Unavailable
+from sbpair.errors import AccessError, ExitCode, NameTaken, PartitionsWanted, SbpairError, Unavailable
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import QueueSpec
-from sbpair.model.report import PARTIAL_OR_FINDINGS, Outcome, Report, ReportItem
+from sbpair.model.report import Outcome, Report, ReportItem
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
@@ -290,7 +290,7 @@ class Questions:
         hint = "sbpair goes by what is assumed: report what your namespace does, and its tier"
         remark = CheckNote(hint, assumed, observed)
         return ReportItem(
-            name, Outcome.FAILED, f"assumed: {assumed}; observed: {observed}", remark, PARTIAL_OR_FINDINGS
+            name, Outcome.FAILED, f"assumed: {assumed}; observed: {observed}", remark, ExitCode.PARTIAL_OR_FINDINGS
         )
 
     def _name(self, what: str) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from sbpair import __version__
 from sbpair.doctor.check import Check, bounded, failed, note, unknown, well
-from sbpair.errors import MachineLacks
+from sbpair.errors import ExitCode
 from sbpair.replay.java import JAVAS, MIN_JAVA, find_java, java_version
 
 MIN_SEND_SECONDS = 15.0
 """A partitioned entity needs so long to turn to another partition."""
 
-LACKS = MachineLacks.exit_code
+LACKS = ExitCode.MACHINE
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9.]+)\s*$")
 
 

@@ -29,7 +29,7 @@ from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessa
 from sbpair.drill.emulator_process import advance_clock, emulated_pair
 from sbpair.drill.outages import EmulatedOutages
 from sbpair.drill.scenario import Intervals, SendTally, accounted, received
-from sbpair.errors import ProtocolError, UsageError
+from sbpair.errors import ExitCode, ProtocolError, UsageError
 from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
@@ -100,7 +100,8 @@ class DrillResult:
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.lost or self.duplicated or self.altered or self.sending.failed else 0
+        failed = self.lost or self.duplicated or self.altered or self.sending.failed
+        return ExitCode.PARTIAL_OR_FINDINGS if failed else ExitCode.DONE
 
 
 class Timeline:

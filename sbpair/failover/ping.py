@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sbpair.errors import AccessError, SbpairError, TimedOut
+from sbpair.errors import AccessError, ExitCode, SbpairError, TimedOut
 from sbpair.failover.pinger import ping
 from sbpair.model.pair import Endpoint
 
 AT_ONCE = 32
-DOWN, BROKEN, ACCESS = 6, 3, 5
 
 
 class Health(StrEnum):
@@ -71,15 +70,20 @@ async def _one(primary: Endpoint, entity: str, seconds: float, ask: Ask, clock: 
     except TimeoutError:
         error = TimedOut(f"no answer came within {seconds:g} s", hint="a retry may help")
     except SbpairError as caught:
-        return Pinged(entity, Health.DOWN if caught.retriable else Health.BROKEN, clock() - started, caught)
+        return Pinged(
+            entity,
+            Health.DOWN if caught.retriable else Health.BROKEN,
+            clock() - started,
+            caught,
+        )
     return Pinged(entity, Health.DOWN if error else Health.UP, clock() - started, error)
 
 
 def exit_code_of(pinged: Sequence[Pinged]) -> int:
     """0 for all of them up, 6 with any that is down, else 3; 5 where access alone is what they lack."""
     if any(each.health is Health.DOWN for each in pinged):
-        return DOWN
+        return ExitCode.UNAVAILABLE
     broken = [each.error for each in pinged if each.health is Health.BROKEN]
     if broken and all(isinstance(error, AccessError) for error in broken):
-        return ACCESS
-    return BROKEN if broken else 0
+        return ExitCode.ACCESS
+    return ExitCode.PARTIAL_OR_FINDINGS if broken else 0

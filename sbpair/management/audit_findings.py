@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from sbpair.errors import ExitCode
 from sbpair.management import backlog_plan
 from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import Change, Difference, QueueFinding, QueueState, Unexpected, Usage, Utilisation
-from sbpair.model.report import DONE, PARTIAL_OR_FINDINGS, Outcome, Report, ReportItem
+from sbpair.model.report import Outcome, Report, ReportItem
 
 MEGABYTE = 1024 * 1024
 FULL_SHARE = 0.8
@@ -98,7 +99,7 @@ class Audit(Report[QueueFinding]):
 
 def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -> int:
     """3 with any finding that is among `fail_on`, else 0."""
-    return PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else DONE
+    return ExitCode.PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else ExitCode.DONE
 
 
 def is_full(fill: Utilisation) -> bool:

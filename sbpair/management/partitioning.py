@@ -16,7 +16,7 @@ from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, SbpairError, ServiceRefused
 from sbpair.management.partitioned import QueueOrTopic, check_room, check_same, fitted, not_partitioned, possible
 from sbpair.model import tiers
-from sbpair.model.report import Outcome, Report, ReportItem, exit_code
+from sbpair.model.report import Outcome, Report, ReportItem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -99,7 +99,7 @@ async def list_partitions(
 
 def partition_exit_code(report: PartitionReport) -> int:
     """3 where one namespace of several failed."""
-    return exit_code(report, ())
+    return report.exit_code_for()
 
 
 class _Place:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sbpair import backlog
 from sbpair.azure.interfaces import NamespaceControl
-from sbpair.errors import NameInvalid, Unsafe, UsageError
+from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
 from sbpair.management import backlog_plan, entity_plan
 from sbpair.management.calls import CALLS_A_SECOND, SECOND_OF_CALLS, Calls, Halt, OnEvent, Sleep, first_error, together
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
@@ -22,14 +22,13 @@ from sbpair.management.entity_limits import complaints
 from sbpair.management.provision_side import EntityFinding, EntityItem, ProvisionSide
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec
-from sbpair.model.report import Outcome, Report, exit_code
+from sbpair.model.report import Outcome, Report
 
 __all__ = ["EntitiesDocument", "EntityFinding", "EntityItem", "EntityReport", "provision", "provision_exit_code"]
 
 EntityReport = Report[EntityFinding]
 Opens = Callable[[Endpoint], AbstractAsyncContextManager[NamespaceControl]]
 Result = TypeVar("Result")
-ACCESS = 5
 
 
 async def provision(
@@ -76,9 +75,9 @@ async def provision(
 
 def provision_exit_code(report: EntityReport, *, strict: bool = False) -> int:
     """5 where the service did not let it in; 3 where something could not be made, or differs under `strict`; else 0."""
-    if any(item.exit_code == ACCESS for item in report.of(Outcome.FAILED)):
-        return ACCESS
-    return exit_code(report, {Outcome.NOT_TRIED, *({Outcome.DRIFTED} if strict else ())})
+    if any(item.exit_code == ExitCode.ACCESS for item in report.of(Outcome.FAILED)):
+        return ExitCode.ACCESS
+    return report.exit_code_for({Outcome.NOT_TRIED, *({Outcome.DRIFTED} if strict else ())})
 
 
 def check(pair: Pair, entities: EntitiesDocument) -> None:

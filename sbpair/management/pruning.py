@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
 from sbpair.azure.retry import attempt
-from sbpair.errors import EntityMissing, SbpairError, ServiceRefused, TimedOut, Unreachable, Unsafe
+from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management import backlog_plan
 from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, QueueState, Unexpected
-from sbpair.model.report import Outcome, Report, ReportItem, exit_code
+from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 
@@ -123,8 +123,8 @@ async def prune(
 def prune_exit_code(report: QueueReport) -> int:
     """0 where all of them are gone, or would be; 3 where some were kept or failed; 4 where none may be removed."""
     if report.items and len(report.of(Outcome.KEPT)) == len(report.items):
-        return Unsafe.exit_code
-    return exit_code(report, {Outcome.KEPT})
+        return ExitCode.UNSAFE
+    return report.exit_code_for({Outcome.KEPT})
 
 
 async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: Sleep, path: str) -> bool:

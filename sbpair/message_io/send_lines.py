@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.errors import SbpairError, Unavailable, UsageError
+from sbpair.errors import ExitCode, SbpairError, Unavailable, UsageError
 from sbpair.failover.client_aio import AsyncFailoverClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
@@ -33,7 +33,6 @@ Result = TypeVar("Result")
 FeedEvent: TypeAlias = Delivered | SenderEvent
 OnEvent = Callable[[FeedEvent], object]
 
-PARTIAL = 3
 DRAIN_SECONDS = 3.0
 """How long an outbox may stay as full as it is before nobody waits for it any more."""
 
@@ -67,7 +66,7 @@ class SendResult:
         if self.error is None:
             return 0
         partial = isinstance(self.error, UsageError) and _sum(self.delivered)
-        return PARTIAL if partial else self.error.exit_code
+        return ExitCode.PARTIAL_OR_FINDINGS if partial else self.error.exit_code
 
 
 async def run(

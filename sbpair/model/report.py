@@ -1,6 +1,6 @@
-"""What became of many things done at once, as data, and the exit code that follows from it.
+"""The outcomes of many actions as data, and the exit code that follows from them.
 
-Pure: an expected failure of one item among many is an Item here, not an exception.
+Pure: an expected failure of one item among many is a ReportItem, not an exception.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from sbpair.errors import ExitCode
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-
-DONE = 0
-PARTIAL_OR_FINDINGS = 3
 
 Detail = TypeVar("Detail")
 
@@ -51,7 +50,7 @@ class ReportItem(Generic[Detail]):
     outcome: Outcome
     reason: str = ""
     detail: Detail | None = None
-    exit_code: int = DONE
+    exit_code: int = ExitCode.DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +65,14 @@ class Report(Generic[Detail]):
     def of(self, *outcomes: Outcome) -> list[ReportItem[Detail]]:
         return [item for item in self.items if item.outcome in outcomes]
 
+    def exit_code_for(self, findings: Collection[Outcome] = ()) -> int:
+        """Return 3 if an item failed or its outcome is one of `findings`, else 0.
 
-def exit_code(report: Report[Detail], findings: Collection[Outcome]) -> int:
-    """0, or 3 where an item failed or is one of `findings`.
-
-    Where nothing but failures of one kind happened, their own code says more than "partial": 6, say, for a
-    namespace that went away.
-    """
-    failed = report.of(Outcome.FAILED)
-    codes = {item.exit_code for item in failed}
-    if failed and len(failed) == len(report.items) and len(codes) == 1:
-        return codes.pop() or PARTIAL_OR_FINDINGS
-    if failed or report.of(*findings):
-        return PARTIAL_OR_FINDINGS
-    return DONE
+        If all items failed with one code, return that code: it says more than "partial", such as 6 for a namespace
+        that went away.
+        """
+        failed = self.of(Outcome.FAILED)
+        codes = {item.exit_code for item in failed}
+        if failed and len(failed) == len(self.items) and len(codes) == 1:
+            return codes.pop() or ExitCode.PARTIAL_OR_FINDINGS
+        return ExitCode.PARTIAL_OR_FINDINGS if failed or self.of(*findings) else ExitCode.DONE

@@ -1,4 +1,4 @@
-"""How much a mover does at a time: the more, the less a message costs, and the more is in hand when it is killed."""
+"""Limits of the batches that a mover forms: larger ones cost less per message, and leave more held after a kill."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 class BatchLimits:
     """All in messages.
 
-    `moving` are in hand beyond those of resting destinations. `round_least` leave without waiting for others: what a
-    round costs, they share. `whole` that stand together are worth a settlement, and with `settled` nothing waits any
-    more for what stands between.
+    `prefetch` are held, besides those of destinations that back off. `min_round` are sent without a wait for more.
+    `min_contiguous` deliveries are completed together; from `max_unsettled` accepted ones, all are completed.
     """
 
     prefetch: int
@@ -21,4 +20,4 @@ class BatchLimits:
 
 
 DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=480, min_round=50, min_contiguous=100, max_unsettled=400)
-"""Of a lane: more costs memory and gains nothing."""
+"""For a worker: larger limits cost memory and gain nothing."""

@@ -1,4 +1,4 @@
-"""One flight: messages on their way to the primary, from the parcel that they leave in to its answer."""
+"""One batch on its way to the primary, from the journal's entry to its outcome."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ if TYPE_CHECKING:
 
 
 class BatchSend:
-    """Messages that leave together, and the journal's number for them. `away` is whether an answer is waited for."""
+    """Messages that are accepted or refused together. `number` is the journal's for them."""
 
-    def __init__(self, orders: Sequence[RoutedMessage], parcel: Batch) -> None:
-        self.orders = orders
-        self.arrivals: list[ReceivedMessage] = list(map(get_message, orders))
-        self.keys: list[Key] = list(map(get_key, self.arrivals))
+    def __init__(self, routed: Sequence[RoutedMessage], batch: Batch) -> None:
+        self.routed = routed
+        self.messages: list[ReceivedMessage] = list(map(get_message, routed))
+        self.keys: list[Key] = list(map(get_key, self.messages))
         self.number = 0
-        self._parcel = parcel
-        self._answer: PendingOutcome | None = None
+        self._batch = batch
+        self._outcome: PendingOutcome | None = None
 
     @property
-    def away(self) -> bool:
-        return self._answer is not None
+    def pending(self) -> bool:
+        """Whether it was sent and has no outcome yet."""
+        return self._outcome is not None
 
     @property
     def size(self) -> int:
-        """Bytes that its messages have in the backlog."""
-        return sum(map(get_size, self.arrivals))
+        """Bytes of its messages in the backlog."""
+        return sum(map(get_size, self.messages))
 
-    def depart(self, link: DestinationLink) -> SbpairError | None:
-        """Leave now; answers why not, where it has not left."""
+    def start(self, link: DestinationLink) -> SbpairError | None:
+        """Send it. Return why it was not sent, or None."""
         try:
-            self._answer = link.send(self._parcel)
+            self._outcome = link.send(self._batch)
         except SbpairError as error:
             return error
         return None
 
-    async def landed(self) -> SbpairError | None:
-        """Wait for the answer. Where that is cut short, it is still away."""
-        assert self._answer is not None  # noqa: S101  it has left
+    async def outcome(self) -> SbpairError | None:
+        """Wait for the outcome: None if accepted. If the wait is cancelled, it stays pending."""
+        assert self._outcome is not None  # noqa: S101  it was started
         error: SbpairError | None = None
         try:
-            await self._answer.outcome()
+            await self._outcome.outcome()
         except SbpairError as refusal:
             error = refusal
-        self._answer = None
+        self._outcome = None
         return error

@@ -1,4 +1,4 @@
-"""What all lanes of a run share."""
+"""What the workers of a run share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sbpair.model.backoff import Backoff
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS, BatchLimits
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import Tally
@@ -19,15 +20,36 @@ if TYPE_CHECKING:
     from sbpair.move.events import SyphonEvent
     from sbpair.move.rate_limit import RateLimiter
 
-Cost = Callable[[str], Awaitable[float]]
+DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
+
+SendCost = Callable[[str], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTimings:
+    """`gather_seconds`: how long a few messages wait for more to fill a batch.
+
+    `settle_seconds`: how long an accepted message waits for those in front of it. `renew_before_seconds`: how long
+    before a lock expires it is renewed. `min_renewal_seconds`: the shortest time between two checks of the locks, for
+    queues with a shorter lock.
+    """
+
+    backoff: Backoff = DEFAULT_BACKOFF
+    gather_seconds: float = 0.02
+    settle_seconds: float = 0.5
+    renew_before_seconds: float = 25.0
+    min_renewal_seconds: float = 1.0
+
+
+DEFAULT_TIMINGS = MoveTimings()
 
 
 @dataclass
 class MoveContext:
-    """`namespace` is where the backlog is.
+    """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
 
-    `cost` tells what a message for a destination costs in credits; `now_ms` is in ms since 1970. `refusals` are how
-    often the backlog has not let a message be dead-lettered, and why it last did not.
+    `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
+    and the last reason.
     """
 
     namespace: str
@@ -35,13 +57,14 @@ class MoveContext:
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[SyphonEvent], None] = lambda _event: None
     batch_limits: BatchLimits = DEFAULT_BATCH_LIMITS
+    timings: MoveTimings = field(default_factory=lambda: DEFAULT_TIMINGS)
     max_held: int = 1_000
     max_held_bytes: int = 16 * 1024 * 1024
     jitter: Callable[[], float] = random.random
     ordered: bool = True
     ttl: TimeToLive = TimeToLive.ORIGINAL
     rate_limiter: RateLimiter | None = None
-    send_cost: Cost | None = None
+    send_cost: SendCost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
     breaker: WrongPrimaryBreaker = field(default_factory=WrongPrimaryBreaker)
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""One destination: what waits for it, in backlog order, and which of it may be on its way at the same time. Pure.
+"""FIFO of messages that wait for one destination, and which of them may be sent at the same time. Pure.
 
-The law: of messages that have an order among them, none leaves before those in front of it are accepted. All messages
-of a destination have one, until it turns out to take only messages of one key in a batch: then it is partitioned, knows
-no order between keys, and those of a key have one.
+Invariant: of messages with an order among them, none is sent before those in front of it are accepted. All messages of
+a destination have one order, until it turns out to accept only messages of one key in a batch: then it is partitioned,
+and only messages of one key have an order among them.
 """
 
 from __future__ import annotations
@@ -18,121 +18,112 @@ if TYPE_CHECKING:
     from sbpair.move.interface import ReceivedMessage, RoutedMessage
 
 MAX_ROUND = 1_000
-"""How many messages leave in one round. What is larger than a batch goes in the next one."""
+"""How many messages are sent in one round. Those beyond a batch are sent in the next one."""
 
 
 class DestinationQueue:
-    """`failures` counts those in a row; `resting` is why it takes nothing for now; `workers` are those who send.
+    """Waiting messages in backlog order, and what the destination's refusals have shown about its batches."""
 
-    `cost` is what a message costs in credits, once that is known.
-    """
-
-    def __init__(
-        self, destination: str, *, ordered: bool = True, min_round: int = DEFAULT_BATCH_LIMITS.min_round
-    ) -> None:
-        self.destination = destination
-        self.failures = 0
-        self.resting: str | None = None
-        self.workers = 0
-        self.cost: float | None = None
+    def __init__(self, *, ordered: bool = True, min_round: int = DEFAULT_BATCH_LIMITS.min_round) -> None:
         self._ordered = ordered
         self._min_round = min_round
         self._waiting: deque[RoutedMessage] = deque()
-        self._keyed = self._singly = False
+        self._by_key = self._one_by_one = False
         self._suspects: set[int] = set()
-        self._blameless, self._mixed = True, False
+        self._all_accepted, self._mixed_keys = True, False
 
     def __len__(self) -> int:
-        """How many messages wait; those on their way are not among them."""
+        """Count waiting messages, without those being sent."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[RoutedMessage]:
         return iter(self._waiting)
 
     @property
-    def is_due(self) -> bool:
-        """Whether waiting for more messages would spare nothing: there are many, or they leave one by one anyway."""
-        together = not (self._keyed or self._singly or self._suspects)
-        return len(self._waiting) >= self._min_round or not together or self.resting is not None
+    def is_full_round(self) -> bool:
+        """Whether a wait for more messages gains nothing: they are many, or are sent one by one anyway."""
+        return len(self._waiting) >= self._min_round or not self._in_batches
 
-    def add(self, orders: Sequence[RoutedMessage]) -> None:
-        """Messages have come; one that comes again has its old place, in front of those behind it in the backlog."""
-        come = sorted(orders, key=get_ordinal)
-        if self._waiting and come[0].ordinal < self._waiting[-1].ordinal:
-            self.put_back(come)
+    @property
+    def _in_batches(self) -> bool:
+        return not (self._by_key or self._one_by_one or self._suspects)
+
+    def add(self, routed: Sequence[RoutedMessage]) -> None:
+        """Add messages. A redelivery gets its old place, in front of those behind it in the backlog."""
+        added = sorted(routed, key=get_ordinal)
+        if self._waiting and added[0].ordinal < self._waiting[-1].ordinal:
+            self.put_back(added)
         else:
-            self._waiting += come
+            self._waiting += added
 
     def take(self, limit: int) -> list[RoutedMessage]:
-        """The first ones, off the road."""
+        """Remove and return the first messages."""
         if limit >= len(self._waiting):
-            orders = list(self._waiting)
+            routed = list(self._waiting)
             self._waiting.clear()
-            return orders
+            return routed
         return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
 
-    def put_back(self, orders: Iterable[RoutedMessage]) -> None:
-        """What did not get through waits again, in its old place: in front of what came later."""
-        back = sorted(orders, key=get_ordinal)
+    def put_back(self, routed: Iterable[RoutedMessage]) -> None:
+        """Add messages that were not accepted, each in its old place."""
+        back = sorted(routed, key=get_ordinal)
         if back and self._waiting and back[-1].ordinal > self._waiting[0].ordinal:
             self._waiting = deque(sorted([*back, *self._waiting], key=get_ordinal))
         else:
             self._waiting.extendleft(reversed(back))
 
-    def drop(self, arrival: ReceivedMessage) -> bool:
-        """Take one that waits off the road, for it is no longer ours. False where it does not wait."""
-        for order in self._waiting:
-            if order.message is arrival:
-                self._waiting.remove(order)
+    def drop(self, message: ReceivedMessage) -> bool:
+        """Remove a message. Return False if it does not wait here."""
+        for routed in self._waiting:
+            if routed.message is message:
+                self._waiting.remove(routed)
                 return True
         return False
 
     def next_round(self, limit: int, max_groups: int) -> list[list[RoutedMessage]]:
-        """Groups of messages that may leave at the same time, each in order; taken off the road."""
-        if not (self._keyed or self._singly or self._suspects):
+        """Remove and return groups of messages that may be sent at the same time, each in order."""
+        if self._in_batches:
             return [self.take(min(limit, MAX_ROUND))] if max_groups and self._waiting else []
         groups: dict[str | int | None, list[RoutedMessage]] = {}
         closed: set[str | int | None] = set()
         kept: list[RoutedMessage] = []
-        for order in self.take(min(limit, MAX_ROUND)):
-            alone = self._singly or order.ordinal in self._suspects
-            key = self._key(order, alone=alone)
+        for routed in self.take(min(limit, MAX_ROUND)):
+            alone = self._one_by_one or routed.ordinal in self._suspects
+            key = self._group_key(routed, alone=alone)
             group = groups.get(key)
             if key in closed or (alone and group) or (group is None and len(groups) == max_groups):
                 closed.add(key)
-                kept.append(order)
+                kept.append(routed)
                 continue
-            groups.setdefault(key, []).append(order)
+            groups.setdefault(key, []).append(routed)
             if alone:
                 closed.add(key)
         self._waiting.extendleft(reversed(kept))
         return list(groups.values())
 
-    def _key(self, order: RoutedMessage, *, alone: bool) -> str | int | None:
-        """What messages have in common that may not overtake each other."""
+    def _group_key(self, routed: RoutedMessage, *, alone: bool) -> str | int | None:
+        """Return the key of messages that may not overtake each other."""
         if alone and not self._ordered:
-            return order.ordinal
-        return partition_key_of(order) if self._keyed else None
+            return routed.ordinal
+        return partition_key_of(routed) if self._by_key else None
 
-    # What the destination has said.
+    def batch_refused(self, routed: Sequence[RoutedMessage]) -> None:
+        """Send each of these alone from now on: one of them is the cause, or the batch as such."""
+        self._suspects.update(each.ordinal for each in routed)
+        self._all_accepted = True
+        self._mixed_keys = len({partition_key_of(each) for each in routed}) > 1
 
-    def refused_together(self, orders: Sequence[RoutedMessage]) -> None:
-        """It does not take these in one batch: one of them is to blame, or the batch. Each goes alone now."""
-        self._suspects.update(order.ordinal for order in orders)
-        self._blameless = True
-        self._mixed = len({partition_key_of(order) for order in orders}) > 1
-
-    def answered_alone(self, order: RoutedMessage, *, accepted: bool) -> None:
-        """One that was refused together with others has left by itself. Where none is to blame, it is the batch."""
-        if order.ordinal not in self._suspects:
+    def sent_alone(self, routed: RoutedMessage, *, accepted: bool) -> None:
+        """Record an outcome. If each message of a refused batch is accepted alone, the batch was the cause."""
+        if routed.ordinal not in self._suspects:
             return
-        self._suspects.discard(order.ordinal)
-        self._blameless = self._blameless and accepted
-        if not self._suspects and self._blameless:
-            self._singly = self._singly or not self._mixed
-            self._keyed = self._keyed or self._mixed
+        self._suspects.discard(routed.ordinal)
+        self._all_accepted = self._all_accepted and accepted
+        if not self._suspects and self._all_accepted:
+            self._one_by_one = self._one_by_one or not self._mixed_keys
+            self._by_key = self._by_key or self._mixed_keys
 
 
-def partition_key_of(order: RoutedMessage) -> str | None:
-    """What decides on the partition of a message in a partitioned entity, unless it detects duplicates."""
-    return order.send.session_id or order.message.partition_key
+def partition_key_of(routed: RoutedMessage) -> str | None:
+    """Return the key that decides on the partition, unless the entity detects duplicates."""
+    return routed.send.session_id or routed.message.partition_key

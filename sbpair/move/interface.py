@@ -131,10 +131,10 @@ class Batch(Protocol):
 
 
 class DestinationLink(Protocol):
-    """The way to one destination, open at this moment. `room` is how many parcels may leave at once."""
+    """The way to one destination, open at this moment. `credit` is how many parcels may leave at once."""
 
     @property
-    def room(self) -> int: ...
+    def credit(self) -> int: ...
 
     def encode(self, orders: Sequence[RoutedMessage]) -> Batch:
         """As many of these, from the first on, as may leave together; the first by itself, however large it is."""

@@ -1,585 +1,142 @@
-"""The settle-after-accept loop: at-least-once, and this is the one place that makes it so.
+"""The mover: messages go from a backlog queue to their destinations, at least once, through three one-way stages.
 
-The law: a delivery is completed in the backlog only after the primary has accepted the message. Whatever happens before
-that, the message stays in the backlog; whatever happens after, it may be delivered again, and the journal knows it.
-What leaves for a destination leaves in backlog order, also across a retry; a destination that fails rests with what it
-has, and the others go on.
+`intake` routes received messages, a `destination_sender` per destination sends them, `settlement` ends them in the
+backlog. No stage calls an earlier one; they share a `failure_latch`.
+
+Invariant: a delivery is completed in the backlog only after the primary accepted its message. Before that, the message
+stays in the backlog. After that, it may be delivered again, and the journal knows it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections import defaultdict
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sbpair.errors import EntityMissing, InDoubt, ProtocolError, SbpairError, ServiceRefused, Throttled, Unavailable
-from sbpair.model.cost import UNIT_BYTES, units
-from sbpair.move.batch_send import BatchSend
-from sbpair.move.destination_queue import MAX_ROUND
-from sbpair.move.destination_queues import DestinationQueues
-from sbpair.move.dispatch import Dispatcher
-from sbpair.move.events import DeadLettered, DestinationBackingOff, DestinationRecovered
-from sbpair.move.held import HeldMessages
-from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_lock_until, get_ordinal
-from sbpair.move.message.route import DeadLetter, Expire, Send, TimeToLive, keys_of, missing, refused, router
-from sbpair.move.receipt import NamedMessage
-from sbpair.move.settlement_buffer import SettlementBuffer
+from sbpair.move.destination_sender import DestinationSender
+from sbpair.move.destination_senders import DestinationSenders
+from sbpair.move.failure_latch import FailureLatch
+from sbpair.move.intake import Intake
+from sbpair.move.lock_renewal import renew_locks
+from sbpair.move.message.route import router
+from sbpair.move.settlement import DEAD_LETTER_TRIES, Settlement
 
 if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
+    import asyncio
+    from collections.abc import Sequence
+
+    from sbpair.errors import SbpairError, Unavailable
     from sbpair.move.context import MoveContext
-    from sbpair.move.destination_queue import DestinationQueue
-    from sbpair.move.interface import Destination, DestinationLink, Failures, MessageSource, ReceivedMessage
-
-log = logging.getLogger(__name__)
-
-BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
-
-LARGEST_BYTES = 1024 * 1024
-"""How large a message is taken to be before the first one has come."""
-
-DEAD_LETTER_TRIES = 3
-"""How often the backlog may refuse to dead-letter a message before it counts as one that cannot be."""
-
-
-_order = partial(tuple.__new__, RoutedMessage)
-"""As Order(…) is, at a third of its cost."""
+    from sbpair.move.interface import Destination, MessageSource, ReceivedMessage
 
 
 class Mover:
-    """A lane's hands: takes arrivals over, and has each of them end in exactly one bucket of the receipt.
-
-    `fatal` is why no message at all can be sent; `trouble` is why the backlog may not know yet what became of some.
-    """
+    """The three stages of one backlog queue. Each accepted message ends in one bucket of the receipt."""
 
     def __init__(
         self, source: MessageSource, primary: Destination, tasks: asyncio.TaskGroup, context: MoveContext
     ) -> None:
         self._source = source
-        self._primary = primary
-        self._tasks = tasks
         self._context = context
-        self._route = router(context.ttl, self._service_ms)
-        self._loop = asyncio.get_running_loop()
-        self._queue = source.queue.lower()
-        self._roads = DestinationQueues(
-            context.breaker, ordered=context.ordered, min_round=context.batch_limits.min_round
+        self._latch = FailureLatch(source.interrupt)
+        self._settlement = Settlement(source, tasks, context, self._latch)
+        route = router(context.ttl, self._service_ms)
+        new_sender = partial(
+            DestinationSender,
+            backlog_queue=source.queue,
+            primary=primary,
+            route=route,
+            settlement=self._settlement,
+            context=context,
+            latch=self._latch,
         )
-        self._hands = HeldMessages(self._drop_lost)
-        self._heirs: dict[int, ReceivedMessage] = {}  # by the elder that has to end before they may be sent
-        self._doubtful: set[int] = set()
-        self._patience: set[asyncio.Timeout] = set()
-        self._accepted_ones = SettlementBuffer(
-            self._hands, tasks, self._settle, f"settle in {source.queue}", context.batch_limits
-        )
-        self._stopping = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._departures = Dispatcher(
-            self._roads,
-            tasks,
-            self._advance,
-            stopping=self._stopping,
-            changed=self._changed,
-            ordered=context.ordered,
-        )
-        self.fatal: SbpairError | None = None
-        self.settlement_error: Unavailable | None = None
+        self._senders = DestinationSenders(new_sender, tasks, context, self._latch)
+        self._intake = Intake(source.queue, route, self._senders, self._settlement, context)
 
-    # What a lane asks.
+    @property
+    def fatal(self) -> SbpairError | None:
+        """Why no message at all can be sent."""
+        return self._latch.fatal
+
+    @property
+    def settlement_error(self) -> Unavailable | None:
+        """Why the backlog may not know the end of some messages."""
+        return self._settlement.error
 
     @property
     def held(self) -> int:
-        return len(self._hands)
+        """Messages received and not settled."""
+        return len(self._settlement.held)
 
     @property
     def room(self) -> int:
-        """How many more deliveries may be taken in, if none is larger than the largest so far."""
-        left = self._context.max_held_bytes - self._hands.bytes
-        if left <= 0:
-            return 0
-        resting = sum(map(len, self._roads.backing_off()))
-        limit = min(self._context.max_held - self.held, self._context.batch_limits.prefetch + resting - self.held)
-        return max(0, min(limit, max(1, left // (self._hands.largest or LARGEST_BYTES))))
-
-    def held_numbers(self) -> set[int]:
-        """The sequence numbers of what is in hand."""
-        return {arrival.facts.sequence_number for arrival in self._hands}
-
-    def backing_off(self) -> dict[str, str]:
-        """Destinations that take nothing for now, and why."""
-        return {road.destination: road.resting or "" for road in self._roads.backing_off()}
-
-    def waiting(self) -> dict[str, int]:
-        """How many messages wait for each destination that takes nothing for now."""
-        return {road.destination: len(road) for road in self._roads.backing_off()}
+        """How many more messages may be received."""
+        return self._intake.room
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the message that is longest in hand was enqueued, in ms since 1970."""
-        first = self._hands.first()
+        """When the message held longest was enqueued, in ms since 1970."""
+        first = self._settlement.held.first()
         return None if first is None else first.facts.enqueued_at or None
 
+    def held_numbers(self) -> set[int]:
+        """Return the sequence numbers of held messages."""
+        return {message.facts.sequence_number for message in self._settlement.held}
+
+    def waiting(self) -> dict[str, int]:
+        """Return how many messages wait, by destination that backs off."""
+        return {sender.destination: len(sender.queue) for sender in self._senders.backing_off()}
+
     def stuck(self, failures: int) -> bool:
-        """Whether everything in hand waits for destinations that have failed so often in a row."""
-        return self._roads.stuck(failures) == self.held
+        """Return whether every held message waits for a destination with so many failures in a row."""
+        return self._senders.count_stuck(failures) == self.held
 
     def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
-        """Why messages of the queue, that cannot be sent, were refused to be dead-lettered so often: a reason each."""
-        refusals = self._context.dead_letter_refusals.items()
-        return [why for key, (count, why) in refusals if key[1] == self._queue and count >= times]
+        """Return why messages of the queue could not be dead-lettered: a reason for each one refused so often."""
+        return self._settlement.unsettleable(times)
 
     async def wait_changed(self, seconds: float) -> None:
-        """Wait until something has ended or begun to rest, but not longer."""
-        self._changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        """Wait until a delivery ends or a destination backs off, at most `seconds`."""
+        await self._latch.wait_changed(seconds)
 
-    # What a lane does.
+    def accept(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Take over received messages."""
+        self._intake.accept(messages)
 
-    def accept(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        """Take deliveries over."""
-        come, repeats = self._by_key(arrivals), 0
-        keys = come.keys()
-        if len(come) == len(arrivals) and not (self._hands.know_any(keys) or self._context.journal.seen_any(keys)):
-            # As nearly always: it costs a third of looking at one after the other.
-            self._hands.take_all(come)
-            self._direct(arrivals)
-        else:
-            repeats = sum([self._accept(arrival) for arrival in arrivals])
-        self._hands.all_taken()
-        self._context.tally.received(self._source.queue, len(arrivals), repeats=repeats)
-        self._spent("received", arrivals)
-
-    def _by_key(self, arrivals: Sequence[ReceivedMessage]) -> dict[Key, ReceivedMessage]:
-        """Deliveries by their keys, which they are given here as `get_key` has them."""
-        keys = keys_of(self._context.namespace, list(map(get_facts, arrivals)))
-        for arrival, key in zip(arrivals, keys, strict=True):
-            arrival.key = key
-        return dict(zip(keys, arrivals, strict=True))
-
-    def _accept(self, arrival: ReceivedMessage) -> bool:
-        """Take one over. Answers whether its message has been delivered before."""
-        before = self._hands.take(arrival)
-        seen = self._context.journal.seen(arrival.key)
-        if before is None or self._succeeds(arrival, before):
-            self._welcome(arrival, seen=seen)
-        return seen or before is not None
-
-    def _succeeds(self, arrival: ReceivedMessage, before: ReceivedMessage) -> bool:
-        """A message came again: the one in hand has lost its lock. Whether the new one may go its way already."""
-        before.lock_until = 0.0
-        self._drop_lost(before)
-        if self._hands.has(before):
-            # What becomes of it, decides whether the new one has to be sent at all.
-            self._heirs[id(before)] = arrival
-            return False
-        return True
-
-    def _welcome(self, arrival: ReceivedMessage, *, seen: bool) -> None:
-        if seen and self._context.journal.was_accepted(arrival.key):
-            self._confirm(arrival)
-        else:
-            self._direct([arrival])
-
-    async def finish(self) -> None:
-        """Stop: what is in flight is finished and settled, the rest is released."""
-        self._stopping.set()
-        self._accepted_ones.hurry()
-        await self._source.stop()
-        for patience in self._patience:
-            patience.reschedule(self._loop.time())
-        while self._roads.busy or self.held > len(self._held()):
-            await self.wait_changed(1.0)
-        held = self._held()
-        self._heirs.clear()
-        await self._release(held)
+    async def renew_locks(self) -> None:
+        """Renew the locks of held messages until cancelled."""
+        await renew_locks(self._settlement.held, self._source, self._context, self._intake.drop_lost)
 
     async def touch_link(self) -> None:
-        """Give the youngest of what waits back, to have it again: a link over which nothing goes is taken away."""
-        youngest = self._roads.drop_youngest()
-        if youngest is not None:
-            await self._release([youngest])
+        """Release the newest waiting message, to receive it again: the service closes unused links."""
+        newest = self._senders.drop_newest()
+        if newest is not None:
+            await self._settlement.release([newest])
 
     def fail(self, error: SbpairError) -> None:
-        """No message's fault: every one of them would meet the same."""
-        self.fatal = self.fatal or error
-        self._stopping.set()
-        self._source.interrupt()
-        self._changed.set()
+        """Stop because of an error that every message would meet."""
+        self._latch.fail(error)
+
+    async def finish(self) -> None:
+        """Stop: finish and settle what is being sent, and release the rest."""
+        self._latch.stopping.set()
+        self._settlement.flush()
+        await self._source.stop()
+        self._latch.abort_waits()
+        while self._senders.busy or self.held > len(self._idle()):
+            await self._latch.wait_changed(1.0)
+        idle = self._idle()
+        self._settlement.forget_redeliveries()
+        await self._settlement.release(idle)
 
     def abandon_all(self) -> None:
-        """The source is gone, and with it every lock: what has not ended goes back to the backlog by itself."""
-        heirs = list(self._heirs.values())
-        self._heirs.clear()
-        for arrival in heirs:
-            if self._context.journal.was_accepted(arrival.key):
-                self._end(arrival, "already_sent")  # it was its elder that was counted when the primary took it
-        for arrival in self._hands:
-            self._return(arrival)
+        """End everything held after the source has gone: the messages go back to the backlog by themselves."""
+        self._settlement.abandon_all()
 
-    async def keep_locks(self) -> None:
-        """Renew the locks of what is in hand, until cancelled."""
-        await self._hands.keep_locks(self._source, self._context.tally)
-
-    # Onto a road, and along it.
-
-    def _direct(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        orders: defaultdict[str, list[RoutedMessage]] = defaultdict(list)
-        decisions = self._route(list(map(get_facts, arrivals)))
-        for arrival, decision, turn in zip(arrivals, decisions, map(get_ordinal, arrivals), strict=True):
-            if isinstance(decision, Send):
-                orders[decision.destination].append(_order((arrival, decision, turn)))
-            else:
-                self._spawn(self._dead_letter(arrival, decision), arrival)
-        for destination, come in orders.items():
-            road = self._roads.to(destination)
-            road.add(come)
-            self._departures.schedule(road)
-
-    async def _advance(self, road: DestinationQueue) -> None:
-        """One round with what is at the head of a road."""
-        try:
-            link = await self._may_leave(road)
-            if self._context.send_cost is not None and road.cost is None:
-                road.cost = await self._context.send_cost(road.destination)
-            if link is not None:
-                await self._send_round(road, link)
-        except (Unavailable, ProtocolError) as error:
-            await self._rest(road, error)
-        except (ServiceRefused, EntityMissing) as error:
-            self._refuse(road, road.take(self._context.breaker.limit(MAX_ROUND)), error)
-        except SbpairError as error:
-            self.fail(error)
-
-    async def _may_leave(self, road: DestinationQueue) -> DestinationLink | None:
-        """Wait until the destination takes a message; None where `finish` has ended the wait."""
-        patience = asyncio.timeout(None)
-        try:
-            async with patience:
-                self._patience.add(patience)
-                link = await self._primary.ready(road.destination)
-                self._context.breaker.found()
-        except TimeoutError:
-            return None
-        finally:
-            self._patience.discard(patience)
-        return None if self._stopping.is_set() else link
-
-    async def _send_round(self, road: DestinationQueue, link: DestinationLink) -> None:
-        """Send what may be on its way at the same time, and see what becomes of it."""
-        flights = self._pack(road, link)
-        may_leave = False
-        try:
-            if flights and await self._pace(road, flights):
-                await self._write_down(road, flights)
-                may_leave = True
-        finally:
-            if not may_leave:
-                road.put_back(order for flight in flights for order in flight.orders)
-        if may_leave:
-            await self._fly(road, link, flights)
-
-    def _pack(self, road: DestinationQueue, link: DestinationLink) -> list[BatchSend]:
-        flights: list[BatchSend] = []
-        left_over: list[RoutedMessage] = []
-        now = self._loop.time()
-        for group in road.next_round(self._limit(road), link.room):
-            orders = group
-            if min(map(get_lock_until, group)) <= now:
-                # Whatever has come in their place goes before those behind them.
-                self._return_lost(group, now)
-                left_over += [order for order in group if order.message.lock_until > now]
-                continue
-            if self._context.ttl is not TimeToLive.ORIGINAL:
-                orders = [order for order in map(self._directed_anew, orders) if order is not None]
-            if orders:
-                parcel = link.encode(orders)
-                flights.append(BatchSend(orders[: parcel.count], parcel))
-                left_over += orders[parcel.count :]
-        if left_over:
-            road.put_back(left_over)
-        return flights
-
-    def _return_lost(self, orders: list[RoutedMessage], now: float) -> None:
-        """Those whose lock is over are somebody else's by now, or will be delivered to us again."""
-        for order in orders:
-            if order.message.lock_until <= now:
-                self._return(order.message)
-
-    def _directed_anew(self, order: RoutedMessage) -> RoutedMessage | None:
-        """Where time counts, what was decided when a message came may be different by now."""
-        [decision] = self._route([order.message.facts])
-        if isinstance(decision, Send):
-            return order._replace(send=decision)
-        self._spawn(self._dead_letter(order.message, decision), order.message)
-        return None
-
-    async def _pace(self, road: DestinationQueue, flights: list[BatchSend]) -> bool:
-        """Wait until so many may leave; False where they may not any more."""
-        pace = self._context.rate_limiter
-        if pace is not None:
-            count = sum(len(flight.orders) for flight in flights)
-            seconds = pace.reserve(self._loop.time(), count, road.cost or 1.0)
-            while seconds > 0.0:
-                if await self._stopped_within(seconds):
-                    return False
-                seconds = pace.paused(self._loop.time())
-            now = self._loop.time()
-            return all(order.message.lock_until > now for flight in flights for order in flight.orders)
-        return True
-
-    def _limit(self, road: DestinationQueue) -> int:
-        pace = self._context.rate_limiter
-        if pace is None:
-            return MAX_ROUND
-        return min(MAX_ROUND, pace.max_batch(self._loop.time(), road.cost or 1.0))
-
-    async def _write_down(self, road: DestinationQueue, flights: list[BatchSend]) -> None:
-        journal = self._context.journal
-        numbers = journal.note_sending([flight.keys for flight in flights], road.destination)
-        try:
-            await journal.on_disk()
-            journal.may_send()  # the disk may have taken longer than a lease lasts
-        except BaseException:
-            for number in numbers:
-                journal.unsent(number)
-            raise
-        for flight, number in zip(flights, numbers, strict=True):
-            flight.number = number
-
-    async def _fly(self, road: DestinationQueue, link: DestinationLink, flights: list[BatchSend]) -> None:
-        """Let them leave at once, and wait for every answer. Raises the error that says why the road must rest."""
-        landed: list[BatchSend] = []
-        worst: SbpairError | None = None
-        try:
-            for flight in flights:
-                if worst is not None:
-                    self._unsent(road, flight)
-                elif (error := flight.depart(link)) is not None:
-                    worst = self._failed(road, flight, error)
-            for flight in flights:
-                if not flight.away:
-                    continue
-                error = await flight.landed()
-                if error is None:
-                    landed.append(flight)
-                else:
-                    worst = self._failed(road, flight, error) or worst
-        finally:
-            for flight in flights:
-                if flight.away:
-                    self._doubt(flight, "the send was cancelled")
-                    road.put_back(flight.orders)
-            self._accepted(road, landed)
-        self._accepted_ones.settle_soon()
-        if worst is not None:
-            raise worst
-        self._awake(road)
-
-    def _accepted(self, road: DestinationQueue, flights: list[BatchSend]) -> None:
-        """The primary has them, whatever else goes wrong now."""
-        for flight in flights:
-            if len(flight.orders) == 1:
-                road.answered_alone(flight.orders[0], accepted=True)
-            self._context.tally.sent(self._source.queue, road.destination, len(flight.orders), flight.size)
-            self._spent("sent", flight.arrivals)
-            self._accepted_ones.add(flight.keys, flight.arrivals)
-        self._context.journal.note_accepted([flight.number for flight in flights])
-
-    def _failed(self, road: DestinationQueue, flight: BatchSend, error: SbpairError) -> SbpairError | None:
-        """What becomes of messages that were not accepted. Answers why the road must rest, if it must."""
-        if isinstance(error, InDoubt):
-            self._doubt(flight, error.message)
-            road.put_back(flight.orders)
-            return error
-        if isinstance(error, (ServiceRefused, EntityMissing)):
-            self._context.journal.unsent(flight.number)
-            if isinstance(error, ServiceRefused) and len(flight.orders) > 1:
-                # One of them is to blame, or their being together: they are told apart by sending them in another way.
-                road.refused_together(flight.orders)
-                road.put_back(flight.orders)
-            else:
-                self._refuse(road, flight.orders, error)
-            return None
-        self._unsent(road, flight)
-        return error
-
-    def _unsent(self, road: DestinationQueue, flight: BatchSend) -> None:
-        self._context.journal.unsent(flight.number)
-        road.put_back(flight.orders)
-
-    def _refuse(self, road: DestinationQueue, orders: Sequence[RoutedMessage], error: SbpairError) -> None:
-        if isinstance(error, EntityMissing):
-            doubt = self._context.breaker.missing(road.destination.lower(), len(orders))
-            if doubt is not None:
-                road.put_back(orders)
-                self.fail(doubt)
-                return
-        self._awake(road)
-        decide = missing if isinstance(error, EntityMissing) else refused
-        for order in orders:
-            road.answered_alone(order, accepted=False)
-            self._spawn(self._dead_letter(order.message, decide(road.destination, error.message)), order.message)
-
-    def _awake(self, road: DestinationQueue) -> None:
-        if road.resting is not None:
-            self._context.on_event(DestinationRecovered(self._source.queue, road.destination))
-        road.resting, road.failures = None, 0
-
-    async def _rest(self, road: DestinationQueue, error: SbpairError) -> None:
-        road.failures += 1
-        road.resting = error.message
-        if isinstance(error, Throttled) and self._context.rate_limiter is not None:
-            self._context.rate_limiter.busy(self._loop.time())
-        longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(road.failures - 1, 16))
-        seconds = longest * (0.5 + self._context.jitter() / 2)
-        self._context.on_event(
-            DestinationBackingOff(self._source.queue, road.destination, error.message, seconds, len(road))
-        )
-        self._changed.set()
-        await self._stopped_within(seconds)
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        return self._stopping.is_set()
-
-    # The ends that a delivery can come to.
-
-    def _confirm(self, arrival: ReceivedMessage) -> None:
-        """The primary has it from before: only the backlog is still to be told."""
-        self._context.tally.ended(self._source.queue, "already_sent")
-        self._spawn(self._complete([arrival]), arrival)
-
-    async def _settle(self, arrivals: list[ReceivedMessage]) -> None:
-        """Complete what the primary has, once that is written down."""
-        try:
-            await self._context.journal.on_disk()
-        except SbpairError as error:
-            # The primary has them all the same; but nothing more is sent.
-            self.fail(error)
-        await self._complete(arrivals)
-
-    async def _complete(self, arrivals: list[ReceivedMessage]) -> None:
-        """Settle what the primary has. A settlement that fails changes nothing about that."""
-        self._spent("received", arrivals)
-        failures = await self._source.complete(arrivals)
-        done = arrivals
-        if failures:
-            self._not_settled("completed", failures)
-            failed = {id(arrival) for arrival, _ in failures}
-            done = [arrival for arrival in arrivals if id(arrival) not in failed]
-        self._context.journal.completed(list(map(get_key, done)))
-        self._end_all(arrivals)
-
-    async def _dead_letter(self, arrival: ReceivedMessage, decision: DeadLetter | Expire) -> None:
-        self._spent("received", [arrival])
-        try:
-            await self._source.dead_letter(arrival, decision.reason, decision.description)
-        except SbpairError as error:
-            # It is not given back, or it would come again at once: until its lock is over, it rests.
-            count, _ = self._context.dead_letter_refusals.get(arrival.key, (0, ""))
-            self._context.dead_letter_refusals[arrival.key] = (count + 1, error.message)
-            if count + 1 < DEAD_LETTER_TRIES:
-                self._not_settled("dead-lettered", [(arrival, error)])
-            self._return(arrival)
-            return
-        self._context.dead_letter_refusals.pop(arrival.key, None)
-        named = self._named(arrival, decision.description)
-        bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
-        self._context.tally.dead_lettered(named, bucket=bucket)
-        self._context.on_event(
-            DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
-        )
-        self._context.journal.completed([arrival.key])
-        self._end(arrival, None)
-
-    async def _release(self, arrivals: list[ReceivedMessage]) -> None:
-        self._spent("received", arrivals)
-        # Where that fails their locks run out, or have: they are back either way.
-        self._not_settled("released", await self._source.release(arrivals))
-        for arrival in arrivals:
-            self._return(arrival)
-
-    def _not_settled(self, what: str, failures: Failures) -> None:
-        if failures:
-            numbers = ", ".join(str(arrival.facts.sequence_number) for arrival, _ in failures[:10])
-            log.info("%s: not %s: %s: %s", self._source.queue, what, numbers, failures[0][1])
-        for _, error in failures:
-            if isinstance(error, Unavailable):
-                self.settlement_error = error
-
-    def _return(self, arrival: ReceivedMessage) -> None:
-        if not self._hands.has(arrival):
-            return
-        key = arrival.key
-        if self._context.journal.was_accepted(key):
-            self._end(arrival, None)  # it was counted when the primary took it
-            return
-        self._context.journal.returned([key])
-        self._end(arrival, "in_doubt" if id(arrival) in self._doubtful else "released")
-
-    def _end_all(self, arrivals: list[ReceivedMessage]) -> None:
-        """The common end: they were counted when the primary took them."""
-        if self._doubtful or self._heirs:
-            for arrival in arrivals:
-                self._end(arrival, None)
-            return
-        self._hands.let_go_all(arrivals)
-        self._changed.set()
-
-    def _end(self, arrival: ReceivedMessage, bucket: str | None) -> None:
-        if not self._hands.let_go(arrival):
-            return
-        self._doubtful.discard(id(arrival))
-        if bucket is not None:
-            self._context.tally.ended(self._source.queue, bucket)
-        self._changed.set()
-        heir = self._heirs.pop(id(arrival), None) if self._heirs else None
-        if heir is not None:
-            self._welcome(heir, seen=True)
-
-    def _drop_lost(self, arrival: ReceivedMessage) -> None:
-        # One that is on its way this very moment does not wait: its road decides.
-        if self._roads.drop(arrival):
-            self._return(arrival)
-
-    # Small things.
+    def _idle(self) -> list[ReceivedMessage]:
+        """Held messages that wait for a destination, or for the end of the delivery that they supersede."""
+        return self._senders.waiting() + self._settlement.redeliveries
 
     def _service_ms(self) -> int:
-        """What time it is by the service's clock, which also says when messages came; by ours, until that is known."""
+        """The service's time, which also stamps enqueued messages; the local time until that is known."""
         known = self._source.service_ms
         return self._context.now_ms() if known is None else known
-
-    def _spent(self, what: str, arrivals: Sequence[ReceivedMessage]) -> None:
-        """Count operations with these. While none has been large, that costs nothing a message."""
-        count = len(arrivals)
-        if self._hands.largest > UNIT_BYTES:
-            count += sum([units(each.facts.size) - 1 for each in arrivals if each.facts.size > UNIT_BYTES])
-        self._context.tally.spent(what, count)
-
-    def _held(self) -> list[ReceivedMessage]:
-        """What nothing is done with: it waits on its road, or for an elder that does."""
-        return self._roads.waiting() + list(self._heirs.values())
-
-    def _spawn(self, ending: Coroutine[object, object, None], arrival: ReceivedMessage) -> None:
-        self._tasks.create_task(ending, name=f"settle {arrival.facts.sequence_number}")
-
-    def _doubt(self, flight: BatchSend, why: str) -> None:
-        """Sent, and no answer: each is named once, and stays named, for it may be there twice."""
-        self._context.journal.doubtful(flight.number)
-        self._spent("sent", flight.arrivals)
-        for arrival in flight.arrivals:
-            if id(arrival) not in self._doubtful:
-                self._doubtful.add(id(arrival))
-                self._context.tally.doubtful(self._named(arrival, why))
-
-    def _named(self, arrival: ReceivedMessage, reason: str) -> NamedMessage:
-        facts = arrival.facts
-        return NamedMessage(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)

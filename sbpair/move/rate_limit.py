@@ -1,8 +1,8 @@
-"""How fast a run may go: one governor that all of its lanes share. Pure: it is told the time, and never waits itself.
+"""Rate limits that all workers of a run share. Pure: it gets the time as an argument, and never waits.
 
-Whoever is about to send asks `reserve` how long to wait, waits, and sends. What was reserved is counted at once: lanes
-that ask at the same time are served one after the other, and none starves. After a wait, `paused` says whether the
-service has asked for quiet meanwhile. All times are seconds of one clock that does not go back.
+A sender calls `reserve` for the seconds to wait, waits, and sends. A reservation counts at once, so concurrent senders
+are served in turn. After the wait, `pause_seconds` returns whether the service has asked to slow down meanwhile. All
+times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ class RateLimiter:
         """Seconds to wait before a batch of so many messages may leave."""
         return max((budget.delay(now, messages * cost) for budget, cost in self._sending(now, cost_each)), default=0.0)
 
-    def took(self, now: float, messages: int, cost_each: float = 1.0) -> None:
+    def count_sent(self, now: float, messages: int, cost_each: float = 1.0) -> None:
         """Count messages that leave."""
         for budget, cost in self._sending(now, cost_each):
             budget.spend(now, messages * cost)
         self._throttle.count(now, messages)
 
     def reserve(self, now: float, messages: int, cost_each: float = 1.0) -> float:
-        """`delay` and `took` at once: the batch leaves after so many seconds, and is counted already."""
+        """`delay` and `count_sent` at once: the batch leaves after so many seconds, and is counted already."""
         seconds = self.delay(now, messages, cost_each)
-        self.took(now, messages, cost_each)
+        self.count_sent(now, messages, cost_each)
         return seconds
 
     # Messages out of the backlog.
@@ -136,15 +136,15 @@ class RateLimiter:
 
     # The service.
 
-    def busy(self, now: float) -> None:
+    def on_busy(self, now: float) -> None:
         """The service asks to slow down: half the pace, after a while of nothing."""
-        self._throttle.busy(now)
+        self._throttle.on_busy(now)
         for budget, _ in self._sending(now, 1.0):
-            budget.freeze(now, now + self.paused(now))
+            budget.freeze(now, now + self.pause_seconds(now))
 
-    def paused(self, now: float) -> float:
+    def pause_seconds(self, now: float) -> float:
         """Seconds for which nothing may leave at all."""
-        return self._throttle.paused(now)
+        return self._throttle.pause_seconds(now)
 
     def limit(self, now: float) -> float | None:
         """Messages a second that may leave at this moment, if each costs one credit; None where nothing limits them."""
@@ -170,8 +170,8 @@ class _AdaptiveLimit:
         self._turn_the_second(now)
         self._counted += messages
 
-    def busy(self, now: float) -> None:
-        if self.paused(now):
+    def on_busy(self, now: float) -> None:
+        if self.pause_seconds(now):
             return  # the rest of what was on its way when the first answer came
         self._in_a_row = self._in_a_row + 1 if self._budget and now - self._calm_from < MAX_BUSY_SECONDS else 0
         going = self._going(now)
@@ -184,7 +184,7 @@ class _AdaptiveLimit:
             self._budget = TokenBucket(self._halved, now)
         self._budget.turn(now, self._halved)
 
-    def paused(self, now: float) -> float:
+    def pause_seconds(self, now: float) -> float:
         return max(0.0, self._calm_from - now) if self._budget is not None else 0.0
 
     def budget(self, now: float) -> TokenBucket | None:

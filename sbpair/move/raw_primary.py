@@ -77,7 +77,7 @@ class RawDestinationLink:
         self._answer_seconds = answer_seconds
 
     @property
-    def room(self) -> int:
+    def credit(self) -> int:
         return self.sender.credit
 
     def encode(self, orders: Sequence[RoutedMessage]) -> RawBatch:

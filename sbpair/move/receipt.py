@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 
+from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
@@ -73,8 +74,8 @@ class Receipt:
     def exit_code(self) -> int:
         """0 where all that was taken has arrived; 3 where some of it needs somebody's eyes; 1 where it is wrong."""
         if not self.balanced:
-            return 1
-        return 3 if self.expired or self.dead_lettered or self.left > 0 else 0
+            return ExitCode.BUG
+        return ExitCode.PARTIAL_OR_FINDINGS if self.expired or self.dead_lettered or self.left > 0 else ExitCode.DONE
 
     def document(self) -> dict[str, object]:
         """The receipt as JSON has it."""

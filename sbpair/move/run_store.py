@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sbpair.errors import SbpairError
+from sbpair.errors import ExitCode, SbpairError
 from sbpair.runs.database import RunDatabase, now_ms
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import Lease
@@ -21,9 +21,6 @@ from sbpair.runs.run_log import RunEntry, new_id
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.move.receipt import Receipt
-
-INTERRUPTED = 130
-BUG = 1
 
 
 class RunStore:
@@ -63,9 +60,9 @@ class RunStore:
             if isinstance(error, SbpairError):
                 self.finish(error.exit_code, error=error.message)
             elif isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
-                self.finish(INTERRUPTED, stopped=True)
+                self.finish(ExitCode.INTERRUPTED, stopped=True)
             elif error is not None:
-                self.finish(BUG, error=type(error).__name__)
+                self.finish(ExitCode.BUG, error=type(error).__name__)
 
     def record(self) -> None:
         """Write the figures down, where they are not what they were."""

@@ -1,7 +1,7 @@
-"""What the primary has accepted, until the backlog is told.
+"""Accepted messages that wait to be completed in the backlog together.
 
-Destinations take turns in a backlog, and deliveries that came one behind the other are settled in a single word: so
-what is accepted waits a little for those between.
+Destinations take turns in a backlog, and one disposition completes a contiguous range of deliveries. So accepted
+messages wait a little for those between them.
 """
 
 from __future__ import annotations
@@ -13,82 +13,78 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from sbpair.model.message_key import Key
-    from sbpair.move.batch_limits import BatchLimits
+    from sbpair.move.context import MoveContext
     from sbpair.move.held import HeldMessages
     from sbpair.move.interface import ReceivedMessage
 
-SETTLE_SECONDS = 0.5
-"""How long an accepted message waits for those in front of it."""
-
-MAX_OVERALL = 0.8
-"""At which share of all in hand nothing waits any more, however few they are."""
+MAX_SHARE = 0.8
+"""Share of the held messages that are accepted, from which nothing waits any more."""
 
 
 class SettlementBuffer:
-    """Accepted messages of `hands`; `settle` is given what has come together."""
+    """Accepted messages among `held`. `settle` gets those to complete together."""
 
     def __init__(
         self,
-        hands: HeldMessages,
+        held: HeldMessages,
         tasks: asyncio.TaskGroup,
         settle: Callable[[list[ReceivedMessage]], Coroutine[object, object, None]],
         name: str,
-        batch_limits: BatchLimits,
+        context: MoveContext,
     ) -> None:
-        self._hands = hands
+        self._held = held
         self._tasks = tasks
         self._settle = settle
         self._name = name
-        self._batch_limits = batch_limits
+        self._batch_limits = context.batch_limits
+        self._max_seconds = context.timings.settle_seconds
         self._accepted: dict[Key, ReceivedMessage] = {}
-        self._late: asyncio.Task[None] | None = None
-        self._hurried = self._deciding = False
+        self._timer: asyncio.Task[None] | None = None
+        self._flushing = self._deciding = False
 
-    def add(self, keys: Sequence[Key], arrivals: Sequence[ReceivedMessage]) -> None:
-        """Deliveries, and the keys that they have."""
-        self._accepted.update(zip(keys, arrivals, strict=True))
+    def add(self, keys: Sequence[Key], messages: Sequence[ReceivedMessage]) -> None:
+        self._accepted.update(zip(keys, messages, strict=True))
 
     def settle_soon(self) -> None:
-        """Settle what came first, as far as it is accepted and many; everything where a wait is worth nothing.
+        """Settle the leading messages if they are many, or all of them if a wait gains nothing.
 
-        When this turn of the loop is over: what else is accepted in it stands between.
+        Decides at the end of this turn of the loop: until then, more messages between them may be accepted.
         """
-        if not self._deciding and (
-            self._hurried or len(self._accepted) >= min(self._batch_limits.min_contiguous, self._all_at)
-        ):
+        limit = min(self._batch_limits.min_contiguous, self._max_unsettled)
+        if not self._deciding and (self._flushing or len(self._accepted) >= limit):
             self._deciding = True
             self._tasks.create_task(self._settle_due(), name=self._name)
-        if self._accepted and self._late is None:
-            self._late = self._tasks.create_task(self._settle_late(), name=self._name)
+        if self._accepted and self._timer is None:
+            self._timer = self._tasks.create_task(self._settle_late(), name=self._name)
 
-    def hurry(self) -> None:
-        """Let nothing wait any more, neither what is here nor what is still to come."""
-        self._hurried = True
+    def flush(self) -> None:
+        """Let nothing wait from now on."""
+        self._flushing = True
         self.settle_soon()
 
     @property
-    def _all_at(self) -> float:
-        return min(self._batch_limits.max_unsettled, MAX_OVERALL * len(self._hands))
+    def _max_unsettled(self) -> float:
+        return min(self._batch_limits.max_unsettled, MAX_SHARE * len(self._held))
 
     async def _settle_due(self) -> None:
         self._deciding = False
-        whole = [] if self._hurried else self._hands.first_among(self._accepted)
-        if len(whole) >= self._batch_limits.min_contiguous:
-            for arrival in whole:
-                del self._accepted[arrival.key]
-            await self._settle(whole)
-        elif self._hurried or len(self._accepted) >= self._all_at:
+        leading = [] if self._flushing else self._held.leading(self._accepted)
+        if len(leading) >= self._batch_limits.min_contiguous:
+            for message in leading:
+                del self._accepted[message.key]
+            await self._settle(leading)
+        elif self._flushing or len(self._accepted) >= self._max_unsettled:
             await self._settle_all()
 
     async def _settle_late(self) -> None:
-        await asyncio.sleep(SETTLE_SECONDS)
-        self._late = None
+        await asyncio.sleep(self._max_seconds)
+        self._timer = None
         await self._settle_all()
 
     async def _settle_all(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._accepted:
-            arrivals, self._accepted = list(self._accepted.values()), {}
-            await self._settle(arrivals)
+            messages, self._accepted = list(self._accepted.values()), {}
+            await self._settle(messages)

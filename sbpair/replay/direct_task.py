@@ -203,7 +203,7 @@ class Direct:
         failure: SbpairError | None = None
         async with asyncio.TaskGroup() as tasks:
             mover = Mover(source, primary, tasks, context)
-            keeping = tasks.create_task(mover.keep_locks(), name="keep locks")
+            keeping = tasks.create_task(mover.renew_locks(), name="renew locks")
             try:
                 await self._empty(source, mover)
             except SbpairError as error:

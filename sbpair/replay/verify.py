@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbpair.errors import StateRefused
+from sbpair.errors import ExitCode, StateRefused
 from sbpair.replay.archive import (
     DEDUPLICATED,
     DOUBTFUL,
@@ -92,8 +92,9 @@ class Proof:
     def exit_code(self) -> int:
         """0 where all of it has arrived; 3 where somebody has to look, or to resume; 1 where it is wrong."""
         if self.contradictions or self.unknown:
-            return 1
-        return 3 if self.unsent or self.expired or self.quarantined or self.remaining_in_queues else 0
+            return ExitCode.BUG
+        unfinished = self.unsent or self.expired or self.quarantined or self.remaining_in_queues
+        return ExitCode.PARTIAL_OR_FINDINGS if unfinished else ExitCode.DONE
 
 
 def verify(archive: Archive, run: ReplayRun) -> Proof:

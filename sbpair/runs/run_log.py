@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.errors import SbpairError, UsageError
+from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.runs.database import now_ms
 from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, Doubt, doubts_of
 from sbpair.runs.lease import Lock, is_locked
@@ -32,7 +32,7 @@ MAX_KEPT = 200
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Without the letters that are taken for figures, or for others."""
 
-MOVED = (0, 3)
+MOVED = (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS)
 """Exit codes of a run that came to its end, if not with every message."""
 
 
@@ -153,7 +153,7 @@ def _run(state: RunDatabase, row: Row) -> RunRecord:
     return RunRecord(run_id, command, started, ended, RunOutcome(outcome), exit_code, error, read, tuple(doubts))
 
 
-WITH_RECEIPT = (0, 3, 130)
+WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
 """Exit codes of runs that have ended with a receipt for sure: what was left in doubt before them has been told."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sbpair.errors import ExitCode
 from sbpair.model import cost
 from sbpair.move.message.route import DeadLetter, Expire, Facts, TimeToLive, route
 from sbpair.move.peek.destination_lookup import OTHERS
@@ -208,4 +209,4 @@ class Forecast:
     @property
     def exit_code(self) -> int:
         """3 where a run would dead-letter something."""
-        return 3 if self.doomed else 0
+        return ExitCode.PARTIAL_OR_FINDINGS if self.doomed else ExitCode.DONE

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import EntityMissing, SbpairError
+from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext
 from sbpair.move.message.route import TimeToLive
@@ -47,7 +47,7 @@ Prepared = TypeVar("Prepared")
 RECORD_SECONDS = 5.0
 """How old the figures may be that a crash leaves."""
 
-STOPPING = (4, 5, 7, 6)
+STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
 """Exit codes of what no message is at fault for, the gravest first: a lost lease, a refused key, a full disk, a side
 that is gone."""
 
@@ -73,7 +73,7 @@ class SyphonResult:
             return self.receipt.exit_code
         codes = {error.exit_code for _, error in self.failures}
         worst = next((code for code in STOPPING if code in codes), min(codes))
-        return worst if worst in STOPPING or not self.receipt.sent else 3
+        return worst if worst in STOPPING or not self.receipt.sent else ExitCode.PARTIAL_OR_FINDINGS
 
 
 async def run(

@@ -215,7 +215,7 @@ class QueueWorker:
     def _beside(self, ends: WorkerConnections, mover: Mover) -> tuple[Coroutine[object, object, None], ...]:
         """What goes on while messages are moved."""
         return (
-            mover.keep_locks(),
+            mover.renew_locks(),
             self._report(mover),
             # What the primary is still to say to, it may say; to give back what is held takes no time.
             self._keep_together(ends, mover, ends.backlog_gone, FAULT_SECONDS),
@@ -308,7 +308,7 @@ class QueueWorker:
 
     async def _blocked(self, mover: Mover) -> bool:
         """Nothing more may be taken in. True where waiting for room makes no sense."""
-        resting = tuple(sorted(mover.backing_off()))
+        resting = tuple(sorted(mover.waiting()))
         if resting and resting != self._blocked_by:
             self._plan.context.on_event(QueueBlocked(self.queue, resting))
             self._blocked_by = resting

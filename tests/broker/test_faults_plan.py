@@ -6,7 +6,7 @@ import pytest
 
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown
-from sbpair.emulator.faults.fault_points import belongs
+from sbpair.emulator.faults.entity_scope import is_within
 from sbpair.emulator.faults.faulty_connection import FrameCounter
 from sbpair.emulator.faults.kinds import KINDS, Fault
 from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
@@ -56,7 +56,7 @@ def test_a_counter_goes_on_within_a_frame() -> None:
     ],
 )
 def test_what_belongs_to_an_entity(path, entity, whether) -> None:
-    assert belongs(path, entity) is whether
+    assert is_within(path, entity) is whether
 
 
 @pytest.mark.usefixtures("queue")
@@ -96,7 +96,7 @@ def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
             assert list(faults.active()) == [identity]
     assert faults.active() == {}
     points = namespace.fault_points
-    assert (points.meter, points.swallows, points.latency_seconds, points.lines) == (None, [], 0.0, {})
+    assert (points.meter, points.suppressed_acks, points.latency_seconds, points.faulty) == (None, [], 0.0, {})
     assert points.request_faults == []
     assert not namespace.down
     points.check(queue.path)

@@ -44,7 +44,8 @@ from sbpair.amqp.types import (
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
-from sbpair.emulator.frontends.amqp.amqp_connection import MAX_OUTPUT, AmqpConnection
+from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
 from sbpair.errors import ProtocolError
 
 Draw = Any

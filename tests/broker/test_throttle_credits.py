@@ -7,7 +7,8 @@ import pytest
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic_description import SubscriptionDescription
 from sbpair.emulator.faults.credit_budget import CreditBudget
-from sbpair.emulator.faults.fault_points import CombinedMeters, FaultPoints
+from sbpair.emulator.faults.fault_points import FaultPoints
+from sbpair.emulator.faults.meters import CombinedMeters
 from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
 
 
@@ -64,7 +65,7 @@ def test_a_batch_larger_than_a_second_is_owed(budget, clock) -> None:
 
 def test_deliveries_wait_for_credits_and_go_on(budget, clock, namespace, resumed) -> None:
     assert budget.allowed(250, "orders") == 100
-    budget.took(100, "orders")
+    budget.record(100, "orders")
     assert budget.allowed(150, "orders") == 0
     clock.advance(1_000)
     namespace.timers.advance(clock.now_ms())
@@ -79,7 +80,7 @@ def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resume
     other = CreditBudget(10, clock, namespace.timers, resumed)
     both = CombinedMeters([budget, other])
     assert both.allowed(50, "orders") == 10
-    both.took(10, "orders")
+    both.record(10, "orders")
     with pytest.raises(ServerBusy):
         both.spend(1, "orders")
 
@@ -96,9 +97,9 @@ def test_each_filter_of_a_topic_costs_as_much_as_the_message(namespace, queue) -
 def test_a_namespace_has_so_many_connections() -> None:
     points = FaultPoints()
     points.max_connections = 1
-    points.doors.add("a door")
+    points.connections.add("one")
     points.check_connections()
-    points.doors.add("another")
+    points.connections.add("another")
     with pytest.raises(EntityFull, match="ConnectionsQuotaExceeded"):
         points.check_connections()
     assert FaultPoints().max_connections == 5_000

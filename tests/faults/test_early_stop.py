@@ -81,5 +81,5 @@ def test_what_is_wrong_with_the_start_is_said_as_it_is(monkeypatch: pytest.Monke
         with pytest.raises(AccessError, match="the key is not known"):
             await stage.start(once=True)
 
-    monkeypatch.setattr(runner.queues, "find", refuse)
+    monkeypatch.setattr(runner.backlog_queues, "find", refuse)
     play(scene)

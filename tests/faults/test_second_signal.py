@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbpair.backlog import queue_path
-from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
+from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.testing import Emulator
 from tests.faults.test_kill_syphon import DESTINATIONS, MESSAGES, QUEUES, in_backlog, in_primary, strand, syphon
 from tests.kit.waiting import until

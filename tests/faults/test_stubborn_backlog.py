@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair.emulator.service_errors import ServiceError
-from sbpair.move.mover import DEAD_LETTER_TRIES
+from sbpair.move.settlement import DEAD_LETTER_TRIES
 from tests.faults.simulation.stage import play
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ async def test_answers_come_later_and_in_their_order() -> None:
                 async with scene.wire() as another:
                     await another.receiver("orders")
             await sender.send(MESSAGE)
-        assert scene.emulator.namespaces["contoso"].points.lines == {}
+        assert scene.emulator.namespaces["contoso"].fault_points.faulty == {}
 
 
 async def test_an_accepted_send_is_never_acknowledged() -> None:

@@ -24,8 +24,10 @@ from sbpair.amqp_client.client import connect
 from sbpair.backlog import queue_path
 from sbpair.drill.compare import differences
 from sbpair.drill.drill_messages import OriginalMessage, originals
+from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
-from sbpair.move import mover
+from sbpair.move import context
+from sbpair.move.context import MoveTimings
 from sbpair.syphon import runner, worker
 
 BROKER = Path(__file__).parents[1] / "node" / "broker.mjs"
@@ -48,7 +50,7 @@ PLAIN_TERMS = {
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.2)
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
 
 
 class Broker:

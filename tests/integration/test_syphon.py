@@ -21,12 +21,13 @@ from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.frontends.amqp.link_endpoints import OutgoingLink
+from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.testing import Emulator
+from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
-from sbpair.move import events, held, mover, raw_primary, raw_source
-from sbpair.move.context import MoveContext
+from sbpair.move import context, destination_sender, events, intake, raw_primary, raw_source
+from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.raw_engine import RawEngine
 from sbpair.syphon import runner, worker, worker_connections
 from tests.kit.stranded import numbered, put
@@ -35,13 +36,15 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
+HASTY = MoveTimings(backoff=Backoff(0.01, 60.0))
+RENEWING = replace(HASTY, renew_before_seconds=1_000.0, min_renewal_seconds=0.01)
 MINUTE_TICKS = 600_000_000
 
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages leave one after the other, so that something can happen between two of them."""
-    monkeypatch.setattr(mover, "MAX_ROUND", 1)
+    monkeypatch.setattr(destination_sender, "MAX_ROUND", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +54,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", HASTY)
 
 
 class World:
@@ -449,7 +452,7 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
 
 async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MoveContext, "max_held_bytes", 100_000)
-    monkeypatch.setattr(mover, "LARGEST_BYTES", 25_000)
+    monkeypatch.setattr(intake, "ASSUMED_BYTES", 25_000)
     original = runner.MoveContext
     monkeypatch.setattr(
         runner, "MoveContext", lambda *given, **terms: original(*given, **terms, max_held_bytes=100_000)
@@ -464,8 +467,7 @@ async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
 
 
 async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
     async with world() as w:
         room = fill(w.destination())
         w.strand(1, 2)
@@ -486,8 +488,7 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
 async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 1_000.0)
-    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(5))

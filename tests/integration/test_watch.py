@@ -10,8 +10,10 @@ import pytest
 from sbpair import errors
 from sbpair.cli.progress.move_board import Board, BoardView
 from sbpair.emulator.access.sas import AccessRight
+from sbpair.model.backoff import Backoff
 from sbpair.model.cost import Operations, moved, turned_away
-from sbpair.move import events, mover
+from sbpair.move import context, events
+from sbpair.move.context import MoveTimings
 from sbpair.syphon import depth_sampler, runner, worker
 from tests.integration.test_syphon import World, fill, held_in, world
 from tests.kit.waiting import until
@@ -27,7 +29,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(depth_sampler, "TELL_SECONDS", 0.01)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
 
 
 def view_of(w: World) -> BoardView:

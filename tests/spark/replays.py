@@ -217,7 +217,7 @@ def nothing_is_lost(place: World, told: dict[str, Any]) -> None:
     assert set(arrived) == set(place.sent)
     assert place.altered() == []
     twice = {name for name, count in arrived.items() if count > 1}
-    assert len(twice) <= TASKS * (MAX_CHUNK + DEFAULT_BATCH_LIMITS.moving), "no more than what each task had in hand"
+    assert len(twice) <= TASKS * (MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch), "no more than what each task had in hand"
     assert twice <= {each["message_id"] for each in told["doubtful"]}, "what came twice is named"
     # Of each, when it first came.
     order = {key: [*dict.fromkeys(numbers)] for key, numbers in place.by_session().items()}

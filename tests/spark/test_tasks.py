@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sbpair.replay.run import TaskJob
 
 MESSAGES = 100
-MANY = 3 * DEFAULT_BATCH_LIMITS.moving
+MANY = 3 * DEFAULT_BATCH_LIMITS.prefetch
 BODY = os.urandom(4_000)
 
 
@@ -74,7 +74,7 @@ def everything_is_there(place: World, job: TaskJob) -> None:
     assert set(arrived) == set(place.sent)
     assert place.altered() == []
     twice = {name for name, count in arrived.items() if count > 1}
-    assert len(twice) <= MAX_CHUNK + DEFAULT_BATCH_LIMITS.moving
+    assert len(twice) <= MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch
     assert twice <= {str(each["message_id"]) for each in proof.doubtful}
 
 
@@ -190,7 +190,7 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
 def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
     broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", DEFAULT_BATCH_LIMITS.moving // 2)
+    monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", DEFAULT_BATCH_LIMITS.prefetch // 2)
     monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 1)
     place.strand_many(MANY)
     job = job_of(place, own_disk, segment_messages=MANY)
@@ -262,7 +262,7 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
         pace = move_context(job, TaskLease(job.open(), None), Ledger(job.open(), job.run.shards)).pace
         assert pace is not None
         now = asyncio.get_running_loop().time()
-        pace.took(now, 10_000)
+        pace.count_sent(now, 10_000)
         return pace.delay(now, 1)
 
     alone = asyncio.run(seconds(job))

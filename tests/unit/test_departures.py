@@ -1,111 +1,122 @@
-"""Many leave at once, few wait for others, and once it is time to stop nothing sets out any more."""
+"""Many messages are sent at once, few wait for others, and no round starts once the mover is stopping."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import pytest
 
-from sbpair.move import dispatch
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
-from sbpair.move.destination_queues import DestinationQueues
-from sbpair.move.dispatch import Dispatcher
+from sbpair.move.context import MoveContext, MoveTimings
+from sbpair.move.destination_queue import DestinationQueue
+from sbpair.move.destination_sender import DestinationSender
+from sbpair.move.destination_senders import UNORDERED_ROUNDS, DestinationSenders
+from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.interface import RoutedMessage
-from sbpair.move.wrong_primary import WrongPrimaryBreaker
 
-if TYPE_CHECKING:
-    from sbpair.move.destination_queue import DestinationQueue
+MIN_ROUND = DEFAULT_BATCH_LIMITS.min_round
+
+
+class FakeSender:
+    """Each round takes at most `limit` messages off the queue and records how many those were."""
+
+    is_due = DestinationSender.is_due
+
+    def __init__(self, destination: str, rig: Rig) -> None:
+        self.destination, self.queue = destination, DestinationQueue()
+        self.rounds, self.failures, self.backoff_reason = 0, 0, None
+        self._rig = rig
+
+    async def send_round(self) -> None:
+        self._rig.rounds.append((self.destination, len(self.queue.take(self._rig.limit))))
+        await self._rig.may_end.wait()
 
 
 class Rig:
-    """A lane's roads; each round takes `most` messages off its road and tells how many those were."""
-
-    def __init__(self, tasks: asyncio.TaskGroup, *, limit: int = 1_000, ordered: bool = True) -> None:
+    def __init__(
+        self, tasks: asyncio.TaskGroup, *, limit: int = 1_000, ordered: bool = True, gather_seconds: float = 0.02
+    ) -> None:
         self.rounds: list[tuple[str, int]] = []
-        self.roads = DestinationQueues(WrongPrimaryBreaker(), ordered=ordered)
-        self.stopping, self.changed, self.may_land = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.may_land.set()
-        self._limit = limit
-        self.departures = Dispatcher(
-            self.roads, tasks, self._advance, stopping=self.stopping, changed=self.changed, ordered=ordered
+        self.limit = limit
+        self.latch, self.may_end = FailureLatch(lambda: None), asyncio.Event()
+        self.may_end.set()
+        context = MoveContext("ns", ordered=ordered, timings=MoveTimings(gather_seconds=gather_seconds))
+        self.senders = DestinationSenders(
+            lambda destination: cast("DestinationSender", FakeSender(destination, self)), tasks, context, self.latch
         )
 
-    async def _advance(self, road: DestinationQueue) -> None:
-        self.rounds.append((road.destination, len(road.take(self._limit))))
-        await self.may_land.wait()
-
-    def come(self, count: int, destination: str = "orders") -> DestinationQueue:
-        road = self.roads.to(destination)
+    def send(self, count: int, destination: str = "orders") -> DestinationSender:
         nothing: Any = None
-        road.add([RoutedMessage(nothing, nothing, turn) for turn in range(count)])
-        self.departures.schedule(road)
-        return road
+        self.senders.send(destination, [RoutedMessage(nothing, nothing, ordinal) for ordinal in range(count)])
+        return self.senders.to(destination)
 
     async def empty(self) -> None:
-        while any(len(road) or road.workers for road in self.roads):
-            self.changed.clear()
-            await self.changed.wait()
+        while any(len(sender.queue) or sender.rounds for sender in self.senders):
+            await self.latch.wait_changed(10.0)
 
 
-@asynccontextmanager
-async def open_rig(**options: Any) -> AsyncIterator[Rig]:
-    async with asyncio.TaskGroup() as tasks:
-        yield Rig(tasks, **options)
+def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
+    async def main() -> list[tuple[str, int]]:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            rig = Rig(tasks, **options)
+            await scene(rig)
+        return rig.rounds
+
+    return asyncio.run(main())
 
 
-async def test_many_leave_at_once() -> None:
-    async with open_rig() as rig:
-        assert rig.come(DEFAULT_BATCH_LIMITS.min_round).workers == 1
+def test_many_messages_are_sent_at_once() -> None:
+    async def scene(rig: Rig) -> None:
+        assert rig.send(MIN_ROUND).rounds == 1
         await rig.empty()
-    assert rig.rounds == [("orders", DEFAULT_BATCH_LIMITS.min_round)]
+
+    assert play(scene) == [("orders", MIN_ROUND)]
 
 
-async def test_few_leave_with_those_that_come_meanwhile() -> None:
-    async with open_rig() as rig:
+def test_few_messages_are_sent_with_those_that_follow() -> None:
+    async def scene(rig: Rig) -> None:
         for destination in ("orders", "invoices", "ORDERS"):
-            assert rig.come(2, destination).workers == 0
-        await rig.empty()
-    assert rig.rounds == [("orders", 4), ("invoices", 2)]
-
-
-async def test_the_few_that_are_left_after_a_round_leave_too() -> None:
-    async with open_rig(limit=20) as rig:
-        rig.come(DEFAULT_BATCH_LIMITS.min_round + 25)
-        await rig.empty()
-    assert rig.rounds == [("orders", 20)] * 3 + [("orders", 15)]
-
-
-async def test_a_road_that_rests_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 1_000.0)
-
-    async with open_rig(limit=1) as rig:
-        rig.roads.to("orders").resting = "away"
-        rig.come(3)
-        await rig.empty()
-    assert rig.rounds == [("orders", 1)] * 3
-
-
-@pytest.mark.parametrize(("ordered", "workers"), [(True, 1), (False, dispatch.UNORDERED_ROUNDS)])
-async def test_only_where_nobody_minds_the_order_there_are_several_rounds_at_a_time(
-    ordered: bool, workers: int
-) -> None:
-    async with open_rig(limit=DEFAULT_BATCH_LIMITS.min_round, ordered=ordered) as rig:
-        rig.may_land.clear()
-        for _ in range(workers + 2):
-            road = rig.come(DEFAULT_BATCH_LIMITS.min_round)
-        assert road.workers == workers
-        rig.may_land.set()
+            assert rig.send(2, destination).rounds == 0
         await rig.empty()
 
+    assert play(scene) == [("orders", 4), ("invoices", 2)]
 
-async def test_nothing_sets_out_once_it_is_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.0)
 
-    async with open_rig() as rig:
-        rig.come(2)
-        rig.stopping.set()
-        rig.come(DEFAULT_BATCH_LIMITS.min_round, "invoices")
-    assert rig.rounds == []
+def test_the_few_left_after_a_round_are_sent_too() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.send(MIN_ROUND + 25)
+        await rig.empty()
+
+    assert play(scene, limit=20) == [("orders", 20)] * 3 + [("orders", 15)]
+
+
+def test_a_destination_that_backs_off_is_tried_again_at_once() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.senders.to("orders").backoff_reason = "away"
+        rig.send(3)
+        await rig.empty()
+
+    assert play(scene, limit=1, gather_seconds=1_000.0) == [("orders", 1)] * 3
+
+
+@pytest.mark.parametrize(("ordered", "rounds"), [(True, 1), (False, UNORDERED_ROUNDS)])
+def test_several_rounds_overlap_only_without_an_order(ordered: bool, rounds: int) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.may_end.clear()
+        for _ in range(rounds + 2):
+            sender = rig.send(MIN_ROUND)
+        assert sender.rounds == rounds
+        rig.may_end.set()
+        await rig.empty()
+
+    play(scene, limit=MIN_ROUND, ordered=ordered)
+
+
+def test_no_round_starts_once_the_mover_is_stopping() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.send(2)
+        rig.latch.stopping.set()
+        rig.send(MIN_ROUND, "invoices")
+
+    assert play(scene, gather_seconds=0.0) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations, moved
 from sbpair.model.message_key import NO_KEY, Key
-from sbpair.move import dispatch, held, mover, settlement_buffer
-from sbpair.move.context import MoveContext
+from sbpair.move import context as context_module
+from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
@@ -30,13 +31,13 @@ IN_DOUBT = errors.InDoubt("no answer came")
 REFUSED = errors.ServiceRefused("never")
 LOST = errors.MessageLockLost("too late")
 
+FAST = MoveTimings(backoff=Backoff(0.001, 0.001), gather_seconds=0.001, min_renewal_seconds=0.001)
+RENEWING = replace(FAST, backoff=Backoff(100.0, 100.0), renew_before_seconds=10_000.0)
+
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(held, "MIN_RENEW_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(dispatch, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(context_module, "DEFAULT_TIMINGS", FAST)
 
 
 @dataclass(eq=False)
@@ -78,7 +79,7 @@ class Memory:
     queue = "q"
     clock_ahead_ms = 0
     service_ms = None
-    room = 100
+    credit = 100
 
     def __init__(self, together: int = 1, **answers: list[Any]) -> None:
         self.together = together
@@ -162,7 +163,7 @@ async def move(
     try:
         async with asyncio.TaskGroup() as tasks:
             made = Mover(memory, memory, tasks, context)
-            locks = tasks.create_task(made.keep_locks())
+            locks = tasks.create_task(made.renew_locks())
             made.accept(arrivals)
             while settle and made.held and not made.stuck(3) and made.fatal is None:
                 await made.wait_changed(1.0)
@@ -282,10 +283,9 @@ class HalfAway(Memory):
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_stop_does_not_wait_for_those_between(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+async def test_a_stop_does_not_wait_for_those_between(late: bool) -> None:
     """`late`: what is accepted after the stop does not either."""
-    monkeypatch.setattr(settlement_buffer, "SETTLE_SECONDS", 1_000.0)
-    memory, context = HalfAway(together=5), MoveContext("ns")
+    memory, context = HalfAway(together=5), MoveContext("ns", timings=replace(FAST, settle_seconds=1_000.0))
     arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
 
     async def accepted(_: Mover) -> None:
@@ -391,20 +391,17 @@ async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
-async def test_a_renewal_that_fails_harms_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 100.0)
-    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns")
+async def test_a_renewal_that_fails_harms_nothing(error: Exception) -> None:
+    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns", timings=RENEWING)
     await move(memory, [arrival(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
     assert receipt_of(context).released == 1
 
 
-async def test_a_lock_that_is_lost_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "RENEW_LEFT_SECONDS", 10_000.0)
-    monkeypatch.setattr(mover, "BACKOFF_SECONDS", 100.0)
-    monkeypatch.setattr(mover, "MAX_BACKOFF_SECONDS", 100.0)
-    memory, context = Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]), MoveContext("ns")
+async def test_a_lock_that_is_lost_is_not_asked_for_again() -> None:
+    memory, context = (
+        Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]),
+        MoveContext("ns", timings=RENEWING),
+    )
     arrivals = [arrival(1), arrival(2), arrival(3)]
     await move(memory, arrivals, context, settle=False, then=lambda _made: memory.used_up("renew"))
     # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
@@ -465,10 +462,10 @@ async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.Monke
     memory, context = Memory(2), MoveContext("ns")
     full = errors.MachineLacks("the disk is full")
 
-    async def on_disk() -> None:
+    async def flush() -> None:
         raise full
 
-    monkeypatch.setattr(context.journal, "on_disk", on_disk)
+    monkeypatch.setattr(context.journal, "flush", flush)
     made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is full
     assert [what for what, _ in memory.done if what == "send"] == []
@@ -483,10 +480,10 @@ async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(m
     def may_send() -> None:
         raise lost
 
-    async def on_disk() -> None:
+    async def flush() -> None:
         context.journal.may_send = may_send
 
-    monkeypatch.setattr(context.journal, "on_disk", on_disk)
+    monkeypatch.setattr(context.journal, "flush", flush)
     made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is lost
     assert [what for what, _ in memory.done if what == "send"] == []
@@ -516,7 +513,7 @@ SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT,
     together=st.integers(1, 4),
     ordered=st.booleans(),
 )
-async def test_every_delivery_ends_in_one_bucket_whatever_happens(
+def test_every_delivery_ends_in_one_bucket_whatever_happens(
     ready: Any,
     send: Any,
     complete: Any,
@@ -527,9 +524,22 @@ async def test_every_delivery_ends_in_one_bucket_whatever_happens(
     together: int,
     ordered: bool,
 ) -> None:
-    patch = pytest.MonkeyPatch()
-    for name in ("BACKOFF_SECONDS", "MAX_BACKOFF_SECONDS"):
-        patch.setattr(mover, name, 0.0)
+    async def main() -> None:
+        memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
+        context = MoveContext("ns", ordered=ordered, timings=replace(FAST, backoff=Backoff(0.0, 0.0)))
+        taken = [arrival(number, path) for number, path in arrivals]
+        task = asyncio.create_task(moved(memory, taken, context))
+        if turns is not None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() or task.exception() is None
+        receipt = context.tally.receipt()
+        assert receipt.balanced, receipt
+        sent = [number for what, number in memory.done if what == "send"]
+        assert receipt.sent == len(sent)
+        assert {number for what, number in memory.done if what == "complete"} <= set(sent)
 
     async def moved(memory: Memory, taken: list[Arrival], context: MoveContext) -> None:
         made: Mover | None = None
@@ -544,24 +554,7 @@ async def test_every_delivery_ends_in_one_bucket_whatever_happens(
             if made is not None:
                 made.abandon_all()
 
-    try:
-        memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        context = MoveContext("ns", ordered=ordered)
-        taken = [arrival(number, path) for number, path in arrivals]
-        task = asyncio.create_task(moved(memory, taken, context))
-        if turns is not None:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert task.cancelled() or task.exception() is None
-        receipt = context.tally.receipt()
-        assert receipt.balanced, receipt
-        sent = [number for what, number in memory.done if what == "send"]
-        assert receipt.sent == len(sent)
-        assert {number for what, number in memory.done if what == "complete"} <= set(sent)
-    finally:
-        patch.undo()
+    asyncio.run(main())
 
 
 # What it is billed
@@ -576,10 +569,13 @@ def spent(context: MoveContext) -> tuple[int, int, int]:
 
 @given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
-async def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
+def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
     context = MoveContext("ns")
 
-    await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], context)
+    async def main() -> None:
+        await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], context)
+
+    asyncio.run(main())
     whole = sum(map(moved, sizes), Operations())
     assert spent(context) == (whole.received, whole.sent, 0)
 
@@ -634,7 +630,7 @@ async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
     seen: list[object] = []
 
     async def then(made: Mover) -> None:
-        while not made.backing_off():  # noqa: ASYNC110  a turn of the loop is no sleep
+        while not made.waiting():  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
         seen.extend([made.waiting(), made.oldest_ms])
 

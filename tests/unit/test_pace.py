@@ -42,7 +42,7 @@ def play(pace: RateLimiter, played: list[tuple[str, float]], cost: float) -> lis
         if what == "wait":
             now += amount
         elif what == "busy":
-            pace.busy(now)
+            pace.on_busy(now)
         else:
             messages = max(1, int(pace.max_batch(now, cost) * amount))
             left.append((now + pace.reserve(now, messages, cost), messages))
@@ -132,7 +132,7 @@ def test_a_steady_sender_gets_all_of_its_rate():
 def test_filters_count():
     pace = RateLimiter(0.0, primary=500.0)
     assert (pace.max_batch(0.0, 1), pace.max_batch(0.0, 5), pace.max_batch(0.0, 1_000)) == (50, 10, 1)
-    pace.took(0.0, 20, 5)
+    pace.count_sent(0.0, 20, 5)
     assert pace.delay(0.0, 10, 5) == pytest.approx(0.1)
     assert pace.delay(0.0, 10, 1) == pytest.approx(0.02)
 
@@ -154,14 +154,14 @@ def going(rate: float) -> RateLimiter:
     """A pace that has been kept up for ten seconds, without a limit."""
     pace = RateLimiter(0.0)
     for second in range(10):
-        pace.took(float(second), int(rate))
+        pace.count_sent(float(second), int(rate))
     return pace
 
 
 def test_a_busy_service_halves_the_pace_after_a_pause_and_gets_it_back_by_and_by():
     pace = going(800)
-    pace.busy(9.5)
-    assert pace.paused(9.5) == pace.delay(9.5, 1) == BUSY_SECONDS
+    pace.on_busy(9.5)
+    assert pace.pause_seconds(9.5) == pace.delay(9.5, 1) == BUSY_SECONDS
     assert pace.limit(11.5) == 400
     seen = [pace.limit(11.5 + second) for second in range(60)]
     assert all(later - earlier == pytest.approx(400 / RECOVERY_SECONDS) for earlier, later in pairwise(seen))
@@ -171,25 +171,25 @@ def test_a_busy_service_halves_the_pace_after_a_pause_and_gets_it_back_by_and_by
 def test_what_many_lanes_hear_at_once_counts_once():
     pace = going(800)
     for _ in range(50):
-        pace.busy(9.5)
-        pace.busy(10.0)
+        pace.on_busy(9.5)
+        pace.on_busy(10.0)
     assert pace.limit(12.0) == pytest.approx(400, rel=0.05)
-    assert pace.paused(9.5) == BUSY_SECONDS
+    assert pace.pause_seconds(9.5) == BUSY_SECONDS
 
 
 def test_a_service_that_stays_busy_is_left_alone_for_longer_and_longer_but_not_for_ever():
     pace, now, pauses, limits = going(800), 9.5, [], []
     for _ in range(12):
-        pace.busy(now)
-        pauses.append(pace.paused(now))
+        pace.on_busy(now)
+        pauses.append(pace.pause_seconds(now))
         limits.append(pace.limit(now))
-        now += pace.paused(now)
+        now += pace.pause_seconds(now)
     assert pauses[:5] == [2.0, 4.0, 8.0, 10.0, 10.0]
     assert limits[0] == 400
     assert limits[-1] == MIN_RATE
     now += 60.0
-    pace.busy(now)
-    assert pace.paused(now) == BUSY_SECONDS
+    pace.on_busy(now)
+    assert pace.pause_seconds(now) == BUSY_SECONDS
 
 
 @given(st.floats(0.01, 1), st.lists(st.floats(0, 20), max_size=20))
@@ -197,7 +197,7 @@ def test_a_rate_below_the_least_still_holds_when_the_service_is_busy(rate, busy_
     pace, now = RateLimiter(0.0, rate=rate), 0.0
     for seconds in busy_after:
         now += seconds
-        pace.busy(now)
+        pace.on_busy(now)
         assert pace.limit(now) == rate
 
 
@@ -206,7 +206,7 @@ def test_a_pace_that_was_slowed_down_comes_back_to_its_rate(rate, busy_after):
     pace, now = RateLimiter(0.0, rate=rate), 0.0
     for seconds in busy_after:
         now += seconds
-        pace.busy(now)
+        pace.on_busy(now)
         assert MIN_RATE <= pace.limit(now) <= rate
     assert pace.limit(now + MAX_BUSY_SECONDS + rate / 10) == rate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.model.report import Outcome, Report, ReportItem, exit_code
+from sbpair.model.report import Outcome, Report, ReportItem
 
 
 def report(*outcomes: tuple[Outcome, int]) -> Report[None]:
@@ -27,11 +27,11 @@ OK, CREATED, DRIFTED = (Outcome.OK, 0), (Outcome.CREATED, 0), (Outcome.DRIFTED, 
     ],
 )
 def test_the_exit_code_follows_from_the_outcomes(outcomes: list[tuple[Outcome, int]], code: int) -> None:
-    assert exit_code(report(*outcomes), {Outcome.DRIFTED}) == code
+    assert report(*outcomes).exit_code_for({Outcome.DRIFTED}) == code
 
 
 def test_what_is_no_finding_does_not_count() -> None:
-    assert exit_code(report(DRIFTED), set()) == 0
+    assert report(DRIFTED).exit_code_for() == 0
 
 
 def test_items_are_found_by_their_outcome() -> None:

@@ -28,7 +28,7 @@ def order(ordinal: int, session_id: str | None = None, partition_key: str | None
 
 
 def road_with(*orders: RoutedMessage, ordered: bool = True) -> DestinationQueue:
-    road = DestinationQueue("orders", ordered=ordered)
+    road = DestinationQueue(ordered=ordered)
     for each in orders:
         road.add([each])
     return road
@@ -40,11 +40,11 @@ def turns(groups: list[list[RoutedMessage]]) -> list[list[int]]:
 
 def refuse_in_turn(road: DestinationQueue, group: list[RoutedMessage], guilty: set[int] = frozenset()) -> None:  # type: ignore[assignment]
     """What a mover does when a batch is refused for good: each goes alone."""
-    road.refused_together(group)
+    road.batch_refused(group)
     road.put_back(group)
     for _ in group:
         [[alone]] = road.next_round(MAX_ROUND, 10)
-        road.answered_alone(alone, accepted=alone.ordinal not in guilty)
+        road.sent_alone(alone, accepted=alone.ordinal not in guilty)
 
 
 def test_all_that_waits_leaves_together_whatever_its_keys() -> None:
@@ -110,7 +110,7 @@ def test_there_are_no_more_groups_than_there_is_room_for() -> None:
 def test_without_an_order_those_that_go_alone_go_at_the_same_time() -> None:
     road = road_with(*map(order, (1, 2, 3)), ordered=False)
     [group] = road.next_round(MAX_ROUND, 10)
-    road.refused_together(group)
+    road.batch_refused(group)
     road.put_back(group)
     assert turns(road.next_round(MAX_ROUND, 10)) == [[1], [2], [3]]
 
@@ -142,16 +142,16 @@ def test_what_is_accepted_keeps_its_order(
                 road.put_back(group)
             elif (partitioned and mixed) or any(each.ordinal in guilty for each in group):
                 if len(group) > 1:
-                    road.refused_together(group)
+                    road.batch_refused(group)
                     road.put_back(group)
                 else:
-                    road.answered_alone(group[0], accepted=False)
+                    road.sent_alone(group[0], accepted=False)
             else:
                 gone = group[: max(1, len(group) // 2)] if how == "part" else group
                 road.put_back(group[len(gone) :])
                 accepted += gone
                 if len(gone) == 1:
-                    road.answered_alone(gone[0], accepted=True)
+                    road.sent_alone(gone[0], accepted=True)
         if not len(road):
             break
     assert not len(road)

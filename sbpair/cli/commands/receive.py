@@ -10,7 +10,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, Output, PairSelection, options
 from sbpair.cli.options.pairs import chosen
 from sbpair.cli.render.screen import Document, Screen, clean
-from sbpair.errors import UsageError
+from sbpair.errors import ExitCode, UsageError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sbpair.replication.roles import Side
 
 SCHEMA = "sbpair/receive/1"
-PARTIAL = 3
 MEMORY, DAY = "memory", "24h"
 BODY_SHOWN = 60
 
@@ -124,7 +123,7 @@ def command(
 
     with paper:
         run(main)
-    return PARTIAL if counted.kept else 0
+    return ExitCode.PARTIAL_OR_FINDINGS if counted.kept else 0
 
 
 class MessagePrinter:

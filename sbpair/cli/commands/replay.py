@@ -39,7 +39,7 @@ from sbpair.cli.options.replay import (
 )
 from sbpair.cli.progress.replay_progress import phases
 from sbpair.cli.render.screen import Document, Screen, clean, columns
-from sbpair.errors import UsageError
+from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sbpair import config
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from sbpair.replay.selection import Selection
 
 SCHEMA = "sbpair/replay/1"
-INTERRUPTED = 130
-PARTIAL = 3
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
@@ -455,9 +453,9 @@ def _told(screen: Screen, act: Any) -> int:
     told = {"schema": SCHEMA, **result.document()}
     screen.result(told, [told], table(told))
     code = result.proof.exit_code
-    if result.stopped and code in (0, PARTIAL):
+    if result.stopped and code in (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS):
         screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     if result.proof.unsent and not result.run.direct:
         others = "; --all sends what was not chosen" if result.run.options.selection else ""
         unsent = f"{result.proof.unsent} messages are unsent in the archive"

@@ -18,6 +18,7 @@ from sbpair.cli.options.replay import (
     backlog,
 )
 from sbpair.cli.render.screen import Screen
+from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
     from sbpair import config
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from sbpair.replay.plan_preview import PlanPreview
     from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
-
-PARTIAL = 3
 
 
 @options
@@ -104,7 +103,7 @@ def command(
     screen.result(told, [told], forecast.table(result, forecast.REPLAY))
     for note in notes:
         screen.warn(note)
-    return PARTIAL if result.doomed or any(flow.fates["unsent"] for flow in result.flows) else 0
+    return ExitCode.PARTIAL_OR_FINDINGS if result.doomed or any(flow.fates["unsent"] for flow in result.flows) else 0
 
 
 def _notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:

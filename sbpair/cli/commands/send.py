@@ -18,7 +18,7 @@ from sbpair.cli.options.common import Display, OutboxFile, PairSelection, Rate, 
 from sbpair.cli.options.durations import seconds_of
 from sbpair.cli.options.pairs import chosen
 from sbpair.cli.render.screen import Document, Screen, clean, columns
-from sbpair.errors import MachineLacks, UsageError
+from sbpair.errors import ExitCode, MachineLacks, UsageError
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
 SCHEMA = "sbpair/send/1"
-INTERRUPTED = 130
 STDIN = "-"
 SHORT_SECONDS = 15.0
 IDS_SHOWN = 3
@@ -169,7 +168,7 @@ def command(
     told = document(fed, entity)
     screen.result(told, [told], table(fed))
     _say_where_to_go_on(screen, fed, entity, file)
-    return INTERRUPTED if fed.stopped else fed.exit_code
+    return ExitCode.INTERRUPTED if fed.stopped else fed.exit_code
 
 
 def document(fed: "SendResult", entity: str) -> Document:

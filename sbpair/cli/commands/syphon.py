@@ -23,7 +23,7 @@ from sbpair.cli.options.common import (
 from sbpair.cli.options.pairs import profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, columns
-from sbpair.errors import UsageError
+from sbpair.errors import ExitCode, UsageError
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from sbpair.syphon.limits import MoveLimits
 
 SCHEMA = "sbpair/syphon/1"
-INTERRUPTED = 130
 IDS_SHOWN = 3
 
 
@@ -236,10 +235,10 @@ def _failures(result: "runner.SyphonResult") -> dict[str, tuple[list[str], str]]
 def exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
     """The result's own, but for what a signal means: `--watch` was asked to stop, `--once` was kept from its end."""
     if result.hurried and result.receipt.balanced:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     if not result.stopped or result.failures or not result.receipt.balanced:
         return result.exit_code
-    return INTERRUPTED if once else 0
+    return ExitCode.INTERRUPTED if once else 0
 
 
 def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:

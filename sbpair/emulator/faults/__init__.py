@@ -1,1 +1,1 @@
-"""What can be made to go wrong on purpose, and what the service itself holds back."""
+"""Faults that are injected on request, and the throttling of the service itself."""

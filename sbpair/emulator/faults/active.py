@@ -1,8 +1,6 @@
-"""Faults that can be put on a namespace and taken off again, by the control door or by a test.
+"""The active faults of an emulator, begun and ended by tests or through the control API.
 
-A kind of fault is a context manager over the namespace: what it does on entering is undone on leaving. A new kind is
-one function in `kinds`, entered in KINDS there with the fields that it needs and takes. A fault is listed until
-it is ended, also where it has nothing left to do.
+A fault stays listed until it is ended, even if its count is used up.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.faults.http_refusals import METHODS, REFUSALS
-from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, divided_by
+from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, partitions_of
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BadField(ArgumentInvalid):
-    """A field of a control request that cannot be used; `where` names it."""
+    """An invalid field of a control request; `where` names it."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(f"{where}: {message}")
@@ -31,13 +29,13 @@ class BadField(ArgumentInvalid):
 
 
 class FaultUnknown(ArgumentInvalid):
-    """No fault of this id is in force."""
+    """No active fault has this id."""
 
     status, sub_code = 404, 40400
 
 
 class Faults:
-    """The faults in force, by id. `advance` puts the clock forward and does what has become due."""
+    """The active faults by id. `advance` moves the emulator's clock by milliseconds."""
 
     def __init__(self, namespaces: Mapping[str, Namespace], advance: Callable[[int], None]) -> None:
         self._namespaces = namespaces
@@ -46,7 +44,7 @@ class Faults:
         self._last = 0
 
     def begin(self, fault: Fault) -> str:
-        """Puts the fault in force; the id ends it. BadField where a field is missing, unwanted, or names nothing."""
+        """Begin a fault and return the id that ends it. Raises BadField for a missing, superfluous or wrong field."""
         kind = KINDS.get(fault.kind)
         if kind is None:
             raise BadField("kind", f"'{fault.kind[:100]}' is none of {', '.join(sorted(KINDS))}")
@@ -66,10 +64,10 @@ class Faults:
         return identity
 
     def end(self, identity: str) -> None:
-        """FaultUnknown where no fault of this id is in force."""
+        """End a fault. Raises FaultUnknown."""
         found = self._active.pop(identity, None)
         if found is None:
-            raise FaultUnknown(f"No fault '{identity[:100]}' is in force.")
+            raise FaultUnknown(f"No fault '{identity[:100]}' is active.")
         found[1].__exit__(None, None, None)
 
     def end_all(self) -> None:
@@ -81,7 +79,7 @@ class Faults:
 
     @contextmanager
     def during(self, kind: str, namespace: str, **wanted: int | str) -> Iterator[str]:
-        """`with faults.during("latency", "contoso", ms=200):` and it is over at the end of the block."""
+        """Begin a fault for the duration of a block: `with faults.during("latency", "contoso", ms=200):`."""
         identity = self.begin(Fault(kind, namespace, **wanted))  # type: ignore[arg-type]  # names say which are numbers
         try:
             yield identity
@@ -89,7 +87,7 @@ class Faults:
             if identity in self._active:
                 self.end(identity)
 
-    # One for each kind, for tests to read well
+    # One method for each kind
 
     def namespace_down(self, namespace: str) -> str:
         return self.begin(Fault("namespace-down", namespace))
@@ -177,16 +175,16 @@ def check_request(fault: Fault) -> None:
 def check_partition(fault: Fault, namespace: Namespace) -> None:
     if fault.partition is None:
         return
-    divided = list(divided_by(namespace, fault.path))
-    if fault.entity is not None and not divided:
+    partitioned = list(partitions_of(namespace, fault.path))
+    if fault.entity is not None and not partitioned:
         raise BadField("entity", f"'{fault.entity[:100]}' is not partitioned")
-    if any(fault.partition >= partitions.count for partitions in divided) or fault.partition >= PARTITIONS:
-        minimum = min((partitions.count for partitions in divided), default=PARTITIONS)
+    if any(fault.partition >= partitions.count for partitions in partitioned) or fault.partition >= PARTITIONS:
+        minimum = min((partitions.count for partitions in partitioned), default=PARTITIONS)
         raise BadField("partition", f"partitions are numbered from 0 to {minimum - 1}")
 
 
 def read_fault(document: object) -> Fault:
-    """The fault that a JSON document describes. BadField names what is wrong with it."""
+    """Return the fault that a JSON document describes. Raises BadField."""
     if not isinstance(document, dict):
         raise BadField("body", "a JSON object is expected")
     for name, value in document.items():

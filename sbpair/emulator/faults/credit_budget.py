@@ -1,7 +1,7 @@
-"""The credits by which a namespace is throttled: so many a second, spent by what is done in it.
+"""A namespace's throttling limit in credits per second, on the emulator's clock, in periods of a whole second.
 
-On the emulator's clock, in periods of a whole second. What begins with a credit left is done to its end, and what it
-costs beyond is owed by the next seconds; so a batch larger than a second's credits gets through, once.
+An operation that begins with a credit left is completed, and its excess reduces the credits of the next seconds. So a
+batch larger than one second's credits passes, once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.faults.kinds import busy
+from sbpair.emulator.faults.meters import server_busy
 from sbpair.emulator.service_errors import RequestThrottled, ServerBusy
 
 if TYPE_CHECKING:
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from sbpair.emulator.timers import Timers
 
 PERIOD_MS: Final = 1_000
-MANAGEMENT: Final = 10
-"""What a request to the management door costs; a message in or out costs 1, and so does the evaluation of a filter."""
+MANAGEMENT_CREDITS: Final = 10
+"""Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
 
 
-def charge_management(points: FaultPoints, path: str) -> None:
-    """Throttled where a request to the management door is too much."""
-    if points.meter is not None:
+def charge_management(fault_points: FaultPoints, path: str) -> None:
+    """Charge a management request. Raises RequestThrottled."""
+    if fault_points.meter is not None:
         try:
-            points.meter.spend(MANAGEMENT, path)
-        except ServerBusy as busy:
-            raise RequestThrottled(busy.message) from busy
+            fault_points.meter.spend(MANAGEMENT_CREDITS, path)
+        except ServerBusy as error:
+            raise RequestThrottled(error.message) from error
 
 
 class CreditBudget:
-    """A Meter of `per_second` credits. `resume` is called when deliveries that had to wait may go on."""
+    """A meter of `per_second` credits. `resume` is called when deliveries that waited may continue."""
 
     def __init__(self, per_second: int, clock: Clock, timers: Timers, resume: Callable[[], None]) -> None:
         self.due_ms = NEVER
@@ -54,7 +54,7 @@ class CreditBudget:
     def spend(self, operations: int, path: str) -> None:
         del path
         if self._credits() <= 0:
-            raise busy()
+            raise server_busy()
         self._left -= operations
 
     def allowed(self, wanted: int, path: str) -> int:
@@ -65,12 +65,12 @@ class CreditBudget:
             self._timers.schedule(self.due_ms, self)
         return allowed
 
-    def took(self, deliveries: int, path: str) -> None:
+    def record(self, deliveries: int, path: str) -> None:
         del path
         self._left -= deliveries
 
     def advance(self, now_ms: int) -> None:
-        """An item of the timers: there are credits again."""
+        """Resume deliveries: a new period has begun."""
         del now_ms
         self.due_ms = NEVER
         self._resume()

@@ -1,7 +1,6 @@
-"""What stands between a socket and a door while a fault wants it: it counts frames, delays, holds back and breaks off.
+"""A wrapper between socket and AMQP connection, present while a fault needs it: it delays, stalls or breaks off.
 
-A door that no fault is meant for has none of this on its way. Frames are counted as the client sends them: SASL's too,
-protocol headers and heartbeats not.
+It counts the frames that the client sends: SASL's too, protocol headers and heartbeats not.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from sbpair.emulator.faults.fault_points import FaultPoints
+    from collections.abc import Callable
 
 Action: TypeAlias = Literal["drop", "stall", "reset"]
 
@@ -23,28 +23,28 @@ _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
 
 
-class Frontend(Protocol):
-    """What a line, and every other fault, needs of the door at its end."""
+class FaultableConnection(Protocol):
+    """The connection of an AMQP client, as faults use it."""
 
     @property
     def unread(self) -> bytes:
-        """What has come of a frame that is not whole yet."""
+        """The bytes received of an incomplete frame."""
 
     @property
     def transport(self) -> asyncio.Transport:
-        """What the door speaks through."""
+        """The transport that the connection writes to."""
 
-    def reach(self, transport: asyncio.Transport) -> None:
-        """Speak through this from now on."""
+    def use_transport(self, transport: asyncio.Transport) -> None:
+        """Write to `transport` from now on."""
 
-    def serves(self, entity: str) -> bool:
-        """Whether there is a link to that entity, given in lower case; of any where it is empty."""
+    def has_link_to(self, entity: str) -> bool:
+        """Return whether a link to this entity, in lower case, is open; "" matches every connection."""
 
     def detach(self, entity: str, condition: str, text: str) -> None:
-        """End the links of that entity; of all of them where it is empty."""
+        """Close the links to an entity, or all of them for ""."""
 
     def resume(self) -> None:
-        """Something that held deliveries back has ended."""
+        """Continue deliveries that were held back."""
 
     def data_received(self, data: bytes) -> None: ...
 
@@ -56,7 +56,7 @@ class Frontend(Protocol):
 
 
 class FrameCounter:
-    """Finds where the frames of a stream end."""
+    """A finder of frame boundaries in a stream."""
 
     __slots__ = ("_counts", "_head", "_missing")
 
@@ -67,7 +67,7 @@ class FrameCounter:
         self.ends(begun)
 
     def ends(self, data: bytes) -> list[int]:
-        """The positions in `data` behind each frame that has become whole with it."""
+        """Return the end positions in `data` of the frames that it completes."""
         found: list[int] = []
         position = 0
         while position < len(data):
@@ -92,9 +92,9 @@ class FrameCounter:
 
 
 class ConnectionFault:
-    """Lets `after_frames` frames of a connection through, then does `action` to it; to `count` connections at most.
+    """A fault that does `action` to a connection after `after_frames` frames, to `count` connections at most.
 
-    Where an entity is named, only connections with a link to it are meant.
+    With an entity, it acts only on connections with a link to it.
     """
 
     def __init__(self, action: Action, after_frames: int = 0, count: int | None = None, entity: str = "") -> None:
@@ -103,80 +103,93 @@ class ConnectionFault:
         self._entity = entity
         self._left = count
 
-    def strikes(self, door: Frontend) -> bool:
-        """Whether this connection is hit; if so, it counts."""
-        if self._left == 0 or not door.serves(self._entity):
+    def strikes(self, inner: FaultableConnection) -> bool:
+        """Return whether the fault acts on this connection now, and count it."""
+        if self._left == 0 or not inner.has_link_to(self._entity):
             return False
         if self._left is not None:
             self._left -= 1
         return True
 
 
-class FaultyConnection(asyncio.Transport, asyncio.Protocol):
-    """A door's transport and a transport's protocol at once."""
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """What a stalled connection holds back in each direction; None is the end of output."""
 
-    def __init__(self, transport: asyncio.Transport, door: Frontend, points: FaultPoints) -> None:
+    fault: ConnectionFault
+    received: list[bytes] = field(default_factory=list)
+    output: list[bytes | None] = field(default_factory=list)
+
+
+class FaultyConnection(asyncio.Transport, asyncio.Protocol):
+    """The connection's transport and the socket transport's protocol at once."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        inner: FaultableConnection,
+        latency_seconds: Callable[[], float],
+        on_lost: Callable[[], None],
+    ) -> None:
         super().__init__()
         self._transport = transport
-        self._door = door
-        self._points = points
+        self._inner = inner
+        self._latency_seconds = latency_seconds
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._counter = FrameCounter(door.unread)
+        self._counter = FrameCounter(inner.unread)
         self._due: dict[ConnectionFault, int] = {}
-        self._stalled: ConnectionFault | None = None
-        self._held_in: list[bytes] = []
-        self._held_out: list[bytes | None] = []
+        self._stall: _Stall | None = None
         self._late: deque[bytes | None] = deque()
         self._last_due = 0.0
         self._ended = False
         transport.set_protocol(self)
-        door.reach(self)
+        inner.use_transport(self)
 
     # Faults
 
-    def put(self, fault: ConnectionFault) -> None:
+    def add(self, fault: ConnectionFault) -> None:
         self._due[fault] = fault.after_frames
 
-    def lift(self, fault: ConnectionFault) -> None:
-        """The fault has ended: what it held goes on its way."""
+    def remove(self, fault: ConnectionFault) -> None:
+        """End a fault and pass on what it held back."""
         self._due.pop(fault, None)
-        if self._stalled is not fault:
+        stall = self._stall
+        if stall is None or stall.fault is not fault:
             return
-        self._stalled = None
-        waiting, self._held_out = self._held_out, []
-        for piece in waiting:
+        self._stall = None
+        for piece in stall.output:
             self._send(piece)
-        arrived, self._held_in = self._held_in, []
-        for data in arrived:
+        for data in stall.received:
             self.data_received(data)
 
-    def leave(self) -> bool:
-        """Take the line out again, if nothing is under way on it."""
-        if self._late or self._stalled is not None or self._ended:
+    def unwrap(self) -> bool:
+        """Remove the wrapper and return True, unless data is still held back."""
+        if self._late or self._stall is not None or self._ended:
             return False
-        self._transport.set_protocol(_as_protocol(self._door))
-        self._door.reach(self._transport)
+        self._transport.set_protocol(_as_protocol(self._inner))
+        self._inner.use_transport(self._transport)
         return True
 
-    # The socket's side
+    # Protocol of the socket's transport
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        if self._stalled is not None:
-            self._held_in.append(data)
+        if self._stall is not None:
+            self._stall.received.append(data)
             return
         through, fault = self._let_through(data)
         if through:
-            self._door.data_received(data[:through])
+            self._inner.data_received(data[:through])
         if fault is not None and not self._ended:
             self._strike(fault, data[through:])
 
     def _let_through(self, data: bytes) -> tuple[int, ConnectionFault | None]:
-        """How much of it may pass, and what strikes behind that."""
+        """Return how many bytes may pass, and the fault that acts after them."""
         through = 0
         for end in self._counter.ends(data):
-            fault = next((fault for fault, left in self._due.items() if not left and fault.strikes(self._door)), None)
+            fault = next((fault for fault, left in self._due.items() if not left and fault.strikes(self._inner)), None)
             if fault is not None:
                 return through, fault
             self._due = {fault: max(0, left - 1) for fault, left in self._due.items()}
@@ -186,10 +199,9 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     def _strike(self, fault: ConnectionFault, rest: bytes) -> None:
         if fault.action == "stall":
             del self._due[fault]
-            self._stalled = fault
-            # These frames were counted when they came, and are counted anew when they go on.
-            self._counter = FrameCounter(self._door.unread)
-            self._held_in.append(rest)
+            self._stall = _Stall(fault, [rest])
+            # These frames are counted again when they are passed on.
+            self._counter = FrameCounter(self._inner.unread)
             return
         self._ended = True
         if fault.action == "reset":
@@ -201,16 +213,16 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         self._late.clear()
-        self._points.lines.pop(self._door, None)
-        self._door.connection_lost(exc)
+        self._on_lost()
+        self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        self._door.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self._door.resume_writing()
+        self._inner.resume_writing()
 
-    # The door's side
+    # Transport of the connection
 
     def write(self, data: Any) -> None:
         self._send(bytes(data))
@@ -222,12 +234,12 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         self._send(None)
 
     def _send(self, piece: bytes | None) -> None:
-        """A piece of output, or None for the end of it."""
-        if self._stalled is not None:
-            self._held_out.append(piece)
+        """Send a piece of output, or close for None."""
+        if self._stall is not None:
+            self._stall.output.append(piece)
             return
         now = self._loop.time()
-        due = max(now + self._points.latency_seconds, self._last_due)
+        due = max(now + self._latency_seconds(), self._last_due)
         if due <= now:
             self._pass_on(piece)
             return
@@ -269,12 +281,12 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
 
 
 def linger(transport: asyncio.Transport) -> None:
-    """Make closing the socket break the connection at once, as a crash of the peer's machine would."""
+    """Make closing the socket reset the connection, as a crash of the machine would."""
     connected = transport.get_extra_info("socket")
     if connected is not None:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
-def _as_protocol(door: Frontend) -> asyncio.BaseProtocol:
-    assert isinstance(door, asyncio.BaseProtocol)  # noqa: S101  # every door is
-    return door
+def _as_protocol(inner: FaultableConnection) -> asyncio.BaseProtocol:
+    assert isinstance(inner, asyncio.BaseProtocol)  # noqa: S101  # every connection is
+    return inner

@@ -1,14 +1,11 @@
-"""HTTP requests that are refused on purpose: which ones, how often, and in whose words. Pure.
-
-A status has the words that the service has for it; each door writes them in its own form.
-"""
+"""Refusals of management requests, with the service's texts. Each frontend formats them in its own way. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from sbpair.emulator.faults.fault_points import belongs
+from sbpair.emulator.faults.entity_scope import is_within
 from sbpair.emulator.service_errors import ServiceError
 
 METHODS: Final = ("DELETE", "GET", "PUT")
@@ -22,30 +19,30 @@ REFUSALS: Final[dict[int, tuple[int, str]]] = {
     500: (50000, f"Internal Server Error. {_MORE}"),
     503: (50300, "The service is temporarily unavailable. Please retry the operation."),
 }
-"""Status -> SubCode, where the service gives one, and text."""
+"""Status -> SubCode (0 for none) and text."""
 
 _SUB_CODES: Final[dict[int, str]] = {
     40300: "Forbidden. The limit of this namespace is reached.",
     40900: f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {_MORE}",
     40901: REFUSALS[409][1],
 }
-"""Those that mean something else than their status does by itself."""
+"""Texts of SubCodes that differ from the text of their status."""
 
 
 class RequestRefused(ServiceError):
-    """Not for anything in the request."""
+    """A refusal by a fault, regardless of the request."""
 
     def __init__(self, status: int, sub_code: int | None = None, retry_after_seconds: int | None = None) -> None:
-        usual, text = REFUSALS[status]
+        default_code, text = REFUSALS[status]
         super().__init__(text if sub_code is None else _SUB_CODES.get(sub_code, text))
         self.status = status
-        self.sub_code = usual if sub_code is None else sub_code
+        self.sub_code = default_code if sub_code is None else sub_code
         self.retry_after_seconds = retry_after_seconds
 
 
 @dataclass(slots=True)
 class RequestFault:
-    """Refuses `left` requests, or all of them. An empty entity, or method, is every one."""
+    """A fault that refuses `left` requests, or all. An empty entity or method matches every one."""
 
     status: int
     sub_code: int | None = None
@@ -55,8 +52,8 @@ class RequestFault:
     left: int | None = None
 
     def check(self, method: str, path: str) -> None:
-        """RequestRefused where it is this request's turn."""
-        if self.left == 0 or (self.method and method != self.method) or not belongs(path, self.entity):
+        """Raise RequestRefused if this request is to be refused."""
+        if self.left == 0 or (self.method and method != self.method) or not is_within(path, self.entity):
             return
         if self.left is not None:
             self.left -= 1

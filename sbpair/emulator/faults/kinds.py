@@ -1,7 +1,4 @@
-"""What each kind of fault does to a namespace, and undoes when it ends.
-
-One function a kind; KINDS says which fields each needs and takes. Nothing here reads a request or the machine's clock.
-"""
+"""The kinds of faults: one context manager each, whose exit undoes the fault. KINDS lists the fields of each kind."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, get_args
 
 from sbpair.emulator.access.sas import scope_of
-from sbpair.emulator.faults.fault_points import Swallow, belongs
+from sbpair.emulator.faults.fault_points import AckSuppression
 from sbpair.emulator.faults.faulty_connection import Action, ConnectionFault
 from sbpair.emulator.faults.http_refusals import RequestFault
-from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
+from sbpair.emulator.faults.meters import Throttle
+from sbpair.emulator.service_errors import EntityUnavailable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was asked for. Which of the optional fields a kind needs or takes is said in KINDS."""
+    """A requested fault. KINDS lists the optional fields that each kind needs or takes."""
 
     kind: str
     namespace: str
@@ -40,13 +38,13 @@ class Fault:
 
     @property
     def path(self) -> str:
-        """The entity as the points know it; empty where all are meant."""
+        """The entity's path in lower case; "" for all entities."""
         return scope_of(self.entity or "")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultContext:
-    """What a fault can reach: the namespace, and the clock of the whole emulator."""
+    """The namespace of a fault, and `advance` for the emulator's clock, in ms."""
 
     namespace: Namespace
     advance: Callable[[int], None]
@@ -54,62 +52,65 @@ class FaultContext:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
+    """A kind of fault, and the names of the fields it needs and takes."""
+
     begin: Callable[[FaultContext, Fault], AbstractContextManager[None]]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     of_any_entity: bool = False
-    """The entity need not be there yet."""
+    """Whether the entity may not exist yet."""
 
 
 @contextmanager
-def namespace_down(stage: FaultContext, _: Fault) -> Iterator[None]:
-    """Every connection breaks, and new ones are refused, until the fault ends."""
-    stage.namespace.take_down()
+def namespace_down(context: FaultContext, _: Fault) -> Iterator[None]:
+    """Break every connection and refuse new ones."""
+    context.namespace.take_down()
     try:
         yield
     finally:
-        stage.namespace.bring_up()
+        context.namespace.bring_up()
 
 
 @contextmanager
-def entity_down(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """The links of one entity end, and new ones are refused; its management node's too. Its description can be read.
+def entity_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close the links of one entity and its management node, and refuse new ones. Its description stays readable.
 
-    Nothing is forwarded to it, or from it, meanwhile.
+    Forwarding to it and from it waits.
     """
-    points = stage.namespace.fault_points
+    points = context.namespace.fault_points
     points.take_down(fault.path)
     try:
         yield
     finally:
         points.bring_up(fault.path)
-        stage.namespace.resume_forwarding()
+        context.namespace.resume_forwarding()
 
 
 @contextmanager
-def partition_down(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """One partition of an entity, or of all that are partitioned: keyed sends to it fail, others go elsewhere.
+def partition_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Take down one partition of an entity, or of all partitioned entities.
 
-    What is forwarded with such a key stays where it is, and what comes after it too.
+    Sends with a key of this partition fail; others use another partition. Forwarding stops at a message with such a
+    key.
     """
     number = fault.partition or 0
-    divided = list(divided_by(stage.namespace, fault.path))
+    divided = list(partitions_of(context.namespace, fault.path))
     for partitions in divided:
         partitions.take_down(number)
     if not fault.path:
-        stage.namespace.fault_points.take_partition_down(number)
+        context.namespace.fault_points.take_partition_down(number)
     try:
         yield
     finally:
         for partitions in divided:
             partitions.bring_up(number)
         if not fault.path:
-            stage.namespace.fault_points.bring_partition_up(number)
-        stage.namespace.resume_forwarding()
+            context.namespace.fault_points.bring_partition_up(number)
+        context.namespace.resume_forwarding()
 
 
-def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:
-    """The partitions of one entity, or of each; a subscription's are its topic's."""
+def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
+    """Yield the partitions of one entity, or of each. A subscription has those of its topic."""
     entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *namespace.topics()]
     for entity in entities:
         if entity.partitions is not None:
@@ -117,9 +118,9 @@ def divided_by(namespace: Namespace, path: str) -> Iterator[Partitions]:
 
 
 @contextmanager
-def latency(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """Whatever is answered, over AMQP or HTTP, leaves `ms` later, in its order."""
-    points, seconds = stage.namespace.fault_points, (fault.ms or 0) / 1000
+def latency(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Delay every answer, over AMQP or HTTP, by `ms`, in order."""
+    points, seconds = context.namespace.fault_points, (fault.ms or 0) / 1000
     points.add_latency(seconds)
     try:
         yield
@@ -128,86 +129,58 @@ def latency(stage: FaultContext, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def line(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """AMQP connections end without a goodbye (drop), are broken (reset), or fall silent until the fault ends (stall).
+def break_connections(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close AMQP connections without a close frame (drop), reset them, or stall them until the fault ends.
 
-    `after_frames` frames of the client still have their effect and their answers; the next one strikes and has none.
+    The first `after_frames` frames of the client are processed and answered; the next one is not.
     """
-    points = stage.namespace.fault_points
+    points = context.namespace.fault_points
     action: Action = next(known for known in get_args(Action) if known == fault.kind)
-    struck = ConnectionFault(action, fault.after_frames or 0, fault.count, fault.path)
-    points.add_connection_fault(struck)
+    breaking = ConnectionFault(action, fault.after_frames or 0, fault.count, fault.path)
+    points.add_connection_fault(breaking)
     try:
         yield
     finally:
-        points.remove_connection_fault(struck)
+        points.remove_connection_fault(breaking)
 
 
 @contextmanager
-def swallow_acks(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """Messages are taken in, and their senders are never told."""
-    swallow = Swallow(fault.path, fault.count)
-    stage.namespace.fault_points.swallows.append(swallow)
+def swallow_acks(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Enqueue messages without acknowledging them to the sender."""
+    suppression = AckSuppression(fault.path, fault.count)
+    context.namespace.fault_points.suppressed_acks.append(suppression)
     try:
         yield
     finally:
-        stage.namespace.fault_points.swallows.remove(swallow)
+        context.namespace.fault_points.suppressed_acks.remove(suppression)
 
 
 @contextmanager
-def detach(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """Links end at once, as when the service moves an entity; they can be had again."""
+def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close links, as when the service moves an entity. New ones can be attached at once."""
     text = "The link was force detached by the broker. Please retry the operation."
-    stage.namespace.fault_points.detach(fault.path, EntityUnavailable.condition, text)
+    context.namespace.fault_points.detach(fault.path, EntityUnavailable.condition, text)
     yield
 
 
 @contextmanager
-def expire_locks(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """Every message that is under lock is so no more, as if its time had run out."""
-    for messages in _held_by(stage.namespace, fault.path):
+def expire_locks(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Expire the locks of all messages."""
+    for messages in _sub_queues(context.namespace, fault.path):
         messages.expire_locks()
     yield
 
 
-def _held_by(namespace: Namespace, path: str) -> list[SubQueue]:
+def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
     subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
     entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *subscriptions]
     return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
 
 
-class Throttle:
-    """A Meter that refuses `count` operations, or all of them, and meanwhile lets no delivery leave."""
-
-    def __init__(self, entity: str, count: int | None) -> None:
-        self._entity = entity
-        self._left = count
-
-    def spend(self, operations: int, path: str) -> None:
-        if self._left == 0 or not operations or not belongs(path, self._entity):
-            return
-        if self._left is not None:
-            self._left -= 1
-        raise busy()
-
-    def allowed(self, wanted: int, path: str) -> int:
-        return wanted if self._left is not None or not belongs(path, self._entity) else 0
-
-    def took(self, deliveries: int, path: str) -> None:
-        """What leaves is not held against anybody."""
-
-
-def busy() -> ServerBusy:
-    return ServerBusy(
-        "The request was terminated because the namespace is being throttled. Error code : 50009. "
-        "Please wait 2 seconds and try again."
-    )
-
-
 @contextmanager
-def throttle(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """Sends and requests are answered server-busy: `count` of them, or all; then deliveries wait too."""
-    points, meter = stage.namespace.fault_points, Throttle(fault.path, fault.count)
+def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
+    points, meter = context.namespace.fault_points, Throttle(fault.path, fault.count)
     points.add_meter(meter)
     try:
         yield
@@ -216,36 +189,36 @@ def throttle(stage: FaultContext, fault: Fault) -> Iterator[None]:
 
 
 @contextmanager
-def refuse_requests(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """Management requests are answered with `status`: `count` of them, or all; one entity's, or one method's."""
+def refuse_requests(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Answer management requests with `status`: `count` of them, or all; of one entity, or of one method."""
     refusing = RequestFault(
         fault.status or 500, fault.sub_code, fault.retry_after_seconds, fault.path, fault.method or "", fault.count
     )
-    stage.namespace.fault_points.request_faults.append(refusing)
+    context.namespace.fault_points.request_faults.append(refusing)
     try:
         yield
     finally:
-        stage.namespace.fault_points.request_faults.remove(refusing)
+        context.namespace.fault_points.request_faults.remove(refusing)
 
 
 @contextmanager
-def clock(stage: FaultContext, fault: Fault) -> Iterator[None]:
-    """The time of the whole emulator jumps by `ms`. It cannot be put back."""
-    stage.advance(fault.ms or 0)
+def clock(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Advance the clock of the whole emulator by `ms`. Ending the fault does not set it back."""
+    context.advance(fault.ms or 0)
     yield
 
 
 _REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")
-_LINE: Final = ("after_frames", "count", "entity")
+_CONNECTION: Final = ("after_frames", "count", "entity")
 
 KINDS: Final[dict[str, FaultKind]] = {
     "namespace-down": FaultKind(namespace_down),
     "entity-down": FaultKind(entity_down, needs=("entity",)),
     "partition-down": FaultKind(partition_down, needs=("partition",), takes=("entity",)),
     "latency": FaultKind(latency, needs=("ms",)),
-    "drop": FaultKind(line, takes=_LINE),
-    "stall": FaultKind(line, takes=_LINE),
-    "reset": FaultKind(line, takes=_LINE),
+    "drop": FaultKind(break_connections, takes=_CONNECTION),
+    "stall": FaultKind(break_connections, takes=_CONNECTION),
+    "reset": FaultKind(break_connections, takes=_CONNECTION),
     "swallow-acks": FaultKind(swallow_acks, takes=("entity", "count")),
     "detach": FaultKind(detach, takes=("entity",)),
     "expire-locks": FaultKind(expire_locks, takes=("entity",)),

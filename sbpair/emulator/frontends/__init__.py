@@ -1,1 +1,1 @@
-"""How clients come in: one package a protocol."""
+"""Frontends: one package per protocol."""

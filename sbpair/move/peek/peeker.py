@@ -117,9 +117,9 @@ class Peeker:
                 page = await wire.peek(position.queue, position.start, wanted)
             except Throttled as error:
                 busy = error
-                self.pace.busy(self.clock())
+                self.pace.on_busy(self.clock())
             else:
-                self.pace.took(self.clock(), len(page))
+                self.pace.count_sent(self.clock(), len(page))
                 return page
         raise busy
 

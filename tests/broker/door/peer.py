@@ -1,10 +1,11 @@
-"""A peer of the emulator's AMQP door that can be made to say anything, on a real socket."""
+"""A peer of the emulator's AMQP frontend that can be made to say anything, on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from sbpair.amqp.connection import Connection
@@ -23,6 +24,7 @@ from sbpair.amqp.performatives import Accepted, Source, Target
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.types import Map
 from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, AmqpConnection, ConnectionLimits
 from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")
@@ -153,6 +155,6 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage() -> AsyncIterator[Stage]:
-    async with Emulator([("contoso", 0)]) as emulator:
+async def open_stage(limits: ConnectionLimits = DEFAULT_LIMITS) -> AsyncIterator[Stage]:
+    async with Emulator([("contoso", 0)], amqp_factory=partial(AmqpConnection, limits=limits)) as emulator:
         yield Stage(emulator)

@@ -16,8 +16,8 @@ from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Sym
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
-from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
 from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.request_messages import Reply
 from tests.broker.door.peer import open_stage
 
@@ -497,10 +497,8 @@ async def test_replies_go_where_the_request_wants_them() -> None:
 # Time
 
 
-async def test_a_handshake_that_takes_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.05)
-
-    async with open_stage() as stage:
+async def test_a_handshake_that_takes_too_long_is_cut_off() -> None:
+    async with open_stage(ConnectionLimits(open_seconds=0.05)) as stage:
         host, _, port = stage.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"AMQP\x03\x01\x00\x00")

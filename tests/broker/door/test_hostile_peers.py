@@ -17,8 +17,8 @@ from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator.frontends.amqp import amqp_connection as amqp_door
-from sbpair.emulator.frontends.amqp import link_endpoints as amqp_links
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
+from sbpair.emulator.frontends.amqp.incoming_link import OVERSIZE_FACTOR
 from tests.broker.door.peer import Stage, open_stage
 
 SECONDS = 20
@@ -127,10 +127,8 @@ async def test_what_breaks_the_protocol_costs_its_own_connection(name: str) -> N
         await Good(stage).during(attack())
 
 
-async def test_halves_of_everything_are_waited_for_a_while_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.2)
-
-    async with open_stage() as stage:
+async def test_halves_of_everything_are_waited_for_a_while_and_cut_off() -> None:
+    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
 
         async def half(size: int) -> None:
             reader, writer = await raw(stage)
@@ -145,10 +143,8 @@ async def test_halves_of_everything_are_waited_for_a_while_and_cut_off(monkeypat
         await Good(stage).during(attack())
 
 
-async def test_slow_bytes_are_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "HANDSHAKE_SECONDS", 0.2)
-
-    async with open_stage() as stage:
+async def test_slow_bytes_are_cut_off_too() -> None:
+    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
 
         async def attack() -> None:
             reader, writer = await raw(stage)
@@ -163,10 +159,8 @@ async def test_slow_bytes_are_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> No
         await Good(stage).during(attack())
 
 
-async def test_links_without_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_door, "MAX_LINKS", 20)
-
-    async with open_stage() as stage:
+async def test_links_without_end_are_cut_off() -> None:
+    async with open_stage(ConnectionLimits(max_links=20)) as stage:
 
         async def attack() -> None:
             reader, writer = await raw(stage)
@@ -186,7 +180,7 @@ async def test_a_message_in_endless_parts_costs_its_link() -> None:
             async with stage.connect() as peer:
                 link = await peer.attach_sender("orders")
                 part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
-                for _ in range(amqp_links.OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
+                for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
                     peer.connection.put(link.session.channel, part)
                 detached = await peer.wait(LinkDetached)
                 assert detached.error.condition == "amqp:link:message-size-exceeded"

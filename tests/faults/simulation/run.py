@@ -110,7 +110,7 @@ class Simulation:
 
     def network_door(self, line: Any) -> Any:
         protocol = line.server.get_protocol()
-        return getattr(protocol, "_connection", protocol)
+        return getattr(protocol, "_inner", protocol)
 
     # Syphons
 

@@ -1,1 +1,1 @@
-"""The AMQP door: connections, links, and requests to management nodes."""
+"""The AMQP frontend: connections, links, and requests to management nodes."""

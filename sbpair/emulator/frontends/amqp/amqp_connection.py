@@ -1,13 +1,14 @@
-"""The AMQP door: one connection of a client, from its first byte to its last, between a socket and a namespace.
+"""One client's AMQP connection, between its socket and a namespace.
 
-The law of this file: whatever one peer does costs that peer's connection only. What is read in one go is answered in
-one write; while the peer does not read, nothing is taken out of a queue for it, and in the end nothing is read from it.
+Invariant: a misbehaving peer harms its own connection only. Everything read at once is answered in one write. While
+the peer does not read, nothing is taken from a queue for it, and in the end nothing is read from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -25,227 +26,187 @@ from sbpair.amqp.events import (
     SessionEnded,
     WindowOpened,
 )
-from sbpair.amqp.link import Link, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.types import Map
-from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.idle import IdleLink
-from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.faults.fault_points import belongs
-from sbpair.emulator.frontends.amqp import cbs, management_operations
+from sbpair.emulator.faults.entity_scope import is_within
 from sbpair.emulator.frontends.amqp.cbs import Claims
-from sbpair.emulator.frontends.amqp.link_endpoints import (
-    IncomingLink,
-    LinkEndpoint,
-    OutgoingLink,
-    ReplyLink,
-    RequestLink,
-    address_of,
-    error_of,
-    refuse,
-)
-from sbpair.emulator.frontends.amqp.request_messages import CBS_KEYS, MANAGEMENT_KEYS, AmqpRequest, Reply, text_at
-from sbpair.emulator.frontends.amqp.session_links import asks_for_session, open_session
-from sbpair.emulator.service_errors import (
-    EntityFull,
-    EntityNotFound,
-    LinkStolen,
-    NotAllowed,
-    ServiceError,
-    ServiceUnavailable,
-)
+from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
+from sbpair.emulator.frontends.amqp.link_endpoint import amqp_error
+from sbpair.emulator.frontends.amqp.link_opening import LinkOpener
+from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.service_errors import EntityFull, EntityNotFound, LinkStolen, ServiceError, ServiceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sbpair.amqp.link import Link
     from sbpair.amqp.session import Session
-    from sbpair.emulator.entities.namespace import AddressTarget, Namespace
+    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
+    from sbpair.emulator.frontends.amqp.request_links import RequestLink
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS: Final = 30.0
-GOODBYE_SECONDS: Final = 5.0
-"""How long a peer may take to read what a connection that is over still has to say."""
-
-MAX_LINKS: Final = 1_000
-OUTPUT_HIGH: Final = 262_144
-MAX_OUTPUT: Final = 4_194_304
-"""From the first on, queues are left alone; from the second, what the peer sends is left in its socket."""
 MAX_READ: Final = 131_072
+"""Bytes of one read. asyncio's default is twice that, more than a core's cache holds with what it becomes."""
 
-_ANY = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of one connection. `close_seconds`: time for the peer to read the last output."""
+
+    open_seconds: float = 30.0
+    close_seconds: float = 5.0
+    max_links: int = 1_000
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class AmqpConnection(asyncio.Protocol):
     """One client's connection to `namespace`."""
 
-    def __init__(self, namespace: Namespace) -> None:
-        self.blocked = False
+    def __init__(self, namespace: Namespace, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
         self._namespace = namespace
-        self._points = namespace.fault_points
-        self._claims = Claims(namespace, self._on_expired)
+        self._limits = limits
+        self._claims = Claims(namespace, self._close_forbidden_links)
+        self._opener = LinkOpener(self, namespace, self._claims, self._watch)
         self._entities: set[QueueEntity] = set()
-        self._again: dict[OutgoingLink, None] = {}
-        self._holding: dict[RequestLink, None] = {}
-        self._unwritten = 0
-        self._touched: dict[Any, None] = {}
-        self._flush_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._gone = False
+        self._to_flush: dict[LinkEndpoint, None] = {}
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._released = False
 
-    # The socket's side
+    # The socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(OUTPUT_HIGH)
-        # asyncio's own reading is twice that, which is more than a core's cache holds beside what becomes of it.
-        self._transport.max_size = MAX_READ  # type: ignore[attr-defined]
+        transport = cast("asyncio.Transport", transport)
+        transport.max_size = MAX_READ  # type: ignore[attr-defined]
         self._loop = asyncio.get_running_loop()
-        now = self._loop.time()
         sasl = SaslServer(self._claims.check_key)
-        self._connection = Connection(sasl, container_id=self._namespace.name, now=now)
-        self._deadline = self._loop.call_later(HANDSHAKE_SECONDS, self._too_slow)
+        self._connection = Connection(sasl, container_id=self._namespace.name, now=self._loop.time())
+        self._output = ConnectionOutput(self._connection, transport)
+        self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
         self._namespace.on_outage.add(self._on_outage)
-        self._points.admit(self, self._transport)
-        self._set_timer()
+        self._namespace.fault_points.register(self, transport)
+        self._set_heartbeat()
         if self._namespace.down:
             self._on_outage()
 
     def data_received(self, data: bytes) -> None:
-        touched = self._touched
+        to_flush = self._to_flush
         for event in self._connection.receive(data, self._loop.time()):
             if type(event) is Delivery:
-                end = event.link.context
-                if end is not None:
-                    touched[end] = None
-                    end.take(event)
+                endpoint = event.link.context
+                if endpoint is not None:
+                    to_flush[endpoint] = None
+                    endpoint.receive(event)
             else:
                 self._handle(event)
-        for end in touched:
-            end.finish()
-        touched.clear()
-        self._flush()
+        for endpoint in to_flush:
+            endpoint.flush()
+        to_flush.clear()
+        self._output.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._leave(released=False)
+        self._release(peacefully=False)
         self._deadline.cancel()
 
     def pause_writing(self) -> None:
-        self.blocked = True
+        self._output.blocked = True
 
     def resume_writing(self) -> None:
-        self.blocked = False
-        holding, self._holding = self._holding, {}
-        for requests in holding:
-            requests.resume()
+        self._output.unblock()
         for session in self._connection.sessions:
             self._pull(session)
-        self._flush()
-        if not self._holding:
-            self._transport.resume_reading()
+        self._output.flush()
+        self._output.resume_reading()
 
-    def sent(self, size: int) -> None:
-        self._unwritten += size
-        if self._unwritten >= OUTPUT_HIGH:
-            self._flush()
+    # For endpoints
 
-    def hold(self, requests: RequestLink) -> None:
-        self._holding[requests] = None
-        self._transport.pause_reading()
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        self._unwritten = 0
-        out = self._connection.take()
-        if self._transport.is_closing():
-            # Whatever else there is to say, nobody hears it.
-            self.blocked = True
-            return
-        if not out:
-            return
-        self._connection.wrote(self._loop.time())
-        self._transport.write(out)
-        if self.blocked and self._transport.get_write_buffer_size() > MAX_OUTPUT:
-            self._transport.pause_reading()
+    @property
+    def blocked(self) -> bool:
+        return self._output.blocked
 
     def flush_soon(self) -> None:
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        self._output.flush_soon()
 
-    def pull_soon(self, outlet: OutgoingLink) -> None:
-        if not self._again:
-            self._loop.call_soon(self._pull_again)
-        self._again[outlet] = None
+    def count_output(self, size: int) -> None:
+        self._output.count(size)
 
-    def _pull_again(self) -> None:
-        outlets, self._again = self._again, {}
-        if self._gone:
-            return
-        for outlet in outlets:
-            outlet.pull()
-        self._flush()
+    def pull_soon(self, outgoing: OutgoingLink) -> None:
+        self._output.pull_soon(outgoing)
+
+    def pause_reading_for(self, requests: RequestLink) -> None:
+        self._output.pause_reading_for(requests)
+
+    def close_link(self, link: Link, error: ServiceError) -> None:
+        link.close(amqp_error(error))
+        self._release_link(link, [], peacefully=False)
+        self.flush_soon()
+
+    def watch_idle(self, link: Link) -> IdleLink:
+        return IdleLink(self._namespace.clock, self._namespace.timers, partial(self.close_link, link))
 
     # Time
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _set_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         deadline = self._connection.deadline()
-        self._timer = self._loop.call_at(deadline, self._tick) if deadline != float("inf") else None
+        self._heartbeat = self._loop.call_at(deadline, self._on_heartbeat) if deadline != float("inf") else None
 
-    def _tick(self) -> None:
+    def _on_heartbeat(self) -> None:
         for event in self._connection.tick(self._loop.time()):
             self._handle(event)
-        self._flush()
-        if not self._gone:
-            self._set_timer()
+        self._output.flush()
+        if not self._released:
+            self._set_heartbeat()
 
-    def _too_slow(self) -> None:
-        logger.info("A client did not open its connection within %g seconds.", HANDSHAKE_SECONDS)
-        self._transport.abort()
+    def _on_open_timeout(self) -> None:
+        logger.info("A client did not open its connection within %g seconds.", self._limits.open_seconds)
+        self._output.transport.abort()
 
-    # What the peer does
+    # Events
 
     def _handle(self, event: Event) -> None:
         handler = _HANDLERS.get(type(event))
-        if handler is not None and not self._gone:
+        if handler is not None and not self._released:
             handler(self, event)
 
     def _on_opened(self, _event: ConnectionOpened) -> None:
         self._deadline.cancel()
-        self._set_timer()
+        self._set_heartbeat()
         try:
-            self._points.check_connections()
-        except ServiceError as refusal:
-            self._fail(refusal)
+            self._namespace.fault_points.check_connections()
+        except ServiceError as error:
+            self._fail(error)
 
     def _on_attaching(self, event: LinkAttaching) -> None:
         link = event.link
-        links = sum(len(session.links) for session in self._connection.sessions)
-        if links > MAX_LINKS:
-            # Refused links count until their peer has let go of them too: one that does not, cannot pile them up.
-            self._fail(EntityFull(f"A connection has at most {MAX_LINKS} links."))
+        if sum(len(session.links) for session in self._connection.sessions) > self._limits.max_links:
+            # Refused links count until their peer has detached them too, so that it cannot pile them up.
+            self._fail(EntityFull(f"A connection has at most {self._limits.max_links} links."))
             return
-        self._steal(link)
+        self._close_namesakes(link)
         try:
-            link.context = self._end_for(link)
-        except ServiceError as refusal:
-            refuse(link, refusal)
+            link.context = self._opener.endpoint_for(link)
+        except ServiceError as error:
+            link.refuse(amqp_error(error))
 
-    def _steal(self, link: Link) -> None:
-        """A name that is attached again takes its place, within its session: no further does the service look."""
+    def _close_namesakes(self, link: Link) -> None:
+        """Close the link that `link` replaces: one of its name in the same session, as the service does."""
         for other in link.session.links:
             if other.name == link.name and other.IS_RECEIVER is link.IS_RECEIVER and other.context is not None:
                 self.close_link(other, LinkStolen(f"The link '{link.name[:100]}' has been attached again."))
 
     def _on_credit(self, event: CreditChanged) -> None:
-        end = event.link.context
-        if end is not None:
-            end.on_flow()
+        endpoint = event.link.context
+        if endpoint is not None:
+            endpoint.on_flow()
         self._pull(event.link.session)
 
     def _on_window(self, event: WindowOpened) -> None:
@@ -266,158 +227,90 @@ class AmqpConnection(asyncio.Protocol):
         self._settle(run, event)
 
     def _settle(self, deliveries: list[Any], event: Disposed) -> None:
-        end = deliveries[0].link.context
-        if isinstance(end, OutgoingLink):
-            end.settle(deliveries, event.state, settled=event.settled)
-            self._touched[end] = None
+        endpoint = deliveries[0].link.context
+        if isinstance(endpoint, OutgoingLink):
+            endpoint.settle(deliveries, event.state, settled=event.settled)
+            self._to_flush[endpoint] = None
 
     def _on_detached(self, event: LinkDetached) -> None:
-        # A link that is not closed may be come back to, and its messages settled by way of the management node.
-        self._let_go(event.link, event.link.abandoned if event.closed else [], released=True)
+        # The messages of a link that is detached but not closed stay locked: the management node can settle them.
+        self._release_link(event.link, event.link.abandoned if event.closed else [], peacefully=True)
 
     def _on_session_ended(self, event: SessionEnded) -> None:
-        self._end_session(event.session, released=event.error is None)
+        self._end_session(event.session, peacefully=event.error is None)
 
     def _on_closed(self, event: ConnectionClosed) -> None:
         if event.error is not None:
             logger.info("A connection ends: %s: %s", event.error.condition, event.error.description)
-        self._leave(released=event.by_peer and event.error is None)
-        self._flush()
-        self._hang_up()
+        self._release(peacefully=event.by_peer and event.error is None)
+        self._output.flush()
+        self._close_transport()
 
     # Links
 
-    def _end_for(self, link: Link) -> LinkEndpoint:
-        """What stands at our end of a link that the client asks for. Raises Refusal."""
-        address = address_of(link)
-        path = scope_of(address)
-        if path == cbs.NODE:
-            return self._cbs_end(link)
-        # Rights first: who has none does not learn what there is.
-        self._claims.require(_ANY, path)
-        target = self._namespace.resolve(path)
-        self._points.check(path)
-        self._watch(target.queue)
-        make = self._management_end if target.management else self._message_end
-        return make(link, path, target)
+    def _links(self) -> list[Link]:
+        return [link for session in self._connection.sessions for link in session.links]
 
-    def _cbs_end(self, link: Link) -> LinkEndpoint:
-        if isinstance(link, ReceivingLink):
-            return RequestLink(self, link, cbs.NODE, "", (), self._claims.put_token, CBS_KEYS)
-        return ReplyLink(cast("SendingLink", link), cbs.NODE, "", ())
-
-    def _management_end(self, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
-        if isinstance(link, ReceivingLink):
-            answer = partial(self._manage, target, path)
-            return RequestLink(self, link, path, path, _ANY, answer, MANAGEMENT_KEYS)
-        return ReplyLink(cast("SendingLink", link), path, path, _ANY)
-
-    def _manage(self, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
-        meter = self._points.meter
-        if meter is not None:
-            try:
-                meter.spend(1, path)
-            except ServiceError as refusal:
-                return Reply.for_error(refusal)
-        if used := text_at(request.properties, "associated-link-name"):
-            self._use(used)
-        return management_operations.execute(request, target, lambda claim: self._claims.require((claim,), path))
-
-    def _use(self, name: str) -> None:
-        """A request may say which link of the client it is about: that counts as a use of it."""
-        for link in (link for session in self._connection.sessions for link in session.links):
-            if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
-                link.context.touch()
-
-    def _message_end(self, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
-        if isinstance(link, ReceivingLink):
-            self._claims.require(IncomingLink.claims, path)
-            if target.is_dead_letters:
-                raise NotAllowed("Nothing can be sent to a dead-letter queue.")
-            target.queue.check_send()
-            return IncomingLink(self, link, target, path, self._points)
-        self._claims.require(OutgoingLink.claims, path)
-        target.check_receive()
-        if isinstance(target.messages, SessionMessages) or asks_for_session(link):
-            return open_session(self, cast("SendingLink", link), target, path, self._namespace)
-        return OutgoingLink(self, cast("SendingLink", link), target, path, self._points)
+    def _entity_links(self) -> list[Link]:
+        return [link for link in self._links() if link.context is not None and link.context.path]
 
     def _watch(self, queue: QueueEntity) -> None:
         if queue not in self._entities:
             self._entities.add(queue)
-            queue.watch(self._on_entity_gone)
+            queue.watch(self._close_forbidden_links)
 
-    def _on_entity_gone(self, refusal: ServiceError) -> None:
-        """An entity was deleted, or disabled: the links that could not be had now end, all others stay."""
-        self._recheck(refusal)
-
-    def _on_expired(self) -> None:
-        self._recheck(None)
-
-    def _recheck(self, gone: ServiceError | None) -> None:
-        for session in self._connection.sessions:
-            for link in session.links:
-                end = link.context
-                if end is None or not end.path:
-                    continue
-                try:
-                    self._claims.require(end.claims, end.path)
-                    if gone is not None:
-                        self._namespace.resolve(end.path)
-                        end.check()
-                except EntityNotFound as refusal:
-                    self.close_link(link, gone or refusal)
-                except ServiceError as refusal:
-                    self.close_link(link, refusal)
+    def _close_forbidden_links(self, gone: ServiceError | None = None) -> None:
+        """Close the links that could no longer be opened. `gone`: why an entity was deleted or disabled."""
+        for link in self._entity_links():
+            endpoint = link.context
+            if endpoint is None:
+                continue
+            try:
+                self._claims.require(endpoint.rights, endpoint.path)
+                if gone is not None:
+                    self._namespace.resolve(endpoint.path)
+                    endpoint.check_open()
+            except EntityNotFound as error:
+                self.close_link(link, gone or error)
+            except ServiceError as error:
+                self.close_link(link, error)
         self.flush_soon()
 
-    def close_link(self, link: Link, refusal: ServiceError) -> None:
-        link.close(error_of(refusal))
-        self._let_go(link, [], released=False)
-        self.flush_soon()
+    def _release_link(self, link: Link, unsettled: list[Sent], *, peacefully: bool) -> None:
+        endpoint, link.context = link.context, None
+        if endpoint is not None:
+            self._output.forget(endpoint)
+            endpoint.on_detached(unsettled, released=peacefully)
 
-    def watch_idle(self, link: Link) -> IdleLink:
-        return IdleLink(self._namespace.clock, self._namespace.timers, partial(self.close_link, link))
-
-    def _let_go(self, link: Link, unsettled: list[Sent], *, released: bool) -> None:
-        end, link.context = link.context, None
-        if end is not None:
-            self._again.pop(end, None)
-            end.gone(unsettled, released=released)
-
-    def _end_session(self, session: Session, *, released: bool) -> None:
-        held: dict[Link, list[Sent]] = {}
+    def _end_session(self, session: Session, *, peacefully: bool) -> None:
+        unsettled: dict[Link, list[Sent]] = {}
         for sent in session.sent.values():
-            held.setdefault(sent.link, []).append(sent)
+            unsettled.setdefault(sent.link, []).append(sent)
         for link in session.links:
-            self._let_go(link, held.get(link, []), released=released)
+            self._release_link(link, unsettled.get(link, []), peacefully=peacefully)
 
-    # Faults
+    # For faults
 
     @property
     def transport(self) -> asyncio.Transport:
-        return self._transport
+        return self._output.transport
 
     @property
     def unread(self) -> bytes:
         return self._connection.unread
 
-    def reach(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def use_transport(self, transport: asyncio.Transport) -> None:
+        self._output.transport = transport
 
-    def _entity_links(self) -> list[Link]:
-        links = [link for session in self._connection.sessions for link in session.links]
-        return [link for link in links if link.context is not None and link.context.path]
-
-    def serves(self, entity: str) -> bool:
-        return not entity or any(belongs(link.context.path, entity) for link in self._entity_links())
+    def has_link_to(self, entity: str) -> bool:
+        return not entity or any(is_within(link.context.path, entity) for link in self._entity_links())
 
     def detach(self, entity: str, condition: str, text: str) -> None:
         for link in self._entity_links():
-            if belongs(link.context.path, entity):
+            if is_within(link.context.path, entity):
                 link.close(Error(condition, text, Map()))
-                # What was given out stays under lock, and can be settled by way of the management node.
-                self._let_go(link, [], released=False)
+                # Its messages stay locked: the management node can settle them.
+                self._release_link(link, [], peacefully=False)
         self.flush_soon()
 
     def resume(self) -> None:
@@ -430,32 +323,32 @@ class AmqpConnection(asyncio.Protocol):
     def _on_outage(self) -> None:
         self._fail(ServiceUnavailable(f"The namespace '{self._namespace.name}' is not available."))
 
-    def _fail(self, refusal: ServiceError) -> None:
-        self._connection.fail(Error(refusal.condition, refusal.message, Map()))
-        self._leave(released=False)
-        self._flush()
-        self._hang_up()
+    def _fail(self, error: ServiceError) -> None:
+        self._connection.fail(amqp_error(error))
+        self._release(peacefully=False)
+        self._output.flush()
+        self._close_transport()
 
-    def _hang_up(self) -> None:
-        """Close, once what is said has been read; a peer that does not read is not waited for long."""
-        self._transport.close()
-        self._deadline = self._loop.call_later(GOODBYE_SECONDS, self._transport.abort)
+    def _close_transport(self) -> None:
+        """Close after the last output is written, or after a few seconds if the peer does not read."""
+        self._output.transport.close()
+        self._deadline = self._loop.call_later(self._limits.close_seconds, self._output.transport.abort)
 
-    def _leave(self, *, released: bool) -> None:
-        """Let go of everything that belongs to the namespace. What was under lock goes back to its queue."""
-        if self._gone:
+    def _release(self, *, peacefully: bool) -> None:
+        """Release everything held in the namespace. Messages under lock return to their queue."""
+        if self._released:
             return
-        self._gone = True
+        self._released = True
         self._deadline.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         self._namespace.on_outage.discard(self._on_outage)
-        self._points.part(self)
+        self._namespace.fault_points.unregister(self)
         for queue in self._entities:
-            queue.unwatch(self._on_entity_gone)
+            queue.unwatch(self._close_forbidden_links)
         for session in self._connection.sessions:
-            self._end_session(session, released=released)
-        self._claims.forget()
+            self._end_session(session, peacefully=peacefully)
+        self._claims.clear()
 
 
 _HANDLERS: Final[dict[type, Callable[[AmqpConnection, Any], None]]] = {
@@ -471,5 +364,4 @@ _HANDLERS: Final[dict[type, Callable[[AmqpConnection, Any], None]]] = {
 
 
 def amqp_factory(namespace: Namespace) -> AmqpConnection:
-    """What a server makes of each connection that speaks AMQP."""
     return AmqpConnection(namespace)

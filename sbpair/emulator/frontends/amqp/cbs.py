@@ -1,7 +1,4 @@
-"""What one connection may do: the tokens that were put to `$cbs`, or the key that it signed in with.
-
-A token is for an entity and runs out; whoever holds links is told when that happens. Paths are in lower case here.
-"""
+"""The rights of one connection: the tokens put to `$cbs`, or the key of its sign-in. Paths are in lower case."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ PUT_TOKEN: Final = "put-token"  # noqa: S105  # the name of an operation
 
 
 class Claims:
-    """The grants of one connection. `on_expired` is called when one of them has run out."""
+    """The grants of one connection. `on_expired` is called when one of them has expired."""
 
     def __init__(self, namespace: Namespace, on_expired: Callable[[], None]) -> None:
         self.due_ms = NEVER
@@ -31,7 +28,7 @@ class Claims:
         self._grants: dict[str, Grant] = {}
 
     def check_key(self, name: str, key: str) -> bool:
-        """SASL PLAIN: a key of the namespace and its name stand for a token that does not run out."""
+        """Accept SASL PLAIN: a key name of the namespace and its key, which do not expire."""
         rule = next((rule for rule in self._namespace.keys if rule.key_name == name), None)
         if rule is None or key not in (rule.primary_key, rule.secondary_key):
             return False
@@ -39,14 +36,14 @@ class Claims:
         return True
 
     def put_token(self, request: AmqpRequest) -> Reply:
-        """Answers a request to `$cbs`."""
+        """Answer a request to `$cbs`."""
         try:
             if request.operation != PUT_TOKEN:
-                raise ArgumentInvalid(f"'{request.operation[:100]}' is no operation of $cbs.")
+                raise ArgumentInvalid(f"'{request.operation[:100]}' is not an operation of $cbs.")
             self._put(text_at(request.properties, "name"), request.body)
-        except ServiceError as refusal:
-            # Without the condition: with one, the SDK for Python forgets status and description.
-            return Reply(refusal.status, refusal.message)
+        except ServiceError as error:
+            # Without the condition: with one, the SDK for Python drops status and description.
+            return Reply(error.status, error.message)
         return Reply(202, "Accepted")
 
     def _put(self, name: str | None, token: object) -> None:
@@ -57,33 +54,33 @@ class Claims:
         if path:
             self._namespace.resolve(path)
         self._grants[path] = grant
-        self._due_by(grant.expires_at_ms)
+        self._schedule(grant.expires_at_ms)
 
     def _verified(self, token: str, path: str) -> Grant:
-        # By the value, not by the type that was claimed: the SDK for Python says "jwt" of every token.
+        # By its value, not the declared type: the SDK for Python declares every token "jwt".
         return self._namespace.authenticate(token if token.startswith(SCHEME) else f"{BEARER} {token}", path)
 
-    def require(self, claims: tuple[AccessRight, ...], path: str) -> None:
-        """Refuses, unless one of `claims` is granted on `path`."""
-        refusal: ServiceError = Unauthorized(
-            f"Unauthorized access. '{claims[0]}' claim(s) are required to perform this operation. Resource: '{path}'."
+    def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
+        """Raise Unauthenticated or Unauthorized unless one of `rights` is granted on `path`."""
+        failure: ServiceError = Unauthorized(
+            f"Unauthorized access. '{rights[0]}' claim(s) are required to perform this operation. Resource: '{path}'."
         )
         now = self._namespace.clock.now_ms()
         for granted, grant in self._grants.items():
             if not covers(granted, path):
                 continue
-            for claim in claims:
+            for right in rights:
                 try:
-                    grant.require(claim, path, now)
+                    grant.require(right, path, now)
                 except ServiceError as error:
-                    refusal = error
+                    failure = error
                 else:
                     return
-        raise refusal
+        raise failure
 
     # Timed
 
-    def _due_by(self, at_ms: int) -> None:
+    def _schedule(self, at_ms: int) -> None:
         if at_ms < self.due_ms:
             self.due_ms = at_ms
             self._namespace.timers.schedule(at_ms, self)
@@ -92,8 +89,8 @@ class Claims:
         self.due_ms = NEVER
         self._on_expired()
         self._grants = {path: grant for path, grant in self._grants.items() if grant.expires_at_ms > now_ms}
-        self._due_by(min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER))
+        self._schedule(min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._grants.clear()
         self.due_ms = NEVER

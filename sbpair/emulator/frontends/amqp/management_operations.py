@@ -1,6 +1,6 @@
-"""What `<entity>/$management` can be asked for, one function an operation: (target, its arguments) -> what is answered.
+"""The operations of `<entity>/$management`, one function each: (target, arguments) -> Reply.
 
-The names of arguments and of what comes back are the service's, `defered` included. Nothing here knows links or frames.
+Arguments and results have the service's names, `defered` included. Independent of links and frames.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_PEEK: Final = 250
 MAX_DELETE: Final = 4_000
 PEEK_BYTES: Final = 1_048_576
-"""A peek answers with less than was asked for rather than with more than this."""
+"""Limit of one peek's reply: fewer messages are returned than requested."""
 
 _ARRAY_OF_LONGS = 0x81
 _ARRAY_OF_TIMESTAMPS = 0x83
@@ -36,23 +36,23 @@ Handler: TypeAlias = Callable[[AddressTarget, Map], Reply]
 
 
 class Operation(NamedTuple):
-    claim: AccessRight
+    right: AccessRight
     run: Handler
 
 
 def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
-    """Does what is asked, if `require` has nothing against it. A refusal is an answer too."""
+    """Run the operation, if `require` grants its right. Errors become replies."""
     operation = OPERATIONS.get(request.operation)
     if operation is None:
         text = f"The operation '{request.operation[:100]}' is not implemented."
         return Reply(501, text, None, "amqp:not-implemented")
     try:
-        require(operation.claim)
+        require(operation.right)
         if not isinstance(request.body, Map):
             raise ArgumentInvalid("The body of a management request is a map.")
         return operation.run(target, request.body)
-    except ServiceError as refusal:
-        return Reply.for_error(refusal)
+    except ServiceError as error:
+        return Reply.for_error(error)
     except ProtocolError as error:
         return Reply.for_error(ArgumentInvalid(error.message))
 
@@ -68,7 +68,7 @@ def renew_lock(target: AddressTarget, arguments: Map) -> Reply:
 
 
 def update_disposition(target: AddressTarget, arguments: Map) -> Reply:
-    """Settles as a receiving link would; works for locks whose link is gone."""
+    """Settle as a receiving link would; also for locks whose link is closed."""
     status = text_at(arguments, "disposition-status") or ""
     settle = DISPOSITIONS.get(status)
     if settle is None:
@@ -96,25 +96,25 @@ DISPOSITIONS: Final[dict[str, Callable[[SubQueue | HeldSession, bytes, Map], Non
 }
 
 
-# Looking
+# Peeking
 
 
 def peek_message(target: AddressTarget, arguments: Map) -> Reply:
     first, count = _number(arguments, "from-sequence-number"), _number(arguments, "message-count")
-    shown: list[Value] = []
+    peeked: list[Value] = []
     size = 0
-    for message in _looked_at(target, arguments, first, min(count, MAX_PEEK)):
+    for message in _peeked(target, arguments, first, min(count, MAX_PEEK)):
         payload = service_envelope.show(message)
         size += len(payload)
-        if shown and size > PEEK_BYTES:
+        if peeked and size > PEEK_BYTES:
             break
-        shown.append(Map([("message", payload)]))
-    if not shown:
+        peeked.append(Map([("message", payload)]))
+    if not peeked:
         return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
-    return Reply(body=Map([("messages", shown)]))
+    return Reply(body=Map([("messages", peeked)]))
 
 
-def _looked_at(target: AddressTarget, arguments: Map, first: int, count: int) -> list[StoredMessage]:
+def _peeked(target: AddressTarget, arguments: Map, first: int, count: int) -> list[StoredMessage]:
     session_id = text_at(arguments, "session-id")
     if session_id is not None and isinstance(target.messages, SessionMessages):
         return target.messages.peek_of(session_id, first, count)
@@ -125,20 +125,20 @@ def _looked_at(target: AddressTarget, arguments: Map, first: int, count: int) ->
 
 
 def receive_by_sequence_number(target: AddressTarget, arguments: Map) -> Reply:
-    """Settle mode 0 takes the messages for good, 1 locks them."""
+    """Receive deferred messages: settle mode 0 deletes them, 1 locks them."""
     target.check_receive()
     queue = messages_of(target, arguments)
-    for_good = arguments.get("receiver-settle-mode") == 0
-    answers: list[Value] = []
+    delete = arguments.get("receiver-settle-mode") == 0
+    received: list[Value] = []
     for message in queue.receive_deferred(_numbers(arguments, "sequence-numbers")):
-        answers.append(Map([("lock-token", message.lock_uuid), ("message", service_envelope.give_out(message))]))
-        if for_good:
+        received.append(Map([("lock-token", message.lock_uuid), ("message", service_envelope.give_out(message))]))
+        if delete:
             queue.complete(message.lock_token)
-    return Reply(body=Map([("messages", answers)]))
+    return Reply(body=Map([("messages", received)]))
 
 
 def batch_delete_messages(target: AddressTarget, arguments: Map) -> Reply:
-    """Deletes what waits to be received and came before a time, oldest first; locked and deferred messages stay."""
+    """Delete active messages enqueued before a time, oldest first; locked and deferred messages stay."""
     target.check_receive()
     limit, before_ms = _number(arguments, "message-count"), _number(arguments, "enqueued-time-utc")
     if not 0 < limit <= MAX_DELETE:
@@ -149,7 +149,7 @@ def batch_delete_messages(target: AddressTarget, arguments: Map) -> Reply:
     return Reply(body=Map([("message-count", Int(deleted))]))
 
 
-# Messages for later
+# Scheduled messages
 
 
 def schedule_message(target: AddressTarget, arguments: Map) -> Reply:
@@ -192,7 +192,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:get-session-state": Operation(AccessRight.LISTEN, session_requests.get_session_state),
     "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, session_requests.set_session_state),
     "com.microsoft:get-message-sessions": Operation(AccessRight.LISTEN, session_requests.get_message_sessions),
-    # Not Manage: who may receive from a subscription may say what it receives.
+    # Not Manage: a receiver of a subscription may change its rules.
     "com.microsoft:add-rule": Operation(AccessRight.LISTEN, rule_requests.add_rule),
     "com.microsoft:remove-rule": Operation(AccessRight.LISTEN, rule_requests.remove_rule),
     "com.microsoft:enumerate-rules": Operation(AccessRight.LISTEN, rule_requests.enumerate_rules),

@@ -1,7 +1,4 @@
-"""What the outcome of a delivery means for its message: which settlement, with which reason and properties.
-
-Pure: an AMQP outcome goes in, and what to do with a lock token comes out.
-"""
+"""AMQP outcomes of deliveries, applied to messages under lock."""
 
 from __future__ import annotations
 
@@ -28,46 +25,46 @@ DESCRIPTION: Final = "DeadLetterErrorDescription"
 def settle_all(
     queue: SubQueue | HeldSession, tokens: list[bytes], state: Any, *, settled: bool
 ) -> dict[bytes, ServiceError] | None:
-    """Apply an outcome to what these tokens hold; what could not be, with why. None for what is no outcome."""
+    """Apply an outcome to locked messages and return the errors by token, or None if `state` is not an outcome."""
     if isinstance(state, Accepted):
         return queue.complete_all(tokens)
     settle = _settler(queue, state, settled=settled)
     if settle is None:
         return None
-    refused: dict[bytes, ServiceError] = {}
+    failed: dict[bytes, ServiceError] = {}
     for token in tokens:
         try:
             settle(token)
-        except ServiceError as refusal:
-            refused[token] = refusal
-    return refused
+        except ServiceError as error:
+            failed[token] = error
+    return failed
 
 
 def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Settle | None:
-    """What to do with the lock tokens of deliveries with this outcome; None for what is no outcome."""
+    """Return the settlement for this outcome, or None if it is not an outcome."""
     if isinstance(state, Modified):
-        # Not looked at is whether the delivery failed: the SDK for JavaScript abandons without a word on that.
+        # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
         settle = queue.defer if state.undeliverable_here else queue.abandon
-        told = state.message_annotations
-        return _changing(queue, told, settle) if isinstance(told, Map) and told else settle
+        properties = state.message_annotations
+        return _changing(queue, properties, settle) if isinstance(properties, Map) and properties else settle
     if isinstance(state, Rejected):
-        return _burier(queue, state)
-    # A peer that forgets a delivery without a word on it has not processed it.
+        return _dead_letterer(queue, state)
+    # A delivery settled without an outcome was not processed.
     return queue.release if isinstance(state, Released) or (state is None and settled) else None
 
 
-def _burier(queue: SubQueue | HeldSession, state: Rejected) -> Settle:
+def _dead_letterer(queue: SubQueue | HeldSession, state: Rejected) -> Settle:
     error = state.error
     if not isinstance(error, Error):
         return queue.dead_letter
     info = error.info if isinstance(error.info, Map) else Map()
     reason, description = text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None
-    told = Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION))
-    return _changing(queue, told, lambda token: queue.dead_letter(token, reason, description))
+    properties = Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION))
+    return _changing(queue, properties, lambda token: queue.dead_letter(token, reason, description))
 
 
 def _changing(queue: SubQueue | HeldSession, properties: Map, settle: Settle) -> Settle:
-    """Settles after these have become application properties of the message."""
+    """Return `settle`, preceded by a change of the message's application properties."""
     if not properties:
         return settle
 

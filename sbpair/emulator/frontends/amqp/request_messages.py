@@ -1,8 +1,7 @@
-"""Requests and replies over AMQP, as `$cbs` and `$management` have them: what a request says, and a reply's bytes.
+"""Requests to `$cbs` and `$management`, decoded, and their replies, encoded. Does no I/O.
 
-A mistake that is made in answering costs the request and nothing else. No I/O. The two nodes name the fields of their
-replies differently; a reply's correlation id is the request's message id in the very type it came in, since some
-clients compare types too.
+A bug in answering fails its request only. The two nodes name the fields of their replies differently. A reply's
+correlation id has the type of the request's message id, because some clients compare types too.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AmqpRequest:
-    """`operation` is what is asked for, `body` its argument, `properties` the rest of the application properties."""
+    """A request: the `operation`, its argument as `body`, and all application properties."""
 
     message_id: Value
     reply_to: str | None
@@ -35,7 +34,7 @@ class AmqpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`status` as in HTTP; `condition` only where something was refused."""
+    """A reply: `status` as in HTTP, and `condition` for an error."""
 
     status: int = 200
     description: str = "OK"
@@ -43,8 +42,8 @@ class Reply:
     condition: str | None = None
 
     @classmethod
-    def for_error(cls, refusal: ServiceError) -> Reply:
-        return cls(refusal.status, refusal.message, None, refusal.condition)
+    def for_error(cls, error: ServiceError) -> Reply:
+        return cls(error.status, error.message, None, error.condition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ Answer: TypeAlias = Callable[[AmqpRequest], Reply]
 
 
 def read_request(payload: bytes) -> AmqpRequest:
-    """Raises ProtocolError for what is no message."""
+    """Decode a request. Raises ProtocolError if it is not a message."""
     sections = Sections.split(payload)
     properties = sections.read_properties()
     application = sections.read_application_properties()
@@ -72,7 +71,7 @@ def read_request(payload: bytes) -> AmqpRequest:
 
 
 def text_at(values: Map, key: str) -> str | None:
-    """The text under a key; clients send either, and sometimes both, as binary."""
+    """Return the text under a key, or None. Clients send either, and sometimes both, as binary."""
     value = values.get(key)
     if value is None:
         value = next((value for name, value in values.pairs if name == key.encode()), None)
@@ -82,21 +81,21 @@ def text_at(values: Map, key: str) -> str | None:
 
 
 def reply_to(request: AmqpRequest, answer: Answer, keys: ReplyKeys) -> bytes:
-    """The reply, encoded; where there is none to be had or it cannot be encoded, one that says so."""
+    """Return the encoded reply, or an InternalError if answering or encoding fails."""
     try:
         return write_reply(request, answer(request), keys)
-    except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked for something else is not to feel it
+    except Exception as error:  # noqa: BLE001  # a bug fails its request only
         log_bug(logger, f"request for {request.operation}", error)
         return write_reply(request, Reply.for_error(InternalError()), keys)
 
 
 def write_reply(request: AmqpRequest, reply: Reply, keys: ReplyKeys) -> bytes:
-    told: dict[Value, Value] = {keys.status: Int(reply.status), keys.description: reply.description}
+    fields: dict[Value, Value] = {keys.status: Int(reply.status), keys.description: reply.description}
     if reply.condition is not None:
-        told[keys.condition] = Symbol(reply.condition)
+        fields[keys.condition] = Symbol(reply.condition)
     sections = Sections(
         properties=Properties(to=request.reply_to, correlation_id=request.message_id).encode(),
-        application_properties=encode_map(APPLICATION_PROPERTIES, Map(told.items())),
+        application_properties=encode_map(APPLICATION_PROPERTIES, Map(fields.items())),
         body=value_body(reply.body if reply.body is not None else Map()),
     )
     return sections.join()

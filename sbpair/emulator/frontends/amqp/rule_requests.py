@@ -1,6 +1,6 @@
-"""Rules over `<subscription>/$management`: (target, arguments) -> what is answered, as `management` has it.
+"""The rule operations of `<subscription>/$management`, one function each: (target, arguments) -> Reply.
 
-A rule is told in a map of maps, and shown as described lists; the descriptors' codes are the service's own.
+A rule arrives as a map of maps and is returned as described lists. The descriptors' codes are the service's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RULE: Final = ULong(0x137_0000_0004)
 EMPTY_ACTION: Final = ULong(0x137_0000_0005)
 SQL_ACTION: Final = ULong(0x137_0000_0006)
-# One digit shorter than those above, and just so on the wire.
+# One digit shorter than those above: so it is on the wire.
 SQL_FILTER: Final = ULong(0x13_7000_0006)
 TRUE_FILTER: Final = ULong(0x13_7000_0007)
 FALSE_FILTER: Final = ULong(0x13_7000_0008)
@@ -39,10 +39,10 @@ COMPATIBILITY_LEVEL: Final = Int(20)
 
 
 def add_rule(target: AddressTarget, arguments: Map) -> Reply:
-    name, told = text_at(arguments, "rule-name"), arguments.get("rule-description")
-    if not name or not isinstance(told, Map):
+    name, description = text_at(arguments, "rule-name"), arguments.get("rule-description")
+    if not name or not isinstance(description, Map):
         raise ArgumentInvalid("A rule to add comes with its 'rule-name' and a map 'rule-description'.")
-    _subscription(target).add_rule(SubscriptionRule(name, _read_filter(told), _read_action(told)))
+    _subscription(target).add_rule(SubscriptionRule(name, _read_filter(description), _read_action(description)))
     return Reply()
 
 
@@ -56,7 +56,7 @@ def enumerate_rules(target: AddressTarget, arguments: Map) -> Reply:
     rules = _subscription(target).rules[skip : skip + top]
     if not rules:
         return Reply(204, "NoContent")
-    return Reply(body=Map([("rules", [Map([("rule-description", show_rule(rule))]) for rule in rules])]))
+    return Reply(body=Map([("rules", [Map([("rule-description", write_rule(rule))]) for rule in rules])]))
 
 
 def _subscription(target: AddressTarget) -> SubscriptionEntity:
@@ -75,58 +75,60 @@ def _count(arguments: Map, name: str) -> int:
 # Reading
 
 
-def _read_filter(told: Map) -> Filter:
-    sql, correlation = told.get("sql-filter"), told.get("correlation-filter")
+def _read_filter(description: Map) -> Filter:
+    sql, correlation = description.get("sql-filter"), description.get("correlation-filter")
     if isinstance(sql, Map):
         return SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
     if isinstance(correlation, Map):
         texts = {field: text_at(correlation, field.replace("_", "-")) for field in CORRELATED}
         return CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
-    if "false-filter" in told:
+    if "false-filter" in description:
         return FalseRuleFilter()
-    if "true-filter" in told or not _says_filter(told):
+    if "true-filter" in description or not _has_filter(description):
         return TrueRuleFilter()
     raise ArgumentInvalid("The filter of a rule is one of sql-filter, correlation-filter, true-filter, false-filter.")
 
 
-def _says_filter(told: Map) -> bool:
-    return any(str(key).endswith("-filter") for key in told)
+def _has_filter(description: Map) -> bool:
+    return any(str(key).endswith("-filter") for key in description)
 
 
-def _read_action(told: Map) -> SqlAction | None:
-    action = told.get("sql-rule-action")
+def _read_action(description: Map) -> SqlAction | None:
+    action = description.get("sql-rule-action")
     if not isinstance(action, Map) or action.get("expression") is None:
         return None
     return SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
 
 
-def _named(told: Value) -> Named:
-    if told is None:
+def _named(properties: Value) -> Named:
+    if properties is None:
         return ()
-    if not isinstance(told, Map):
+    if not isinstance(properties, Map):
         raise ArgumentInvalid("The properties of a filter are a map.")
-    return tuple((str(name), from_amqp(value)) for name, value in told.pairs)
+    return tuple((str(name), from_amqp(value)) for name, value in properties.pairs)
 
 
-# Showing
+# Writing
 
 
-def show_rule(rule: SubscriptionRule) -> Described:
+def write_rule(rule: SubscriptionRule) -> Described:
     return Described(
-        RULE, [_show_filter(rule.filter), _show_action(rule.action), rule.name, Timestamp(rule.created_at_ms)]
+        RULE, [_write_filter(rule.filter), _write_action(rule.action), rule.name, Timestamp(rule.created_at_ms)]
     )
 
 
-def _show_filter(shown: Filter) -> Described:
-    if isinstance(shown, SqlRuleFilter):
-        return Described(SQL_FILTER, [shown.expression, COMPATIBILITY_LEVEL])
-    if isinstance(shown, CorrelationRuleFilter):
-        texts = [getattr(shown, field) for field in CORRELATED]
-        return Described(CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in shown.properties)])
-    return Described(TRUE_FILTER if isinstance(shown, TrueRuleFilter) else FALSE_FILTER, [])
+def _write_filter(rule_filter: Filter) -> Described:
+    if isinstance(rule_filter, SqlRuleFilter):
+        return Described(SQL_FILTER, [rule_filter.expression, COMPATIBILITY_LEVEL])
+    if isinstance(rule_filter, CorrelationRuleFilter):
+        texts = [getattr(rule_filter, field) for field in CORRELATED]
+        return Described(
+            CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in rule_filter.properties)]
+        )
+    return Described(TRUE_FILTER if isinstance(rule_filter, TrueRuleFilter) else FALSE_FILTER, [])
 
 
-def _show_action(action: SqlAction | None) -> Described:
+def _write_action(action: SqlAction | None) -> Described:
     if action is None:
         return Described(EMPTY_ACTION, [])
     return Described(SQL_ACTION, [action.expression, COMPATIBILITY_LEVEL])

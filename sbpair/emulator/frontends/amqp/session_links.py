@@ -1,7 +1,7 @@
-"""The ends of links that receive from a session: one that has its session, and one that waits for any that is free.
+"""The endpoints of links that receive from a session: one that holds its session, one that waits for any free session.
 
-What the client asks for is in the source's filter, how long it waits in the link's properties; the answer says which
-session it got, and until when. No I/O here; the door writes.
+The source's filter names the session, and the link's properties give the time to wait. The answer has the session's id
+and the end of its lock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sbpair.amqp.types import Described, Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp.link_endpoints import LinkConnection, OutgoingLink
+from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, OperationTimedOut
 
 if TYPE_CHECKING:
@@ -25,27 +25,28 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.fault_points import FaultPoints
+    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
     from sbpair.emulator.service_errors import ServiceError
     from sbpair.emulator.timers import Timers
 
 FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
 TIMEOUT: Final = "com.microsoft:timeout"
-PATIENCE_MS: Final = 65_000
-"""How long a client waits for a session where it does not say."""
+DEFAULT_TIMEOUT_MS: Final = 65_000
+"""How long a link waits for a session if its properties give no time."""
 
 _TICKS_TO_1970: Final = 621_355_968_000_000_000
 _TICKS_PER_MS: Final = 10_000
 
 
-def asks_for_session(link: Link) -> bool:
+def requests_session(link: Link) -> bool:
     source = link.remote.source
     filters = source.filter if isinstance(source, Source) else None
     return isinstance(filters, Map) and FILTER in filters
 
 
-def session_asked_for(link: Link) -> str | None:
-    """The id in the link's filter; None for any session that is free."""
+def requested_session_id(link: Link) -> str | None:
+    """Return the id in the link's filter, or None for any free session."""
     source = link.remote.source
     wanted = source.filter.get(FILTER) if isinstance(source, Source) and isinstance(source.filter, Map) else None
     if isinstance(wanted, Described):
@@ -55,27 +56,27 @@ def session_asked_for(link: Link) -> str | None:
     return wanted
 
 
-def patience_ms(link: Link) -> int:
+def session_timeout_ms(link: Link) -> int:
     properties = link.remote.properties
-    told = properties.get(TIMEOUT) if isinstance(properties, Map) else None
-    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else PATIENCE_MS
+    given = properties.get(TIMEOUT) if isinstance(properties, Map) else None
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else DEFAULT_TIMEOUT_MS
 
 
 def open_session(
     connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
 ) -> OutgoingSessionLink | WaitingSessionLink:
-    """The end of a link that receives from an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
+    """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
     messages = target.messages
     if not isinstance(messages, SessionMessages):
         raise NotAllowed("A session filter was given, and the entity has no sessions.")
-    if not asks_for_session(link):
+    if not requests_session(link):
         raise NotAllowed("The entity requires sessions, and the receiver does not ask for one.")
-    session_id = session_asked_for(link)
+    session_id = requested_session_id(link)
     if session_id is None:
         wait = WaitingSessionLink(connection, link, target, path, namespace)
         held = messages.accept_next(wait)
         if held is None:
-            wait.begin(namespace.timers, namespace.clock.now_ms() + patience_ms(link))
+            wait.start(namespace.timers, namespace.clock.now_ms() + session_timeout_ms(link))
             return wait
     else:
         held = messages.accept(session_id)
@@ -83,7 +84,7 @@ def open_session(
 
 
 class OutgoingSessionLink(OutgoingLink):
-    """Where a client receives from the session that it holds. The session goes back when the link does."""
+    """A link that holds a session and receives from it. The session is released with the link."""
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class OutgoingSessionLink(OutgoingLink):
         link: SendingLink,
         target: AddressTarget,
         path: str,
-        points: FaultPoints,
+        fault_points: FaultPoints,
         held: HeldSession,
     ) -> None:
         self._held = held
-        super().__init__(connection, link, target, path, points)
-        held.on_lost = self._lose
+        super().__init__(connection, link, target, path, fault_points)
+        held.on_lost = self._on_session_lost
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
         held, source = self._held, self._link.remote.source
@@ -108,10 +109,10 @@ class OutgoingSessionLink(OutgoingLink):
         )
         return held
 
-    def _lose(self, refusal: ServiceError) -> None:
-        self._connection.close_link(self._link, refusal)
+    def _on_session_lost(self, error: ServiceError) -> None:
+        self._connection.close_link(self._link, error)
 
-    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled
         self._idle.stop()
         self._queue.withdraw(self)
@@ -120,9 +121,9 @@ class OutgoingSessionLink(OutgoingLink):
 
 
 class WaitingSessionLink:
-    """A link that is not answered before a session is free, or its client's patience at an end."""
+    """A link that stays unanswered until a session is free or its time is over."""
 
-    claims: tuple[AccessRight, ...] = (AccessRight.LISTEN,)
+    rights: tuple[AccessRight, ...] = (AccessRight.LISTEN,)
 
     def __init__(
         self, connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
@@ -132,17 +133,17 @@ class WaitingSessionLink:
         self._connection = connection
         self._link = link
         self._target = target
-        self._points = namespace.fault_points
+        self._fault_points = namespace.fault_points
 
-    def begin(self, timers: Timers, until_ms: int) -> None:
+    def start(self, timers: Timers, until_ms: int) -> None:
         self.due_ms = until_ms
         timers.schedule(until_ms, self)
 
     def lend(self, held: HeldSession) -> None:
         self.due_ms = NEVER
-        outlet = OutgoingSessionLink(self._connection, self._link, self._target, self.path, self._points, held)
-        self._link.context = outlet
-        outlet.wake()
+        outgoing = OutgoingSessionLink(self._connection, self._link, self._target, self.path, self._fault_points, held)
+        self._link.context = outgoing
+        outgoing.wake()
 
     def advance(self, now_ms: int) -> None:
         del now_ms
@@ -150,20 +151,20 @@ class WaitingSessionLink:
             self._link, OperationTimedOut("No session became available within the time that was given.")
         )
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         self._target.check_receive()
 
-    def gone(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled, released
         self.due_ms = NEVER
         if isinstance(self._target.messages, SessionMessages):
             self._target.messages.give_up(self)
 
     def pull(self) -> None:
-        """There is nothing yet."""
+        """Do nothing: there is no session to receive from."""
 
     def on_flow(self) -> None:
-        """The link keeps the credit."""
+        """Do nothing: the link keeps the credit."""
 
-    def finish(self) -> None:
-        """Nothing was read."""
+    def flush(self) -> None:
+        """Do nothing: nothing was received."""

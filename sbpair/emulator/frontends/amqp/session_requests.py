@@ -1,6 +1,6 @@
-"""What `<entity>/$management` can be asked about sessions, one function an operation, and requests that name one.
+"""The session operations of `<entity>/$management`, one function each: (target, arguments) -> Reply.
 
-The names of arguments and of what comes back are the service's, `sessions-ids` included.
+Arguments and results have the service's names, `sessions-ids` included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.subqueue import SubQueue
 
 END_OF_TIME_MS: Final = 253_402_300_799_999
-"""From here on "changed after" means no such restriction: .NET's DateTime.MaxValue, however it was rounded."""
+"""`last-updated-time` from here on means any time: .NET's DateTime.MaxValue, however rounded."""
 
 MAX_PAGE: Final = 100
 STATE_BYTES: Final = 262_144
@@ -45,7 +45,7 @@ def set_session_state(target: AddressTarget, arguments: Map) -> Reply:
 
 
 def get_message_sessions(target: AddressTarget, arguments: Map) -> Reply:
-    """A page of ids: of sessions with messages or state, or of those whose state was changed after a time."""
+    """List a page of ids: sessions with messages or state, or those whose state changed after a time."""
     after = number_at(arguments, "last-updated-time")
     skip, top = number_at(arguments, "skip"), min(number_at(arguments, "top"), MAX_PAGE)
     found = with_sessions(target).list_sessions(None if after > END_OF_TIME_MS else after)[skip : skip + max(0, top)]
@@ -61,7 +61,7 @@ def with_sessions(target: AddressTarget) -> SessionMessages:
 
 
 def held_by(target: AddressTarget, arguments: Map) -> HeldSession:
-    """The session that a request names. SessionLockLost where nobody holds it."""
+    """Return the session that a request names. Raises SessionLockExpired if it is not held."""
     session_id = text_at(arguments, "session-id")
     if session_id is None:
         raise ArgumentInvalid("The request lacks its 'session-id'.")
@@ -69,7 +69,7 @@ def held_by(target: AddressTarget, arguments: Map) -> HeldSession:
 
 
 def messages_of(target: AddressTarget, arguments: Map) -> SubQueue | HeldSession:
-    """What a request about messages is about: the session that it names, or the entity."""
+    """Return the messages that a request is for: those of the session it names, or of the entity."""
     if isinstance(target.messages, SessionMessages) and text_at(arguments, "session-id") is not None:
         return held_by(target, arguments)
     return target.messages

@@ -1,0 +1,122 @@
+"""The endpoint of a link on which a client sends messages to an entity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sbpair.amqp.performatives import Accepted, Error, Rejected
+from sbpair.amqp.types import Map, Symbol, ULong
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.queue import BATCH_BYTES
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, amqp_error, id_ranges
+from sbpair.emulator.service_errors import ServiceError
+from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sbpair.amqp.events import Delivery, Sent
+    from sbpair.amqp.link import ReceivingLink
+    from sbpair.emulator.entities.namespace import AddressTarget
+    from sbpair.emulator.faults.fault_points import FaultPoints
+    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
+
+OVERSIZE_FACTOR: Final = 4
+"""A message up to this many times the limit is read and rejected; a larger one costs its link."""
+
+_BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
+
+
+class IncomingLink:
+    """A link into an entity. A delivery is accepted once the entity has its messages."""
+
+    rights: tuple[AccessRight, ...] = (AccessRight.SEND,)
+
+    def __init__(
+        self,
+        connection: LinkConnection,
+        link: ReceivingLink,
+        target: AddressTarget,
+        path: str,
+        fault_points: FaultPoints,
+    ) -> None:
+        self.path = path
+        self._fault_points = fault_points
+        self._link = link
+        self._queue = target.queue
+        self._with_id = target.queue.description.requires_duplicate_detection
+        self._received: list[Delivery] = []
+        self._accepted: list[Delivery] = []
+        limit = target.queue.message_limit_bytes
+        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, BATCH_BYTES))})
+        link.max_message_size = OVERSIZE_FACTOR * limit
+        self._idle = connection.watch_idle(link)
+        link.grant(CREDIT)
+
+    def touch(self) -> None:
+        """Record a use of the link by way of the management node."""
+        self._idle.touch()
+
+    def check_open(self) -> None:
+        self._queue.check_send()
+
+    def receive(self, delivery: Delivery) -> None:
+        self._received.append(delivery)
+
+    def _enqueue(self, deliveries: list[Delivery]) -> None:
+        if len(deliveries) == 1 or not self._enqueue_together(deliveries):
+            for delivery in deliveries:
+                self._enqueue_one(delivery)
+
+    def _enqueue_together(self, deliveries: list[Delivery]) -> bool:
+        """Enqueue single messages at once; return False, without effect, if any needs separate handling."""
+        if self._fault_points.meter is not None or any(delivery.format for delivery in deliveries):
+            return False
+        try:
+            read = [service_envelope.read_message(each.payload, with_id=self._with_id) for each in deliveries]
+        except ProtocolError:
+            return False
+        if not self._queue.send_each([message for message in read if message is not None]):
+            return False
+        self._accepted += [delivery for delivery in deliveries if not delivery.settled]
+        return True
+
+    def _enqueue_one(self, delivery: Delivery) -> None:
+        meter = self._fault_points.meter
+        try:
+            messages = service_envelope.take_in(delivery.payload, delivery.format, with_id=self._with_id)
+            if messages:
+                if meter is not None:
+                    meter.spend(len(messages) * self._queue.credits_a_message, self.path)
+                self._queue.send(messages)
+        except ServiceError as error:
+            self._reject(delivery, amqp_error(error))
+        except ProtocolError as error:
+            self._reject(delivery, Error(error.condition, error.message, Map()))
+        else:
+            if not delivery.settled:
+                self._accepted.append(delivery)
+
+    def flush(self) -> None:
+        """Enqueue everything received since the last call and accept it in ranges."""
+        received, self._received = self._received, []
+        self._enqueue(received)
+        self._idle.touch()
+        if self._fault_points.suppressed_acks:
+            self._accepted = self._fault_points.acknowledged(self.path, self._accepted)
+        for first, last in id_ranges(self._accepted):
+            self._link.session.dispose(first, last, Accepted(), receiver=True, settled=True)
+        self._accepted.clear()
+        if self._link.credit <= CREDIT // 2 and self._link.is_open:
+            self._link.grant(CREDIT)
+
+    def _reject(self, delivery: Delivery, error: Error) -> None:
+        if not delivery.settled:
+            state = Rejected(error)
+            self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+
+    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        """Stop the idle timer: every delivery received was enqueued."""
+        del unsettled, released
+        self._idle.stop()

@@ -1,0 +1,93 @@
+"""The interface between a connection and its endpoints: what each endpoint implements, and what it may call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sbpair.amqp.link import SERIAL, Link, terminus_address
+from sbpair.amqp.performatives import Error
+from sbpair.amqp.types import Map
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sbpair.amqp.events import Sent
+    from sbpair.emulator.access.sas import AccessRight
+    from sbpair.emulator.entities.idle import IdleLink
+    from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+    from sbpair.emulator.frontends.amqp.request_links import RequestLink
+
+CREDIT: Final = 1_000
+"""Messages that a client may send before it needs new credit, which it gets at half of this."""
+
+PRE_SETTLED: Final = 1
+"""Settle mode of a sender whose deliveries are settled when sent (2.8.2)."""
+
+
+class LinkConnection(Protocol):
+    """The connection, as its endpoints use it."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the peer does not read its output."""
+
+    def flush_soon(self) -> None:
+        """Write the pending output at the end of this turn of the event loop."""
+
+    def count_output(self, size: int) -> None:
+        """Count `size` bytes of pending output; write all of it if it is much."""
+
+    def pull_soon(self, outgoing: OutgoingLink) -> None:
+        """Call `outgoing.pull` again after other connections had their turn."""
+
+    def close_link(self, link: Link, error: ServiceError) -> None:
+        """Close a link and release its endpoint."""
+
+    def watch_idle(self, link: Link) -> IdleLink:
+        """Return a timer that closes the link when it is idle."""
+
+    def pause_reading_for(self, requests: RequestLink) -> None:
+        """Stop reading until the peer reads again, then call `requests.answer_pending`."""
+
+
+class LinkEndpoint(Protocol):
+    """The `context` of a link. It stays open while any of `rights` is granted on `path`."""
+
+    path: str
+    rights: tuple[AccessRight, ...]
+
+    def check_open(self) -> None:
+        """Raise EntityDisabled or NotAllowed if such a link could no longer be opened."""
+
+    def flush(self) -> None:
+        """Send the dispositions of everything received in one read."""
+
+    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        """Release everything. `released`: the peer closed the link without an error."""
+
+
+def amqp_error(error: ServiceError) -> Error:
+    return Error(error.condition, error.message, Map())
+
+
+def id_ranges(deliveries: Iterable[Any]) -> Iterable[tuple[int, int]]:
+    """Yield (first, last) of each run of consecutive delivery ids."""
+    first = last = None
+    for delivery in deliveries:
+        if last is None or delivery.id != (last + 1) & SERIAL:
+            if first is not None and last is not None:
+                yield first, last
+            first = delivery.id
+        last = delivery.id
+    if first is not None and last is not None:
+        yield first, last
+
+
+def address_of(link: Link) -> str:
+    """Return the address that a client attaches to: the target it sends to, or the source it receives from."""
+    terminus = link.remote.target if link.IS_RECEIVER else link.remote.source
+    address = terminus_address(terminus)
+    if not address:
+        raise ArgumentInvalid("A link needs an address.")
+    return address

@@ -1,0 +1,66 @@
+"""Why a mover stops, and the signals that its stages share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from sbpair.errors import SbpairError
+
+Value = TypeVar("Value")
+
+
+class FailureLatch:
+    """Stopping, once set, stays set. `fatal` is the first error that keeps every message from being sent.
+
+    `changed` is set when a delivery has ended, or a destination begins to back off. `interrupt` ends a receive.
+    """
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        self.fatal: SbpairError | None = None
+        self.stopping = asyncio.Event()
+        self.changed = asyncio.Event()
+        self._interrupt = interrupt
+        self._waits: set[asyncio.Timeout] = set()
+
+    def fail(self, error: SbpairError) -> None:
+        """Stop because of an error that every message would meet."""
+        self.fatal = self.fatal or error
+        self.stopping.set()
+        self._interrupt()
+        self.changed.set()
+
+    def abort_waits(self) -> None:
+        """End every `unless_aborted` that waits at this moment."""
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            wait.reschedule(now)
+
+    async def unless_aborted(self, awaitable: Awaitable[Value]) -> Value | None:
+        """Await a value; None if `abort_waits` ended the wait."""
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                return await awaitable
+        except TimeoutError:
+            return None
+        finally:
+            self._waits.discard(wait)
+
+    async def stopping_within(self, seconds: float) -> bool:
+        """Wait up to `seconds`; return whether the mover is stopping."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
+        return self.stopping.is_set()
+
+    async def wait_changed(self, seconds: float) -> None:
+        """Wait for the next change, at most `seconds`."""
+        self.changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()

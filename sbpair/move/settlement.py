@@ -1,0 +1,228 @@
+"""The last stage of a mover: settles deliveries in the backlog, and counts each in one bucket of the receipt.
+
+Invariant: a delivery is completed only after the primary accepted its message, and after the journal recorded that.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sbpair.errors import SbpairError, Unavailable
+from sbpair.model.cost import UNIT_BYTES, units
+from sbpair.move.events import DeadLettered
+from sbpair.move.held import HeldMessages
+from sbpair.move.interface import get_key
+from sbpair.move.message.route import DeadLetter, Expire
+from sbpair.move.receipt import NamedMessage
+from sbpair.move.settlement_buffer import SettlementBuffer
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from sbpair.move.batch_send import BatchSend
+    from sbpair.move.context import MoveContext
+    from sbpair.move.failure_latch import FailureLatch
+    from sbpair.move.interface import Failures, MessageSource, ReceivedMessage
+
+log = logging.getLogger(__name__)
+
+DEAD_LETTER_TRIES = 3
+"""How often the backlog may refuse to dead-letter a message before it counts as unsettleable."""
+
+
+class Settlement:
+    """Held messages, and each way in which a delivery ends.
+
+    `error` is why the backlog may not know the end of some messages.
+    """
+
+    def __init__(
+        self, source: MessageSource, tasks: asyncio.TaskGroup, context: MoveContext, latch: FailureLatch
+    ) -> None:
+        self.held = HeldMessages()
+        self.error: Unavailable | None = None
+        self._source = source
+        self._tasks = tasks
+        self._context = context
+        self._latch = latch
+        self._in_doubt: set[int] = set()
+        self._redeliveries: dict[int, tuple[ReceivedMessage, Callable[[ReceivedMessage], None]]] = {}
+        self._accepted = SettlementBuffer(
+            self.held, tasks, self._complete_accepted, f"settle in {source.queue}", context
+        )
+
+    @property
+    def redeliveries(self) -> list[ReceivedMessage]:
+        """Deliveries that wait until the one they supersede has ended."""
+        return [redelivery for redelivery, _ in self._redeliveries.values()]
+
+    def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
+        """Return why messages of the queue could not be dead-lettered: a reason for each one refused so often."""
+        queue, refusals = self._source.queue.lower(), self._context.dead_letter_refusals.items()
+        return [why for key, (count, why) in refusals if key[1] == queue and count >= times]
+
+    def spend(self, operation: str, messages: Sequence[ReceivedMessage]) -> None:
+        """Count billable operations. Costs nothing per message while none has been large."""
+        count = len(messages)
+        if self.held.largest > UNIT_BYTES:
+            count += sum([units(each.facts.size) - 1 for each in messages if each.facts.size > UNIT_BYTES])
+        self._context.tally.spent(operation, count)
+
+    def hold_until_ended(
+        self, superseded: ReceivedMessage, redelivery: ReceivedMessage, admit: Callable[[ReceivedMessage], None]
+    ) -> None:
+        """Run `admit(redelivery)` when the superseded delivery has ended: its end decides about the redelivery."""
+        self._redeliveries[id(superseded)] = redelivery, admit
+
+    def forget_redeliveries(self) -> list[ReceivedMessage]:
+        """Admit none of them any more, and return them."""
+        redeliveries = self.redeliveries
+        self._redeliveries.clear()
+        return redeliveries
+
+    # Accepted by the primary.
+
+    def record_accepted(self, destination: str, batches: Sequence[BatchSend]) -> None:
+        """Count batches as sent, and complete their messages soon after `settle_soon`."""
+        for batch in batches:
+            self._context.tally.sent(self._source.queue, destination, len(batch.messages), batch.size)
+            self.spend("sent", batch.messages)
+            self._accepted.add(batch.keys, batch.messages)
+        self._context.journal.note_accepted([batch.number for batch in batches])
+
+    def settle_soon(self) -> None:
+        self._accepted.settle_soon()
+
+    def flush(self) -> None:
+        """Complete accepted messages without a wait from now on."""
+        self._accepted.flush()
+
+    def complete_already_sent(self, message: ReceivedMessage) -> None:
+        """Complete a message that the primary accepted before."""
+        self._context.tally.ended(self._source.queue, "already_sent")
+        self._spawn(self._complete([message]), message)
+
+    async def _complete_accepted(self, messages: list[ReceivedMessage]) -> None:
+        try:
+            await self._context.journal.on_disk()
+        except SbpairError as error:
+            # The primary has them all the same; but nothing more is sent.
+            self._latch.fail(error)
+        await self._complete(messages)
+
+    async def _complete(self, messages: list[ReceivedMessage]) -> None:
+        """Complete what the primary accepted. A failure changes no count."""
+        self.spend("received", messages)
+        failures = await self._source.complete(messages)
+        done = messages
+        if failures:
+            self._log_failures("completed", failures)
+            failed = {id(message) for message, _ in failures}
+            done = [message for message in messages if id(message) not in failed]
+        self._context.journal.completed(list(map(get_key, done)))
+        self._end_all(messages)
+
+    # Not accepted.
+
+    def dead_letter(self, message: ReceivedMessage, decision: DeadLetter | Expire) -> None:
+        """Dead-letter a message in the backlog, in a task."""
+        self._spawn(self._dead_letter(message, decision), message)
+
+    async def release(self, messages: list[ReceivedMessage]) -> None:
+        """Unlock messages. If that fails, their locks expire: they are back in the backlog either way."""
+        self.spend("received", messages)
+        self._log_failures("released", await self._source.release(messages))
+        for message in messages:
+            self.count_returned(message)
+
+    def count_returned(self, message: ReceivedMessage) -> None:
+        """End a delivery that is back in the backlog: as released, or in doubt. No-op if it ended before."""
+        if message not in self.held:
+            return
+        key = message.key
+        if self._context.journal.was_accepted(key):
+            self._end(message, None)  # counted when the primary accepted it
+            return
+        self._context.journal.returned([key])
+        self._end(message, "in_doubt" if id(message) in self._in_doubt else "released")
+
+    def doubt(self, batch: BatchSend, why: str) -> None:
+        """Record that a batch was sent without an outcome. Each message is named once: it may arrive twice."""
+        self._context.journal.doubtful(batch.number)
+        self.spend("sent", batch.messages)
+        for message in batch.messages:
+            if id(message) not in self._in_doubt:
+                self._in_doubt.add(id(message))
+                self._context.tally.doubtful(_named(message, why))
+
+    def abandon_all(self) -> None:
+        """End everything held after the source has gone: every lock went with it."""
+        for redelivery in self.forget_redeliveries():
+            if self._context.journal.was_accepted(redelivery.key):
+                # The primary's acceptance was counted for the superseded delivery.
+                self._end(redelivery, "already_sent")
+        for message in self.held:
+            self.count_returned(message)
+
+    async def _dead_letter(self, message: ReceivedMessage, decision: DeadLetter | Expire) -> None:
+        context = self._context
+        self.spend("received", [message])
+        try:
+            await self._source.dead_letter(message, decision.reason, decision.description)
+        except SbpairError as error:
+            # Not released, or it would come again at once: it stays locked until its lock expires.
+            count, _ = context.dead_letter_refusals.get(message.key, (0, ""))
+            context.dead_letter_refusals[message.key] = (count + 1, error.message)
+            if count + 1 < DEAD_LETTER_TRIES:
+                self._log_failures("dead-lettered", [(message, error)])
+            self.count_returned(message)
+            return
+        context.dead_letter_refusals.pop(message.key, None)
+        named = _named(message, decision.description)
+        bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
+        context.tally.dead_lettered(named, bucket=bucket)
+        context.on_event(
+            DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
+        )
+        context.journal.completed([message.key])
+        self._end(message, None)
+
+    def _log_failures(self, action: str, failures: Failures) -> None:
+        if failures:
+            numbers = ", ".join(str(message.facts.sequence_number) for message, _ in failures[:10])
+            log.info("%s: not %s: %s: %s", self._source.queue, action, numbers, failures[0][1])
+        for _, error in failures:
+            if isinstance(error, Unavailable):
+                self.error = error
+
+    # The end of a delivery.
+
+    def _end_all(self, messages: list[ReceivedMessage]) -> None:
+        """End deliveries that were counted before."""
+        if self._in_doubt or self._redeliveries:
+            for message in messages:
+                self._end(message, None)
+            return
+        self.held.remove_all(messages)
+        self._latch.changed.set()
+
+    def _end(self, message: ReceivedMessage, bucket: str | None) -> None:
+        if not self.held.remove(message):
+            return
+        self._in_doubt.discard(id(message))
+        if bucket is not None:
+            self._context.tally.ended(self._source.queue, bucket)
+        self._latch.changed.set()
+        if self._redeliveries and id(message) in self._redeliveries:
+            redelivery, admit = self._redeliveries.pop(id(message))
+            admit(redelivery)
+
+    def _spawn(self, ending: Coroutine[object, object, None], message: ReceivedMessage) -> None:
+        self._tasks.create_task(ending, name=f"settle {message.facts.sequence_number}")
+
+
+def _named(message: ReceivedMessage, reason: str) -> NamedMessage:
+    facts = message.facts
+    return NamedMessage(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)
