@@ -219,7 +219,7 @@ async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(t
 
 @sync
 async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_lease, "GOOD_SECONDS", 0.3)
+    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
     async with world() as made:
         sessions(made)
         made.strand(1, 2, 3)
@@ -236,7 +236,7 @@ async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, mon
 async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_lease, "GOOD_SECONDS", 0.3)
+    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
     async with world() as made:
         sessions(made)
         made.strand(*range(20))

@@ -497,10 +497,10 @@ async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.Monke
     memory, context = Memory(2), MoveContext("ns")
     full = errors.MachineLacks("the disk is full")
 
-    async def on_disk() -> None:
+    async def flush() -> None:
         raise full
 
-    monkeypatch.setattr(context.journal, "on_disk", on_disk)
+    monkeypatch.setattr(context.journal, "flush", flush)
     made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is full
     assert [what for what, _ in memory.done if what == "send"] == []
@@ -516,10 +516,10 @@ async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(m
     def may_send() -> None:
         raise lost
 
-    async def on_disk() -> None:
+    async def flush() -> None:
         context.journal.may_send = may_send
 
-    monkeypatch.setattr(context.journal, "on_disk", on_disk)
+    monkeypatch.setattr(context.journal, "flush", flush)
     made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is lost
     assert [what for what, _ in memory.done if what == "send"] == []
