@@ -339,7 +339,7 @@ def test_bad_control_requests_are_answered_with_where_they_are_bad(path, documen
     async def scenario(emulator: Emulator) -> None:
         status, answer = await post(emulator, path, document)
         assert (status, answer["error"]["where"]) == (400, where)
-        assert not emulator.namespaces["contoso"].down
+        assert not emulator.namespaces["contoso"].is_down
 
     in_emulator(scenario)
 

@@ -37,7 +37,7 @@ def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
             backlog = emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
             for number in range(found + lost):
                 to = "orders" if number < found else "nowhere"
-                backlog.send(service_envelope.take_in(stranded(number, to), 0))
+                backlog.send(service_envelope.read_delivery(stranded(number, to), 0))
             environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
             for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
                 environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string

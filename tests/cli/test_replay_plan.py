@@ -53,7 +53,7 @@ def plan(
                 emulator.namespaces["contoso"].create_queue(name)
             backlog = [emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in (0, 1)]
             for index, name, aliases in MESSAGES:
-                backlog[index].send(service_envelope.take_in(stranded(name, aliases), 0))
+                backlog[index].send(service_envelope.read_delivery(stranded(name, aliases), 0))
             environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
             for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
                 environ[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string

@@ -95,10 +95,10 @@ def test_the_lease_is_held_for_hours_and_its_link_with_it() -> None:
         stage.destination()
         watching = stage.start(lease_queue=LEASES)
         await stage.until(lambda: state_of(queue))
-        number = queue.messages.held("contoso").number
+        number = queue.messages.held_session("contoso").number
         await asyncio.sleep(7_200.0)
         # The same loan: the link was not even taken away because nothing goes over it.
-        assert queue.messages.held("contoso").number == number
+        assert queue.messages.held_session("contoso").number == number
         stage.strand(1)
         await stage.until(lambda: sent(stage) == 1)
         stage.stop.set()
@@ -120,7 +120,7 @@ def taken_over(stage: Stage, queue: Any) -> None:
 def had_meanwhile(stage: Stage, queue: Any) -> None:
     """The connection breaks, and somebody has had the lease before it is back."""
     stage.network.cut(lease_lines(stage)[0].client)
-    held = queue.messages.held("contoso")
+    held = queue.messages.held_session("contoso")
     held.close()
     other = queue.messages.accept("contoso")
     other.set_state(None)
@@ -189,11 +189,11 @@ def test_a_connection_that_breaks_is_made_again_and_the_lease_with_it() -> None:
         queue = leases(stage)
         running = await start(stage, 30, once=True)
         for _ in range(3):
-            before = queue.messages.held("contoso").number
+            before = queue.messages.held_session("contoso").number
             lease = next(line for line in lease_lines(stage) if line.server in door_ends(stage, queue))
             stage.network.cut(lease.client)
             await asyncio.sleep(3.0)
-            assert queue.messages.held("contoso").number > before
+            assert queue.messages.held_session("contoso").number > before
         result = await running
         assert (result.exit_code, sent(stage)) == (0, 30)
 
@@ -232,11 +232,11 @@ def test_renewals_that_get_no_answer_end_the_sending_before_the_lock_runs_out(lo
     async def scene(stage: Stage) -> None:
         queue = leases(stage, lock)
         running = await start(stage, 300)
-        locked_until_ms = queue.messages.held("contoso").locked_until_ms
+        locked_until_ms = queue.messages.held_session("contoso").locked_until_ms
         fault = stage.world.faults.throttle(DR, LEASES)
         await asyncio.sleep(VALID_SECONDS + 1.0)
         count = sent(stage)
-        assert stage.world.clock.now_ms() < max(locked_until_ms, queue.messages.held("contoso").locked_until_ms)
+        assert stage.world.clock.now_ms() < max(locked_until_ms, queue.messages.held_session("contoso").locked_until_ms)
         await asyncio.sleep(3.0)
         assert sent(stage) == count
         # In time: the service itself says that the lock was never anybody else's.

@@ -58,7 +58,7 @@ class World:
             application_properties=encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to))),
             body=data_body(b"body"),
         ).join()
-        self.secondary.queue(queue_path("contoso", index)).send(service_envelope.take_in(payload, 0))
+        self.secondary.queue(queue_path("contoso", index)).send(service_envelope.read_delivery(payload, 0))
 
     def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
         namespace = self.primary if side == "primary" else self.secondary
@@ -122,11 +122,11 @@ def fill_of(made: Audit, index: int = 0) -> Utilisation:
 @sync
 async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
     async with world(3) as w:
-        used = [queue.used_ms for queue in w.secondary.queues()]
+        used = [queue.last_used_ms for queue in w.secondary.queues()]
         w.emulator.advance(60_000)
         made = await audit(w.pair, sleep=w.sleep)
         assert (made.findings, made.unseen, made.destinations, w.slept) == (frozenset(), (), (), 0)
-        assert [queue.used_ms for queue in w.secondary.queues()] == used
+        assert [queue.last_used_ms for queue in w.secondary.queues()] == used
 
 
 @sync

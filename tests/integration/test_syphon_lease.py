@@ -58,7 +58,7 @@ async def test_a_session_is_held_renewed_and_remembered_and_given_back() -> None
     async with world() as made, connect(made.pair.secondary) as wire, connect(made.pair.secondary) as other:
         queue = sessions(made)
         session = await wire.session(LEASES, "s")
-        held = queue.messages.held("s")
+        held = queue.messages.held_session("s")
         assert session.locked_until_ms == held.locked_until_ms
         with pytest.raises(SessionLocked, match=r"session-cannot-be-locked"):
             await other.session(LEASES, "s")
@@ -114,11 +114,11 @@ async def test_a_request_that_names_its_link_keeps_it_from_being_taken_away() ->
     async with world() as made, connect(made.pair.secondary) as wire:
         queue = sessions(made, lock=300)
         session = await wire.session(LEASES, "s")
-        number = queue.messages.held("s").number
+        number = queue.messages.held_session("s").number
         for _ in range(6):
             made.emulator.advance(290_000)
             await wire.renew_session(session)
-        assert queue.messages.held("s").number == number
+        assert queue.messages.held_session("s").number == number
         assert session.error is None
 
 
