@@ -38,13 +38,13 @@ RENEW_LEFT = 1 / 3
 
 MIN_RENEW_SECONDS = 5.0
 
-RENEW_AGAIN_SECONDS = 10.0
+RETRY_RENEW_SECONDS = 10.0
 """When a renewal that failed in a way that may pass is tried again, if the token lives that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What `$cbs` has been told for one audience. Both are seconds since 1970."""
+    """What `$cbs` has been limit_stated for one audience. Both are seconds since 1970."""
 
     renew_at: float
     expires_at: float
@@ -149,7 +149,7 @@ class AmqpClient:
         _expect(answer, f"peeking in {entity!r}", 200)
         return [entry["message"] for entry in answer.body.get("messages", ()) if "message" in entry]
 
-    async def keep_signed_in(self) -> None:
+    async def renew_claims(self) -> None:
         """Renew each claim before it runs out, until cancelled; a claim that cannot be renewed ends the connection."""
         try:
             while self.error is None:
@@ -164,9 +164,9 @@ class AmqpClient:
         """Wait until the connection is gone."""
         await self._stream.lost.wait()
 
-    def break_off(self, error: errors.SbpairError) -> None:
+    def abort(self, error: errors.SbpairError) -> None:
         """End the connection at once; whoever waits for an answer over it fails with this error."""
-        self._stream.break_off(error)
+        self._stream.abort(error)
 
     async def close(self) -> None:
         await self._stream.close()
@@ -185,7 +185,7 @@ class AmqpClient:
         try:
             await self._put_token(audience)
         except errors.Unavailable:
-            claim, again = self._claims[audience], self._now() + RENEW_AGAIN_SECONDS
+            claim, again = self._claims[audience], self._now() + RETRY_RENEW_SECONDS
             if again >= claim.expires_at:
                 raise
             self._claims[audience] = Claim(again, claim.expires_at)
@@ -250,7 +250,7 @@ async def connect(
     """
     stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
     wire = AmqpClient(stream, endpoint, source_for(endpoint.credential, get_token), now)
-    renewing = asyncio.create_task(wire.keep_signed_in(), name=f"renew claims of {endpoint.name}")
+    renewing = asyncio.create_task(wire.renew_claims(), name=f"renew claims of {endpoint.name}")
     try:
         yield wire
     finally:

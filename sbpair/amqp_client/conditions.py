@@ -7,7 +7,7 @@ import re
 from sbpair import errors
 from sbpair.amqp.performatives import Error
 
-_RETRY = "it may work a little later"
+_RETRY_HINT = "retry in a minute"
 
 _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
@@ -36,25 +36,25 @@ _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+
 
 
 def error_of(error: Error | None, doing: str) -> errors.SbpairError:
-    """The error to raise for what a peer said while `doing` (a phrase such as "sending to 'orders'")."""
+    """The error to raise for what a peer message while `doing` (a phrase such as "sending to 'orders'")."""
     if error is None:
-        return errors.Unreachable(f"{doing}: the service closed without saying why", hint=_RETRY)
+        return errors.Unreachable(f"{doing}: the service closed without saying why", hint=_RETRY_HINT)
     condition, text = str(error.condition or ""), _plain(error.description)
-    said = _said(error, doing)
+    message = _describe(error, doing)
     if condition == "amqp:not-found":
-        return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
+        return errors.EntityMissing(message, hint="check the name, and that it exists in this namespace")
     if condition == "amqp:unauthorized-access":
-        return _access(said, text)
+        return _access(message, text)
     lost = _LOST.get(condition)
     if lost is not None:
-        return lost[0](said, condition=condition, hint=lost[1])
+        return lost[0](message, condition=condition, hint=lost[1])
     if condition == "amqp:resource-limit-exceeded":
-        said = _said(error, f"{doing}: over quota")
-        return errors.QuotaExceeded(said, hint="room comes back when its receivers catch up")
+        message = _describe(error, f"{doing}: over quota")
+        return errors.QuotaExceeded(message, hint="room comes back when its receivers catch up")
     transient = _TRANSIENT.get(condition)
     if transient is not None:
-        return transient(said, hint=_RETRY)
-    return errors.ServiceRefused(said, condition=condition, hint="the same request would be refused again")
+        return transient(message, hint=_RETRY_HINT)
+    return errors.ServiceRefused(message, condition=condition, hint="the same request would be refused again")
 
 
 def status_error(status: int, description: str | None, doing: str, condition: str | None = None) -> errors.SbpairError:
@@ -62,41 +62,45 @@ def status_error(status: int, description: str | None, doing: str, condition: st
     if condition:
         return error_of(Error(condition, description), doing)
     text = _plain(description)
-    said = f"{doing}: {text or 'no reason given'} (status {status})"
+    message = f"{doing}: {text or 'no reason given'} (status {status})"
     if status == 401:
-        return _not_authenticated(said)
+        return _not_authenticated(message)
     if status == 403:
-        return _access(said, text)
+        return _access(message, text)
     if status == 404:
-        return errors.EntityMissing(said, hint="check the name, and that it exists in this namespace")
+        return errors.EntityMissing(message, hint="check the name, and that it exists in this namespace")
     if status in (408, 410):
-        return errors.TimedOut(said, hint=_RETRY)
+        return errors.TimedOut(message, hint=_RETRY_HINT)
     if status in (429, 500, 502, 503, 504):
-        return errors.Throttled(said, hint=_RETRY) if status == 429 else errors.Unreachable(said, hint=_RETRY)
-    return errors.ServiceRefused(said, condition=str(status), hint="the same request would be refused again")
+        return (
+            errors.Throttled(message, hint=_RETRY_HINT)
+            if status == 429
+            else errors.Unreachable(message, hint=_RETRY_HINT)
+        )
+    return errors.ServiceRefused(message, condition=str(status), hint="the same request would be refused again")
 
 
-def gone(error: Error | None, doing: str) -> errors.SbpairError:
+def lost_error(error: Error | None, doing: str) -> errors.SbpairError:
     """The error to raise where a connection or a link that was there has ended.
 
     Never one that would be a message's fault: whether the same can be had again is for the next attempt to find out.
     """
     meant = error_of(error, doing)
-    if isinstance(meant, _OF_LINKS):
+    if isinstance(meant, _KEPT_KINDS):
         return meant
     # A connection that has ended has no quota, though its end may have the same condition.
-    return errors.Unreachable(_said(error, doing) if error is not None else meant.message, hint=_RETRY)
+    return errors.Unreachable(_describe(error, doing) if error is not None else meant.message, hint=_RETRY_HINT)
 
 
-_OF_LINKS = (errors.AccessError, errors.SessionLockLost, errors.Throttled, errors.TimedOut, errors.Unreachable)
+_KEPT_KINDS = (errors.AccessError, errors.SessionLockLost, errors.Throttled, errors.TimedOut, errors.Unreachable)
 
 
-def _said(error: Error, doing: str) -> str:
+def _describe(error: Error, doing: str) -> str:
     condition, text = str(error.condition or ""), _plain(error.description)
     return f"{doing}: {text} ({condition})" if text else f"{doing}: {condition}"
 
 
-def is_unused(error: Error | None) -> bool:
+def is_idle_detach(error: Error | None) -> bool:
     """Whether a link was let go of only because nothing went over it for a while, credit or not."""
     return (
         error is not None
@@ -105,14 +109,14 @@ def is_unused(error: Error | None) -> bool:
     )
 
 
-def _access(said: str, text: str) -> errors.AccessError:
+def _access(message: str, text: str) -> errors.AccessError:
     if "claim" in text.lower():
-        return errors.NotAuthorized(said, hint="use a key, or a role, that has this claim")
-    return _not_authenticated(said)
+        return errors.NotAuthorized(message, hint="use a key, or a role, that has this claim")
+    return _not_authenticated(message)
 
 
-def _not_authenticated(said: str) -> errors.NotAuthenticated:
-    return errors.NotAuthenticated(said, hint="check the key's name and the key, and that the token has not expired")
+def _not_authenticated(message: str) -> errors.NotAuthenticated:
+    return errors.NotAuthenticated(message, hint="check the key's name and the key, and that the token has not expired")
 
 
 def _plain(description: object) -> str:

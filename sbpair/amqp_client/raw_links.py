@@ -1,7 +1,7 @@
-"""Links as a program uses them: await a message, send one, settle some, each with its outcome.
+"""Asynchronous links: receive a message, send one, settle several, each with its outcome.
 
-The law of this file: a settlement or a send is done when the peer has said so, never when it was written. What the peer
-had not answered for when a link was lost raises InDoubt: it may or may not have happened.
+Invariant: a settlement or a send is done when the peer has confirmed it, not when it was written. If the link is lost
+first, it raises InDoubt: it may or may not have happened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sbpair import errors
 from sbpair.amqp import events
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.types import Symbol
-from sbpair.amqp_client.conditions import error_of, gone, is_unused
+from sbpair.amqp_client.conditions import error_of, is_idle_detach, lost_error
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp
@@ -38,7 +38,7 @@ STOP_SECONDS = 2.0
 
 _id_of, _context_of, _settled_of = map(attrgetter, ("id", "context", "settled"))
 
-_RETRY = "it may work a little later"
+_RETRY_HINT = "retry in a minute"
 
 
 def dead_letter(reason: str, description: str) -> Rejected:
@@ -70,7 +70,7 @@ class PendingSettlement:
         """A delivery of ours is one of them."""
         self._open[delivery_id] = None
 
-    async def ended(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> None:
         """Wait for the answers, but not longer: what is unanswered then is a failure. Raises nothing of its own."""
         asked_at = asyncio.get_running_loop().time()
         try:
@@ -78,14 +78,14 @@ class PendingSettlement:
                 async with asyncio.timeout(seconds):
                     await self._done
         except TimeoutError:
-            self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY))
-            self._link.unanswered(asked_at)
+            self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY_HINT))
+            self._link.check_silence(asked_at)
         finally:
             self._link.waiting.pop(self, None)
 
     async def outcome(self, seconds: float) -> None:
         """Raises what the first refusal means; InDoubt where there was no answer."""
-        await self.ended(seconds)
+        await self.wait(seconds)
         for _, error in self.failures:
             raise error
 
@@ -94,7 +94,7 @@ class PendingSettlement:
         if not (type(state) is Accepted is type(self._asked)) or set(map(_context_of, deliveries)) != {self}:
             return False
         deque(map(self._open.pop, map(_id_of, deliveries), repeat(None)), maxlen=0)
-        self._look()
+        self._check_done()
         return True
 
     def disposed(self, delivery: events.Sent | events.Delivery, state: Any) -> None:
@@ -104,7 +104,7 @@ class PendingSettlement:
         error = None if type(state) is Accepted is type(self._asked) else self._judge(state)
         if error is not None:
             self.failures.append((mine, error))
-        self._look()
+        self._check_done()
 
     def lost(self, error: errors.SbpairError) -> None:
         self.refused(self._doubt(f"({error.message})", error.hint))
@@ -112,9 +112,9 @@ class PendingSettlement:
     def refused(self, error: errors.SbpairError) -> None:
         """So ends whatever is still unanswered."""
         self._fail_rest(error)
-        self._look()
+        self._check_done()
 
-    def _look(self) -> None:
+    def _check_done(self) -> None:
         if not self._open and not self._done.done():
             self._done.set_result(None)
 
@@ -131,22 +131,24 @@ class PendingSettlement:
         if type(state) is type(self._asked):
             return None
         if state is None:
-            return self._doubt("(it was settled without an outcome)", _RETRY)
-        return errors.Unreachable(f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=_RETRY)
+            return self._doubt("(it was settled without an outcome)", _RETRY_HINT)
+        return errors.Unreachable(
+            f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=_RETRY_HINT
+        )
 
-    def _judge_rejected(self, said: Error | None) -> errors.SbpairError | None:
-        if isinstance(self._asked, Rejected) and (said is None or said.condition == DEAD_LETTER):
+    def _judge_rejected(self, reported: Error | None) -> errors.SbpairError | None:
+        if isinstance(self._asked, Rejected) and (reported is None or reported.condition == DEAD_LETTER):
             return None
-        error = error_of(said or Error("amqp:not-allowed", "rejected"), self._doing)
+        error = error_of(reported or Error("amqp:not-allowed", "rejected"), self._doing)
         # The service gave up on it, which does not say how far it had come.
-        return self._doubt(f"({error.message})", _RETRY) if isinstance(error, errors.TimedOut) else error
+        return self._doubt(f"({error.message})", _RETRY_HINT) if isinstance(error, errors.TimedOut) else error
 
 
 class ClientLink:
-    """What sender and receiver share: opening, closing, and learning that the link is gone.
+    """The common part of sender and receiver: opening, closing and losing the link.
 
-    `unused` is whether the peer let go of it for no other reason than that nothing went over it; `waiting` is what was
-    asked of the peer.
+    `detached_idle` is whether the peer detached the link only because it was idle. `waiting` are the requests without
+    an answer.
     """
 
     def __init__(self, stream: Stream, link: amqp.SendingLink | amqp.ReceivingLink, address: str) -> None:
@@ -154,7 +156,7 @@ class ClientLink:
         self._amqp = link
         self.address = address
         self.error: errors.SbpairError | None = None
-        self.unused = False
+        self.detached_idle = False
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self.waiting: dict[PendingSettlement, None] = {}
@@ -178,8 +180,10 @@ class ClientLink:
                 await self._attached
         except TimeoutError:
             self.close()
-            self.unanswered(asked_at)
-            raise errors.TimedOut(f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY) from None
+            self.check_silence(asked_at)
+            raise errors.TimedOut(
+                f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY_HINT
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -190,9 +194,9 @@ class ClientLink:
         self._stream.flush_soon()
         self.on_lost(errors.Unreachable(f"the link to {self.address!r} is closed"))
 
-    def unanswered(self, asked_at: float) -> None:
+    def check_silence(self, asked_at: float) -> None:
         """What was asked then has no answer: it may be that the whole connection has none any more."""
-        self._stream.unanswered(asked_at)
+        self._stream.check_silence(asked_at)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, events.LinkAttached):
@@ -211,7 +215,7 @@ class ClientLink:
         self._stream.owners.pop(self, None)
         if not self._attached.done():
             self._attached.set_exception(error)
-            self._attached.exception()  # whoever waits for it is told; nobody need be waiting
+            self._attached.exception()  # whoever waits for it is limit_stated; nobody need be waiting
         for waiting in tuple(self.waiting):
             waiting.lost(error)
         self._changed.set()
@@ -221,14 +225,14 @@ class ClientLink:
         if not self._attached.done():
             # A session that ends takes with it what was about to be opened: that was not refused.
             refused = self._amqp.session.is_open
-            self.on_lost(error_of(error, doing) if refused else gone(error, doing))
+            self.on_lost(error_of(error, doing) if refused else lost_error(error, doing))
             return
-        self.unused = is_unused(error)
+        self.detached_idle = is_idle_detach(error)
         waiting = tuple(self.waiting)
         if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
             # Some peers refuse a message by letting go of the link.
             waiting[0].refused(error_of(error, doing))
-        self.on_lost(gone(error, doing))
+        self.on_lost(lost_error(error, doing))
 
     def _has_terminus(self, link: Any) -> bool:
         return link.remote.source is not None and link.remote.target is not None
@@ -253,9 +257,9 @@ class RawSender(ClientLink):
     @property
     def max_batch_size(self) -> int:
         """Bytes that the peer takes in one batch. Where it says nothing of it, it goes by the size of a message."""
-        told = (self._link.remote.properties or {}).get(BATCH_SIZE)
+        limit_stated = (self._link.remote.properties or {}).get(BATCH_SIZE)
         limit = self.max_message_size or LARGE
-        return min(limit, int(told) if told else LARGE if limit >= LARGE else SMALL)
+        return min(limit, int(limit_stated) if limit_stated else LARGE if limit >= LARGE else SMALL)
 
     @property
     def credit(self) -> int:
@@ -269,13 +273,13 @@ class RawSender(ClientLink):
 
     async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
         """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
-        if self.credit > 0 and self._stream.takes_more:
+        if self.credit > 0 and self._stream.is_writable:
             return
         try:
             async with asyncio.timeout(seconds):
                 await self._credit()
         except TimeoutError:
-            raise errors.TimedOut(f"{self.address!r} took nothing for {seconds:g} s", hint=_RETRY) from None
+            raise errors.TimedOut(f"{self.address!r} took nothing for {seconds:g} s", hint=_RETRY_HINT) from None
 
     async def send(self, payload: bytes, *, message_format: int = 0, seconds: float = ANSWER_SECONDS) -> None:
         """Send one message and wait for the outcome.
@@ -284,9 +288,9 @@ class RawSender(ClientLink):
         """
         self._check_size(payload)
         await self.ready(seconds=seconds)
-        await self.post(payload, message_format=message_format).outcome(seconds)
+        await self.send_nowait(payload, message_format=message_format).outcome(seconds)
 
-    def post(self, payload: bytes, *, message_format: int = 0) -> PendingSettlement:
+    def send_nowait(self, payload: bytes, *, message_format: int = 0) -> PendingSettlement:
         """Let one message leave now: its outcome is what has to be waited for.
 
         Raises ServiceRefused for one that is too large, TimedOut where there is no credit, and why the link is gone.
@@ -295,7 +299,7 @@ class RawSender(ClientLink):
         if self.error is not None:
             raise self.error
         if self.credit == 0:
-            raise errors.TimedOut(f"{self.address!r} takes nothing at this moment", hint=_RETRY)
+            raise errors.TimedOut(f"{self.address!r} takes nothing at this moment", hint=_RETRY_HINT)
         waiting = PendingSettlement(_ACCEPTED, f"sending to {self.address!r}", self)
         tag = next(self._tags).to_bytes(8)
         waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
@@ -336,7 +340,7 @@ class RawReceiver(ClientLink):
         super().__init__(stream, self._link, address)
         self._arrived: deque[Delivery] = deque()
         self._interrupted = False
-        self._told = 0
+        self._windows_seen = 0
 
     async def attach(self) -> None:
         await self.open(
@@ -348,7 +352,7 @@ class RawReceiver(ClientLink):
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, events.WindowOpened):
-            self._told += 1
+            self._windows_seen += 1
         super().on_event(event)
 
     def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
@@ -396,17 +400,17 @@ class RawReceiver(ClientLink):
 
         Raises nothing: of a link that is gone there is nothing to give back.
         """
-        told = self._told
+        limit_stated = self._windows_seen
         self.grant(0)
         self._link.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.error is None and self._told == told:
+                while self.error is None and self._windows_seen == limit_stated:
                     self._changed.clear()
                     await self._changed.wait()
-        return self.left()
+        return self.take_remaining()
 
-    def left(self) -> list[Delivery]:
+    def take_remaining(self) -> list[Delivery]:
         """What has come and nobody took: now it is taken. Of a link that is gone, nothing."""
         left = [] if self.error is not None else list(self._arrived)
         self._arrived.clear()
@@ -442,8 +446,8 @@ class RawReceiver(ClientLink):
         for first, last in ranges(list(map(_id_of, open_ones))):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self._stream.flush_soon()
-        await waiting.ended(seconds)
-        lost = errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY)
+        await waiting.wait(seconds)
+        lost = errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY_HINT)
         failures = [(delivery, error) for delivery, error in waiting.failures if delivery is not None]
         return failures + [(delivery, lost) for delivery in taken_back]
 

@@ -63,9 +63,9 @@ class RequestClient:
                     await self._sender.send(request.join())
                     return await answer
         except TimeoutError:
-            self._sender.unanswered(asked_at)
+            self._sender.check_silence(asked_at)
             raise errors.TimedOut(
-                f"{self._sender.address} did not answer within {seconds:g} s", hint="it may work a little later"
+                f"{self._sender.address} did not answer within {seconds:g} s", hint="retry in a minute"
             ) from None
 
 

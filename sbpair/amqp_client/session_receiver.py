@@ -38,7 +38,7 @@ class SessionReceiver(RawReceiver):
             snd_settle_mode=0,
             rcv_settle_mode=1,
         )
-        if self._lent() != self.session_id:
+        if self._granted_session() != self.session_id:
             self.close()
             raise errors.ServiceRefused(
                 f"link to {self.address!r}: the session was not given",
@@ -52,7 +52,7 @@ class SessionReceiver(RawReceiver):
         ticks = (self._link.remote.properties or {}).get(LOCKED_UNTIL)
         return (int(ticks) - _TICKS_TO_1970) // _TICKS_PER_MS if isinstance(ticks, int) else 0
 
-    def _lent(self) -> Any:
+    def _granted_session(self) -> Any:
         source = self._link.remote.source
         given = source.filter.get(FILTER) if isinstance(source, Source) and isinstance(source.filter, Map) else None
         return given.value if isinstance(given, Described) else given

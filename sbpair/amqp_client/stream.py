@@ -19,7 +19,7 @@ from sbpair.amqp.connection import Connection
 from sbpair.amqp.events import Delivery
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
-from sbpair.amqp_client.conditions import gone
+from sbpair.amqp_client.conditions import lost_error
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 30.0
-GOODBYE_SECONDS = 5.0
+CLOSE_SECONDS = 5.0
 
 SILENT_SECONDS = 15.0
 """A peer that has been asked something may say nothing at all for so long: a partition has time to move."""
@@ -40,7 +40,7 @@ _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 
 class Owner(Protocol):
-    """What the context of a link is: told of what concerns it, and when there is nothing more to come."""
+    """What the context of a link is: limit_stated of what concerns it, and when there is nothing more to come."""
 
     def on_event(self, event: Any) -> None: ...
 
@@ -56,7 +56,7 @@ class Stream(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         host = _host(endpoint)
         self.connection = Connection(SaslClient(), container_id=container_id, hostname=host, now=self._loop.time())
-        self.where = endpoint.authority
+        self.address = endpoint.authority
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.lost = asyncio.Event()
@@ -73,7 +73,7 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._flush()
-        self._arm()
+        self._set_timer()
 
     def data_received(self, data: bytes) -> None:
         for kind, alike in groupby(self.connection.receive(data, self._loop.time()), type):
@@ -88,7 +88,7 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else ""
-        self.fail(Unreachable(f"the connection to {self.where} broke{why}", hint="it may work a little later"))
+        self.fail(Unreachable(f"the connection to {self.address} broke{why}", hint="retry in a minute"))
         self._closed.set()
 
     def pause_writing(self) -> None:
@@ -98,7 +98,7 @@ class Stream(asyncio.Protocol):
         self._writable.set()
 
     @property
-    def takes_more(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether `writable` would return at once."""
         return self.error is None and self._writable.is_set()
 
@@ -127,7 +127,7 @@ class Stream(asyncio.Protocol):
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # whoever waits for it is told; nobody need be waiting
+            self.opened.exception()  # whoever waits for it is limit_stated; nobody need be waiting
         self._writable.set()
         for owner in tuple(self.owners):
             owner.on_lost(error)
@@ -135,20 +135,20 @@ class Stream(asyncio.Protocol):
             self._flush()
             self._transport.close()
 
-    def break_off(self, error: SbpairError) -> None:
+    def abort(self, error: SbpairError) -> None:
         """Say goodbye, and wait for nothing: whoever waits for the peer fails with this error."""
         if self.error is None:
             self.connection.close()
             self.fail(error)
 
-    def unanswered(self, asked_at: float) -> None:
+    def check_silence(self, asked_at: float) -> None:
         """What was asked then, by the loop's clock, has no answer. Where nothing has come since, nothing will."""
         seconds = self._loop.time() - asked_at
         if self.connection.heard <= asked_at and seconds >= SILENT_SECONDS:
-            silent = f"nothing has come from {self.where} for {seconds:.0f} s"
-            self.break_off(Unreachable(silent, hint="it may work a little later"))
+            silent = f"nothing has come from {self.address} for {seconds:.0f} s"
+            self.abort(Unreachable(silent, hint="retry in a minute"))
 
-    async def close(self, seconds: float = GOODBYE_SECONDS) -> None:
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Say goodbye and wait for the answer, but not for long. Cancelled, it does not wait at all."""
         try:
             if self.error is None:
@@ -157,9 +157,9 @@ class Stream(asyncio.Protocol):
                 async with asyncio.timeout(seconds):
                     await self._closed.wait()
         except TimeoutError:
-            log.debug("%s did not answer our close", self.where)
+            log.debug("%s did not answer our close", self.address)
         finally:
-            self.fail(Unreachable(f"the connection to {self.where} is closed"))
+            self.fail(Unreachable(f"the connection to {self.address} is closed"))
             # Under TLS, a transport that has ended by itself cannot be aborted any more.
             if self._transport is not None and not self._closed.is_set():
                 self._transport.abort()
@@ -169,21 +169,21 @@ class Stream(asyncio.Protocol):
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, _LINK_EVENTS):
-            _tell(event.link, event)
+            _notify(event.link, event)
         elif isinstance(event, events.Disposed):
             self._on_disposed(event)
         elif isinstance(event, events.WindowOpened):
             for link in event.session.links:
-                _tell(link, event)
+                _notify(link, event)
         elif isinstance(event, events.ConnectionOpened):
-            self._arm()
+            self._set_timer()
             if not self.opened.done():
                 self.opened.set_result(None)
         elif isinstance(event, events.LinkAttaching):
             event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
         elif isinstance(event, events.ConnectionClosed):
             doing = "talking to" if self.opened.done() else "connecting to"
-            self.fail(gone(event.error, f"{doing} {self.where}"))
+            self.fail(lost_error(event.error, f"{doing} {self.address}"))
 
     def _on_disposed(self, event: events.Disposed) -> None:
         context = event.deliveries[0].context
@@ -207,7 +207,7 @@ class Stream(asyncio.Protocol):
             self._transport.write(data)
             self.connection.wrote(self._loop.time())
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.connection.deadline()
@@ -219,10 +219,10 @@ class Stream(asyncio.Protocol):
             self._on_event(event)
         if self.error is None:
             self._flush()
-            self._arm()
+            self._set_timer()
 
 
-def _tell(link: Link, event: Any) -> None:
+def _notify(link: Link, event: Any) -> None:
     # A link that the peer asked for has nobody behind it: it was refused.
     if link.context is not None:
         link.context.on_event(event)

@@ -46,7 +46,7 @@ class KeySource:
         return CbsToken(sign(audience, self._key, expires_at), SAS_TYPE, expires_at)
 
 
-class ReadyMade:
+class FixedToken:
     """One signature for everything, until it runs out."""
 
     def __init__(self, given: SasToken) -> None:
@@ -61,7 +61,7 @@ class ReadyMade:
         return self._token
 
 
-class Bearer:
+class EntraToken:
     """A token of Microsoft Entra ID, as `get_token` (scope -> token, seconds since 1970) gives it."""
 
     SCOPE = "https://servicebus.azure.net/.default"
@@ -79,10 +79,10 @@ def source_for(credential: Credential, get_token: Callable[[str], Awaitable[tupl
     if isinstance(credential, SasKey):
         return KeySource(credential)
     if isinstance(credential, SasToken):
-        return ReadyMade(credential)
+        return FixedToken(credential)
     if get_token is None:
         raise UsageError("sign-in by identity needs a token provider", hint="pass get_token")
-    return Bearer(get_token)
+    return EntraToken(get_token)
 
 
 def sign(audience: str, key: SasKey, expires_at: int) -> str:

@@ -264,7 +264,7 @@ class Questions:
             await receiver.take(1, seconds=IDLE_PATIENCE_SECONDS)
         except Unavailable as error:
             took = self.now() - began
-            return self._idle_verdict(took, "" if receiver.unused else f" ({error.message})")
+            return self._idle_verdict(took, "" if receiver.detached_idle else f" ({error.message})")
         return self._judged("idle_detach", _IDLE, f"not within {IDLE_PATIENCE_SECONDS:.0f} s")
 
     def _idle_verdict(self, took: float, otherwise: str) -> Check:

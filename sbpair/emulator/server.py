@@ -142,7 +142,7 @@ class Port:
         # HTTP is served even while the namespace is down: the control API uses it.
         if protocol == "http":
             return self._http()
-        return None if self._namespace.down else self._amqp(self._namespace)
+        return None if self._namespace.is_down else self._amqp(self._namespace)
 
     def break_connections(self) -> None:
         """Abort all connections but those with an HTTP request in progress: one of them may have begun the outage."""

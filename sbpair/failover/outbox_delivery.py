@@ -31,7 +31,7 @@ from sbpair.azure.credentials import token_getter_for
 from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.failures import as_sdk
-from sbpair.move.message.envelope import PARTITION_KEY, facts_of, partition_key, restored
+from sbpair.move.message.envelope import PARTITION_KEY, partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Deliveries:
 
 def made(kept: OutboxMessage, now_ms: int, *, for_primary: bool) -> Outgoing:
     """The message as it leaves now."""
-    sections, facts = facts_of("", kept.message)
+    sections, facts = read_facts("", kept.message)
     send = route(facts)
     if not isinstance(send, Send):
         # It was written by this package, for an entity whose path was checked.
@@ -179,7 +179,7 @@ def made(kept: OutboxMessage, now_ms: int, *, for_primary: bool) -> Outgoing:
         left_ms = send.ttl_ms - waited_ms(facts._replace(enqueued_at=kept.at_ms), now_ms)
         left_ms, expired = max(MIN_LIFE_MS, left_ms), left_ms <= 0
     if for_primary:
-        payload = restored(sections, send._replace(ttl_ms=left_ms), now_ms)
+        payload = restore(sections, send._replace(ttl_ms=left_ms), now_ms)
     else:
         payload = kept.message if left_ms is None else _with_life(sections, left_ms)
     key = (send.session_id if for_primary else None), partition_key(sections)

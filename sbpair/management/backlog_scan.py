@@ -80,8 +80,8 @@ class BacklogScan:
 
     def unseen(self) -> tuple[Unseen, ...]:
         unseen = dict(self._unseen)
-        if self.places.unanswered:
-            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.places.unanswered}")
+        if self.places.unavailable:
+            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.places.unavailable}")
         if any(
             isinstance(each, DestinationEntity) and each.detects_duplicates is None for each in self._found.values()
         ):
@@ -95,10 +95,10 @@ class BacklogScan:
                 return fill
             position, oldest = PeekPosition(path), _Oldest()
             try:
-                await self.looker.look(position, partial(self._take, oldest))
+                await self.looker.peek(position, partial(self._take, oldest))
             except SbpairError as error:
                 self._could_not(path, error)
-            if position.blind:
+            if position.truncated:
                 self._unseen[path] = "what lies behind an unreadable message"
         return replace(
             fill,

@@ -136,7 +136,7 @@ async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: S
     looker = Peeker(endpoint, get_token, RateLimiter(clock()), clock, sleep, _nobody, limit=1)
     for part in (path, f"{path}/{DEAD_LETTERS}"):
         position = PeekPosition(part)
-        await looker.look(position, _pass)
+        await looker.peek(position, _pass)
         if position.messages:
             return True
     return False

@@ -158,11 +158,11 @@ class DestinationSender:
         journal = self._context.journal
         numbers = journal.note_sending([batch.keys for batch in batches], self.destination)
         try:
-            await journal.on_disk()
+            await journal.flush()
             journal.may_send()  # the write may have taken longer than the lease lasts
         except BaseException:
             for number in numbers:
-                journal.unsent(number)
+                journal.note_unsent(number)
             raise
         for batch, number in zip(batches, numbers, strict=True):
             batch.number = number
@@ -211,7 +211,7 @@ class DestinationSender:
             self.queue.put_back(batch.routed)
             return error
         if isinstance(error, (ServiceRefused, EntityMissing)):
-            self._context.journal.unsent(batch.number)
+            self._context.journal.note_unsent(batch.number)
             if isinstance(error, ServiceRefused) and len(batch.routed) > 1:
                 self.queue.batch_refused(batch.routed)
                 self.queue.put_back(batch.routed)
@@ -222,7 +222,7 @@ class DestinationSender:
         return error
 
     def _put_back_unsent(self, batch: BatchSend) -> None:
-        self._context.journal.unsent(batch.number)
+        self._context.journal.note_unsent(batch.number)
         self.queue.put_back(batch.routed)
 
     def _refuse(self, refused_messages: Sequence[RoutedMessage], error: SbpairError) -> None:

@@ -6,8 +6,9 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sbpair.model.message_key import message_keys
 from sbpair.move.interface import RoutedMessage, get_facts, get_ordinal
-from sbpair.move.message.route import Send, keys_of
+from sbpair.move.message.route import Send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ class Intake:
 
     def _by_key(self, messages: Sequence[ReceivedMessage]) -> dict[Key, ReceivedMessage]:
         """Set the keys of messages, and return the messages by key."""
-        keys = keys_of(self._context.namespace, list(map(get_facts, messages)))
+        keys = message_keys(self._context.namespace, list(map(get_facts, messages)))
         for message, key in zip(messages, keys, strict=True):
             message.key = key
         return dict(zip(keys, messages, strict=True))

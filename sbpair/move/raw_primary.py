@@ -85,7 +85,7 @@ class RawDestinationLink:
         pieces: list[bytes] = []
         count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
         for arrival, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", orders):
-            parts = arrival.content.restored(send, now_ms)
+            parts = arrival.content.restore(send, now_ms)
             size = sum(map(len, parts))
             left -= size + MEMBER_BYTES
             if left < 0 and count:
@@ -99,7 +99,9 @@ class RawDestinationLink:
 
     def send(self, parcel: Batch) -> RawPendingOutcome:
         mine = cast("RawBatch", parcel)
-        return RawPendingOutcome(self, self.sender.post(mine.payload, message_format=mine.format), self._answer_seconds)
+        return RawPendingOutcome(
+            self, self.sender.send_nowait(mine.payload, message_format=mine.format), self._answer_seconds
+        )
 
 
 def _envelope(orders: Sequence[RoutedMessage]) -> bytes:
@@ -153,7 +155,7 @@ class RawPrimary:
     def abort(self, error: SbpairError) -> None:
         self._broken_off = error
         if self._wire is not None:
-            self._wire.break_off(error)
+            self._wire.abort(error)
 
     async def close(self) -> None:
         await self._open.aclose()

@@ -92,7 +92,7 @@ class RawSource:
         await self._wire.lost()
 
     def abort(self, error: SbpairError) -> None:
-        self._wire.break_off(error)
+        self._wire.abort(error)
 
     def grant(self, limit: int) -> None:
         # Credit costs a frame each time: there is no hurry while half of it is left.
@@ -100,7 +100,7 @@ class RawSource:
             self._receiver.grant(limit)
 
     async def reopen(self) -> bool:
-        if not self._receiver.unused:
+        if not self._receiver.detached_idle:
             return False
         self._receiver.close()
         self._receiver = await self._wire.receiver(self.queue)
@@ -122,7 +122,7 @@ class RawSource:
             except SbpairError as error:
                 log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
             # What was still on its way must not overtake what goes back: behind this answer nothing comes any more.
-            left = self._receiver.left()
+            left = self._receiver.take_remaining()
 
     async def complete(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
         return await self._settle(arrivals, ACCEPTED)
@@ -159,7 +159,7 @@ class RawSource:
         if not deliveries:
             return []
         payloads = list(map(_payload_of, deliveries))
-        facts, contents, partition_keys, locks = zip(*self._opener.open_all(payloads), strict=True)
+        facts, contents, partition_keys, locks = zip(*self._opener.decode(payloads), strict=True)
         moments = map(self._clock.moments(locks).__getitem__, locks)
         turns = map(_number_of, facts)
         arrivals = list(map(RawReceivedMessage, facts, moments, deliveries, contents, turns, partition_keys))

@@ -91,7 +91,7 @@ class RunStore:
         state = stack.enter_context(RunDatabase(directory, pair))
         self._recorded = RunEntry(state, command, run_id=self.run)
         stack.callback(self._recorded.close)
-        self.journal = Journal(state, run=self.run, left_behind=self._recorded.left_behind, may_send=may_send)
+        self.journal = Journal(state, run=self.run, earlier_doubts=self._recorded.earlier_doubts, may_send=may_send)
         stack.callback(self.journal.close)
 
 

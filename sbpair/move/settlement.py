@@ -106,7 +106,7 @@ class Settlement:
 
     async def _complete_accepted(self, messages: list[ReceivedMessage]) -> None:
         try:
-            await self._context.journal.on_disk()
+            await self._context.journal.flush()
         except SbpairError as error:
             # The primary has them all the same; but nothing more is sent.
             self._latch.fail(error)
@@ -121,7 +121,7 @@ class Settlement:
             self._log_failures("completed", failures)
             failed = {id(message) for message, _ in failures}
             done = [message for message in messages if id(message) not in failed]
-        self._context.journal.completed(list(map(get_key, done)))
+        self._context.journal.note_completed(list(map(get_key, done)))
         self._end_all(messages)
 
     # Not accepted.
@@ -145,12 +145,12 @@ class Settlement:
         if self._context.journal.was_accepted(key):
             self._end(message, None)  # counted when the primary accepted it
             return
-        self._context.journal.returned([key])
+        self._context.journal.note_returned([key])
         self._end(message, "in_doubt" if id(message) in self._in_doubt else "released")
 
     def doubt(self, batch: BatchSend, why: str) -> None:
         """Record that a batch was sent without an outcome. Each message is named once: it may arrive twice."""
-        self._context.journal.doubtful(batch.number)
+        self._context.journal.note_in_doubt(batch.number)
         self.spend("sent", batch.messages)
         for message in batch.messages:
             if id(message) not in self._in_doubt:
@@ -186,7 +186,7 @@ class Settlement:
         context.on_event(
             DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
         )
-        context.journal.completed([message.key])
+        context.journal.note_completed([message.key])
         self._end(message, None)
 
     def _log_failures(self, action: str, failures: Failures) -> None:

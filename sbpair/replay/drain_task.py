@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, Unavailable
-from sbpair.move.message.route import key_of
+from sbpair.model.message_key import message_key
 from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive import REPORT, Archive
 from sbpair.replay.drain_cutoff import DrainCutoff, is_ours
@@ -154,7 +154,7 @@ class Drain:
         now = asyncio.get_running_loop().time()
         namespace = self._job.run.pair["secondary"]
         if self._accepted:
-            known = {each for each in arrivals if key_of(namespace, each.facts)[1:] in self._accepted}
+            known = {each for each in arrivals if message_key(namespace, each.facts)[1:] in self._accepted}
             await source.complete(list(known))
             arrivals = [each for each in arrivals if each not in known]
         if arrivals:

@@ -235,7 +235,7 @@ def _check_direct(options: ReplayOptions, queues: Sequence[str]) -> None:
         f"--dedup {options.dedup}": options.dedup is not DedupMode.KEY,
         "--destination": bool(options.selection.destinations),
         "--where": options.selection.where is not None,
-        "--deadletters": any(map(dead_letters.is_one, queues)),
+        "--deadletters": any(map(dead_letters.is_dead_letter_path, queues)),
     }
     for name, asked in said.items():
         if asked:
@@ -343,8 +343,8 @@ async def _expected(pair: Pair, queues: Sequence[str], before: dict[str, int]) -
     with suppress(SbpairError):  # nobody's run ends because it cannot be told how long it takes
         async with open_atom(pair.secondary) as control:
             for queue in queues:
-                counts = await control.counts(dead_letters.parent_of(queue))
-                there = counts.dead_letter if dead_letters.is_one(queue) else counts.active
+                counts = await control.counts(dead_letters.parent_path(queue))
+                there = counts.dead_letter if dead_letters.is_dead_letter_path(queue) else counts.active
                 found[queue] = before.get(queue, 0) + there
     return found
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from sbpair.backlog import check_path
-from sbpair.move.message.route import Send, key_of
+from sbpair.model.message_key import message_key
+from sbpair.move.message.route import Send
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
@@ -50,7 +51,7 @@ class PlanPreview:
 
     def __call__(self, facts: Facts, decision: Route) -> tuple[str | None, bool]:
         """(what becomes of a message that is not sent, or None; whether it repeats another one)."""
-        if self._accepted and key_of(self._namespace, facts) in self._accepted:
+        if self._accepted and message_key(self._namespace, facts) in self._accepted:
             return ALREADY_SENT, False
         destination = decision.destination if isinstance(decision, Send) else (facts.path or "").strip("/")
         again = isinstance(decision, Send) and self._is_known(destination, facts.message_id)

@@ -122,10 +122,10 @@ class Segment:
 
     def _why(self, arrivals: list[RawReceivedMessage]) -> tuple[Any, Any]:
         """Why each of them is a dead letter: reasons and descriptions."""
-        if not dead_letters.is_one(self._queue):
+        if not dead_letters.is_dead_letter_path(self._queue):
             nothing = pa.nulls(len(arrivals), pa.string())
             return nothing, nothing
-        reasons, descriptions = zip(*(dead_letters.why(arrival.payload) for arrival in arrivals), strict=True)
+        reasons, descriptions = zip(*(dead_letters.cause_of(arrival.payload) for arrival in arrivals), strict=True)
         return reasons, descriptions
 
 

@@ -219,9 +219,9 @@ class ShardSource:
         for queue, there in places.items():
             opener = self._openers.get(queue) or self._openers.setdefault(queue, Decoder(queue))
             payloads = [rows[place][2] for place in there]
-            if dead_letters.is_one(queue):
-                payloads = list(map(dead_letters.revived, payloads))
-            opened.update(zip(there, opener.open_all(payloads), strict=True))
+            if dead_letters.is_dead_letter_path(queue):
+                payloads = list(map(dead_letters.without_cause, payloads))
+            opened.update(zip(there, opener.decode(payloads), strict=True))
         return [self._arrival(opened[place], *row) for place, row in enumerate(rows)]
 
     def _arrival(self, opened: Decoded, key: RowKey, shard: int, message: bytes) -> ArchivedMessage:

@@ -23,7 +23,7 @@ from sbpair.errors import LeaseLost, SbpairError, Unreachable
 from sbpair.replay.archive import LEASE, STOP_FILE, Archive
 from sbpair.runs import session_lease
 from sbpair.runs.lease import Lease
-from sbpair.runs.lease_terms import check_queue, uptime
+from sbpair.runs.lease_location import check_queue, uptime
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -93,7 +93,7 @@ class LeaseKeeper:
 
     @contextmanager
     def keeping(self, pair: Pair, queue: str, run: str) -> Iterator[None]:
-        """Have the lease within the block. Raises what `session_lease.hold` does."""
+        """Have the lease within the block. Raises what `session_lease.hold_lease` does."""
         thread = threading.Thread(target=self._run, args=(pair, queue, run), name="keep the lease", daemon=True)
         thread.start()
         try:
@@ -116,7 +116,7 @@ class LeaseKeeper:
     async def _keep(self, pair: Pair, queue: str, run: str) -> None:
         async with (
             token_getter(pair) as get_token,
-            session_lease.hold(pair, queue, run, stop=self._ended, get_token=get_token) as lease,
+            session_lease.hold_lease(pair, queue, run, stop=self._ended, get_token=get_token) as lease,
         ):
             self._archive.create()  # a run that is refused leaves no directory, and this one's tasks read there
             self._taken.set_result(None)
@@ -131,7 +131,7 @@ class LeaseKeeper:
         losing, ending = asyncio.create_task(lease.lost()), asyncio.create_task(self._ended.wait())
         try:
             while not (losing.done() or ending.done()):
-                if (seconds := lease.sure_for()) > 0:
+                if (seconds := lease.confirmed_seconds()) > 0:
                     await asyncio.to_thread(self._write, seconds)
                 await asyncio.wait((losing, ending), timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if losing.done():

@@ -57,7 +57,7 @@ class Journal:
 
     Without a file, it remembers for as long as the process lives. It holds only messages that may be delivered again:
     those that were accepted or given back, and never confirmed as completed. So its size does not depend on the
-    backlog's. Only `note_sending` raises, where nothing may be sent, and `on_disk`: MachineLacks where it cannot write.
+    backlog's. Only `note_sending` raises, where nothing may be sent, and `flush`: MachineLacks where it cannot write.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Journal:
         state: RunDatabase | None = None,
         *,
         run: str = "",
-        left_behind: Iterable[Doubt] = (),
+        earlier_doubts: Iterable[Doubt] = (),
         may_send: Callable[[], None] = lambda: None,
         limit: int = MAX_REMEMBERED,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """`left_behind` is what earlier runs left in doubt, to be told together with what this one does.
+        """`earlier_doubts` is what earlier runs left in doubt, to be told together with what this one does.
 
         `may_send` is asked before every flight, and raises where nothing more may be sent, or nothing for now.
         """
         self._state = state
         self._run = run
-        self._left_behind = tuple(left_behind)
+        self._left_behind = tuple(earlier_doubts)
         self.may_send = may_send
         self._limit = limit
         self._clock_ms = clock_ms
@@ -100,8 +100,8 @@ class Journal:
     def note_sending(self, flights: Sequence[Sequence[Key]], destination: str) -> list[int]:
         """Note flights: messages of one queue that are about to be sent together. Answers their numbers.
 
-        None may leave before `on_disk` has returned. From then on a crash leaves them in doubt, until `note_accepted`
-        or `unsent`. Raises where nothing may be sent.
+        None may leave before `flush` has returned. From then on a crash leaves them in doubt, until `note_accepted`
+        or `note_unsent`. Raises where nothing may be sent.
         """
         self.may_send()
         numbers = list(islice(self._flights, len(flights)))
@@ -109,12 +109,12 @@ class Journal:
             self._flying[number] = keys, destination
             if self._state is not None:
                 namespace, queue = keys[0][:2]
-                row = (number, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _packed(keys))
+                row = (number, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _encode_keys(keys))
                 self._new[number] = row
         return numbers
 
     def note_accepted(self, flights: Sequence[int]) -> None:
-        """Only ever after the primary's accepted outcome. On disk once `on_disk` has returned, or with the next flight.
+        """Only ever after the primary's accepted outcome. On disk once `flush` has returned, or with the next flight.
 
         They are remembered as accepted even where they cannot be written down.
         """
@@ -127,7 +127,7 @@ class Journal:
             if self._state is not None:
                 self._changed.append((ACCEPTED, flight))
 
-    async def on_disk(self) -> None:
+    async def flush(self) -> None:
         """Wait until all that was noted is on disk. What is noted in one turn of the loop is written in one go.
 
         While the log is folded into the file, nothing is written: only so can it begin anew.
@@ -162,13 +162,13 @@ class Journal:
             if self._state is not None and self._state.log_is_long:
                 self._fold(self._state)
 
-    def unsent(self, flight: int) -> None:
+    def note_unsent(self, flight: int) -> None:
         """The primary refused them, or they never left."""
         del self._flying[flight]
         if self._new.pop(flight, None) is None:
             self._drop(flight)
 
-    def doubtful(self, flight: int) -> None:
+    def note_in_doubt(self, flight: int) -> None:
         """No answer came. Its messages stay in doubt, also if they are sent again and accepted then."""
         keys, destination = self._flying.pop(flight)
         if all(key in self._doubts for key in keys):
@@ -180,7 +180,7 @@ class Journal:
         if self._state is not None:
             self._changed.append((DOUBTFUL, flight))
 
-    def completed(self, keys: Sequence[Key]) -> None:
+    def note_completed(self, keys: Sequence[Key]) -> None:
         """The backlog has confirmed: these will not be delivered again. On disk with the next flight."""
         if self._returned:
             for key in keys:
@@ -189,7 +189,7 @@ class Journal:
             if flight is not None:
                 self._let_go(flight, completed)
 
-    def returned(self, keys: Sequence[Key]) -> None:
+    def note_returned(self, keys: Sequence[Key]) -> None:
         """The messages went back to the backlog, unsent."""
         self._returned.update(dict.fromkeys(keys))
         _trim(self._returned, self._limit)
@@ -218,17 +218,17 @@ class Journal:
         """Write down what could wait. Where that fails, the next run remembers more than it needs, never less."""
         try:
             for flight in list(self._flying):
-                self.doubtful(flight)
+                self.note_in_doubt(flight)
             self._write(("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining()))
         except SbpairError as error:
             log.warning("the journal could not be tidied up: %s", error.message)
 
     def _remaining(self) -> list[tuple[str, int]]:
         """The accepted flights, with the messages alone that are not completed."""
-        keys_of: dict[int, list[Key]] = {}
+        keys_by_batch: dict[int, list[Key]] = {}
         for key, flight in self._accepted.items():
-            keys_of.setdefault(flight, []).append(key)
-        return [(_packed(keys), flight) for flight, keys in keys_of.items()]
+            keys_by_batch.setdefault(flight, []).append(key)
+        return [(_encode_keys(keys), flight) for flight, keys in keys_by_batch.items()]
 
     def _load(self, state: RunDatabase) -> None:
         oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
@@ -242,7 +242,7 @@ class Journal:
         flights = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
         for flight, namespace, queue, keys in flights:
             self._earlier.add(flight)
-            self._take(flight, [(namespace, queue, *parts) for parts in _unpacked(keys)])
+            self._take(flight, [(namespace, queue, *parts) for parts in _decode_keys(keys)])
 
     def _take(self, flight: int, keys: Sequence[Key]) -> None:
         """Remember the messages of a flight as accepted."""
@@ -291,7 +291,7 @@ class Journal:
 def accepted_keys(state: RunDatabase) -> list[Key]:
     """What the primary has accepted of earlier runs, as far as the backlog may still hold it."""
     flights = state.read("SELECT namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-    return [(namespace, queue, *parts) for namespace, queue, keys in flights for parts in _unpacked(keys)]
+    return [(namespace, queue, *parts) for namespace, queue, keys in flights for parts in _decode_keys(keys)]
 
 
 def doubts_of(state: RunDatabase, run: str, *, gone: bool) -> list[Doubt]:
@@ -303,18 +303,18 @@ def doubts_of(state: RunDatabase, run: str, *, gone: bool) -> list[Doubt]:
     found = (
         Doubt(run, queue, number, message_id, destination)
         for queue, destination, keys in flights
-        for number, _, message_id in _unpacked(keys)
+        for number, _, message_id in _decode_keys(keys)
     )
     return list(dict.fromkeys(found))
 
 
-def _packed(keys: Sequence[Key]) -> str:
+def _encode_keys(keys: Sequence[Key]) -> str:
     _namespaces, _queues, numbers, times, message_ids = zip(*keys, strict=True)
     # A list of numbers looks in Python as it does in JSON, and is written in half the time.
     return f"[{list(numbers)},{list(times)},{_to_json(message_ids)}]"
 
 
-def _unpacked(text: str) -> list[tuple[int, int, str | None]]:
+def _decode_keys(text: str) -> list[tuple[int, int, str | None]]:
     """(sequence number, enqueued ms, message id) of each message of a flight."""
     try:
         numbers, times, message_ids = json.loads(text)

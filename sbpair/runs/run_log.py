@@ -71,7 +71,7 @@ def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
 
 
 class RunEntry:
-    """A run that is going on, and its place in the state file. `left_behind` is what crashed ones left in doubt.
+    """A run that is going on, and its place in the state file. `earlier_doubts` is what crashed ones left in doubt.
 
     What cannot be written down at the end, or on the way, does not fail the run: its receipt is still to be had.
     """
@@ -83,13 +83,13 @@ class RunEntry:
         self._state = state
         self._clock_ms = clock_ms
         self.id = run_id or new_id(clock_ms())
-        self._life = _life(state, self.id)
-        self._lock = Lock(self._life)
+        self._running_file = _running_file(state, self.id)
+        self._lock = Lock(self._running_file)
         try:
-            self.left_behind = _bury(state)
+            self.earlier_doubts = _record_crashes(state)
             row = (self.id, command, clock_ms(), None, RunOutcome.RUNNING, None, "", None)
             state.write(("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [row]))
-            _forget(state)
+            _trim(state)
         except BaseException:
             self.close()
             raise
@@ -118,7 +118,7 @@ class RunEntry:
 
     def close(self) -> None:
         """Live no longer. Unless it has finished, it has crashed."""
-        self._life.unlink(missing_ok=True)
+        self._running_file.unlink(missing_ok=True)
         self._lock.release()
 
     def _try(self, statement: str, row: Row) -> None:
@@ -128,14 +128,14 @@ class RunEntry:
             log.warning("run %s cannot be written down: %s", self.id, error.message)
 
 
-def every(state: RunDatabase) -> list[RunRecord]:
+def all_runs(state: RunDatabase) -> list[RunRecord]:
     """All runs that are kept, the latest first."""
     return [_run(state, row) for row in state.read("SELECT * FROM runs ORDER BY started_ms DESC, id DESC")]
 
 
-def find(state: RunDatabase | None, start: str) -> RunRecord:
+def find_run(state: RunDatabase | None, start: str) -> RunRecord:
     """The run whose id begins so. Raises UsageError where there is none, or more than one."""
-    found = [run for run in every(state) if run.id.startswith(start.lower())] if state and start else []
+    found = [run for run in all_runs(state) if run.id.startswith(start.lower())] if state and start else []
     if not found:
         raise UsageError(f"there is no run {start!r}", hint="'sbpair runs list' has those that are kept")
     if len(found) > 1:
@@ -146,7 +146,7 @@ def find(state: RunDatabase | None, start: str) -> RunRecord:
 
 def _run(state: RunDatabase, row: Row) -> RunRecord:
     run_id, command, started, ended, outcome, exit_code, error, receipt = row
-    if outcome == RunOutcome.RUNNING and not is_locked(_life(state, run_id)):
+    if outcome == RunOutcome.RUNNING and not is_locked(_running_file(state, run_id)):
         outcome = RunOutcome.CRASHED
     doubts = doubts_of(state, run_id, gone=outcome != RunOutcome.RUNNING)
     read = None if receipt is None else json.loads(receipt)
@@ -157,24 +157,24 @@ WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
 """Exit codes of runs that have ended with a receipt for sure: what was left in doubt before them has been told."""
 
 
-def _bury(state: RunDatabase) -> list[Doubt]:
+def _record_crashes(state: RunDatabase) -> list[Doubt]:
     """Write down which runs have crashed, and answer what those left in doubt that no receipt has told of yet."""
     for [run_id] in state.read("SELECT id FROM runs WHERE outcome = ?", (RunOutcome.RUNNING,)):
-        if not is_locked(_life(state, run_id)):
+        if not is_locked(_running_file(state, run_id)):
             state.write(
                 ("UPDATE runs SET outcome = ? WHERE id = ?", [(RunOutcome.CRASHED, run_id)]),
                 ("UPDATE flights SET state = ? WHERE run = ? AND state = ?", [(DOUBTFUL, run_id, SENDING)]),
             )
-            _life(state, run_id).unlink(missing_ok=True)
-    untold = state.read(
+            _running_file(state, run_id).unlink(missing_ok=True)
+    unreported = state.read(
         "SELECT id FROM runs WHERE outcome = ? AND started_ms >= "
         "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?)) ORDER BY id",
         (RunOutcome.CRASHED, *WITH_RECEIPT),
     )
-    return [doubt for [run_id] in untold for doubt in doubts_of(state, run_id, gone=True)]
+    return [doubt for [run_id] in unreported for doubt in doubts_of(state, run_id, gone=True)]
 
 
-def _forget(state: RunDatabase) -> None:
+def _trim(state: RunDatabase) -> None:
     kept = "SELECT id FROM runs ORDER BY started_ms DESC, id DESC LIMIT ?"
     state.write(
         (f"DELETE FROM runs WHERE outcome <> ? AND id NOT IN ({kept})", [(RunOutcome.RUNNING, MAX_KEPT)]),  # noqa: S608
@@ -182,6 +182,6 @@ def _forget(state: RunDatabase) -> None:
     )
 
 
-def _life(state: RunDatabase, run_id: str) -> Path:
+def _running_file(state: RunDatabase, run_id: str) -> Path:
     """The file that a run has locked for as long as it lives."""
     return state.directory / f"{run_id}.running"

@@ -1,10 +1,10 @@
-"""What keeps movers of other machines off a pair: the lock of a session, in a queue of the secondary namespace.
+"""The lease that keeps movers of other machines off a pair: a locked session of a queue in the secondary namespace.
 
-The law: nothing is sent unless the link that the session was lent to is there, and the service has confirmed its lock
-in the last GOOD_SECONDS. Whoever takes the session writes into its state who that is, and takes it out in the end. So a
-mover that had to connect again knows whether anybody else had it meanwhile: it goes on only where nobody had. And one
-that takes the session of a mover that did not give it back waits for GOOD_SECONDS: by then the other one, even if it
-lives and has heard of nothing, sends no more.
+Invariant: nothing is sent unless the link that holds the session is open, and the service has confirmed its lock in the
+last VALID_SECONDS. The holder writes its name into the session's state, and clears it when it releases the lease. So a
+mover that reconnects sees whether another mover held the lease meanwhile, and stops if so. A mover that finds the state
+of one that did not release the lease waits VALID_SECONDS: by then the other one sends no more, even if it is alive and
+knows nothing of this.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from sbpair.errors import (
     Unreachable,
     UsageError,
 )
-from sbpair.runs import lease_terms
+from sbpair.runs import lease_location
 from sbpair.runs.database import now_ms
-from sbpair.runs.lease_terms import (
+from sbpair.runs.lease_location import (
     CREATE,
-    GOOD_SECONDS,
     LONG_AGO,
+    VALID_SECONDS,
     ClockReading,
     LeaseHolder,
     LeaseLocation,
     check_queue,
-    good_for,
-    session_of,
+    lease_session_id,
+    valid_seconds,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AGAIN_SECONDS, MAX_AGAIN_SECONDS = 1.0, 30.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 """When something that failed is tried again, at first and after many times."""
 
 RELEASE_SECONDS = 2.0
@@ -61,18 +61,18 @@ RELEASE_SECONDS = 2.0
 
 
 @asynccontextmanager
-async def hold(
+async def hold_lease(
     pair: Pair,
     queue: str,
     run: str,
     *,
     stop: asyncio.Event | None = None,
     get_token: GetToken | None = None,
-    uptime: Callable[[], float] = lease_terms.uptime,
+    uptime: Callable[[], float] = lease_location.uptime,
 ) -> AsyncIterator[SessionLease]:
     """Have the lease of a pair, in a queue of its secondary namespace, from here to the end of the block.
 
-    It waits GOOD_SECONDS where the last mover has not given it back. Once `stop` is set it waits for nothing: then it
+    It waits VALID_SECONDS where the last mover has not given it back. Once `stop` is set it waits for nothing: then it
     may not be ours, as `check` says, and nothing is to be sent anyway.
 
     Raises LeaseHeld where another mover has it, EntityMissing where there is no such queue, UsageError where it has no
@@ -80,14 +80,14 @@ async def hold(
     """
     check_queue(queue)
     holder = LeaseHolder(socket.gethostname(), os.getpid(), run, now_ms())
-    place = LeaseLocation(pair.secondary.name, queue, session_of(pair))
-    lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), place, holder, uptime)
+    location = LeaseLocation(pair.secondary.name, queue, lease_session_id(pair))
+    lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), location, holder, uptime)
     keeping = asyncio.create_task(lease.keep(), name=f"keep the lease in {queue}")
     try:
         await _ready(lease, stop or asyncio.Event())
         yield lease
     finally:
-        lease.let_go()
+        lease.release()
         await _ended(keeping, lease)
 
 
@@ -106,40 +106,40 @@ async def _ended(keeping: asyncio.Task[None], lease: SessionLease) -> None:
     try:
         await asyncio.wait((keeping,), timeout=RELEASE_SECONDS)
     finally:
-        lease.break_off()
+        lease.abort()
         keeping.cancel()
         with suppress(asyncio.CancelledError):
             await keeping
 
 
 class SessionLease:
-    """The right to move the messages of a pair, while `keep` runs. Made by `hold`.
+    """The right to move the messages of a pair, while `keep` runs. Made by `hold_lease`.
 
-    `error` is why it is lost, and None while it is not. `taken` is done once it is ours, or cannot be. `renewals` is
+    `error` is why it is lost, and None while it is not. `acquired` is done once it is ours, or cannot be. `renewals` is
     how often its lock was renewed.
     """
 
     def __init__(
         self,
         connecting: Callable[[], AbstractAsyncContextManager[AmqpClient]],
-        place: LeaseLocation,
+        location: LeaseLocation,
         holder: LeaseHolder,
         uptime: Callable[[], float],
     ) -> None:
-        self.place = place
+        self.location = location
         self.error: SbpairError | None = None
         self.renewals = 0
-        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.acquired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connecting = connecting
         self._state = holder.encode()
         self._loop = asyncio.get_running_loop()
         self._uptime = uptime
-        self._wire: AmqpClient | None = None
+        self._client: AmqpClient | None = None
         self._session: SessionReceiver | None = None
-        self._good_until = LONG_AGO
+        self._valid_until = LONG_AGO
         self._sure_from = 0.0
         self._renew_at = 0.0
-        self._patience = AGAIN_SECONDS
+        self._renew_timeout = RETRY_SECONDS
         self._closing = asyncio.Event()
         self._lost = asyncio.Event()
 
@@ -150,18 +150,18 @@ class SessionLease:
         if self.error is not None:
             raise self.error
         if not self._is_sure():
-            raise Unreachable(f"{self.place} is not confirmed at this moment", hint="it goes on once that is so")
+            raise Unreachable(f"{self.location} is not confirmed at this moment", hint="it goes on once that is so")
 
-    def sure_for(self) -> float:
+    def confirmed_seconds(self) -> float:
         """For how many seconds from now on nobody else relies on having it, whatever is heard of it; 0 where unsure."""
         if not self._is_sure():
             return 0.0
         now = self._now()
-        return min(self._good_until.loop - now.loop, self._good_until.awake - now.awake)
+        return min(self._valid_until.loop - now.loop, self._valid_until.awake - now.awake)
 
     async def ready(self) -> None:
         """Wait until it is ours, and nobody else takes it for theirs. Raises why it cannot be had."""
-        await asyncio.shield(self.taken)
+        await asyncio.shield(self.acquired)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._sure_from):
                 raise await self.lost()
@@ -175,125 +175,125 @@ class SessionLease:
     # What keeps it.
 
     async def keep(self) -> None:
-        """Take it and renew it, until `let_go`. Raises nothing that was expected: `taken` and `error` say it."""
+        """Take it and renew it, until `release`. Raises nothing that was expected: `acquired` and `error` say it."""
         try:
             await self._keep()
         except SbpairError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(LeaseLost(f"{self.place} was lost: {type(error).__name__}"))
+            self._fail(LeaseLost(f"{self.location} was lost: {type(error).__name__}"))
             raise
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Have it given back."""
         self._closing.set()
         if self._session is not None:
             self._session.interrupt()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Wait for no answer any more."""
-        if self._wire is not None:
-            self._wire.break_off(Unreachable("no answer was waited for any more"))
+        if self._client is not None:
+            self._client.abort(Unreachable("no answer was waited for any more"))
 
     async def _keep(self) -> None:
         failures = 0
         while not self._closing.is_set():
             try:
-                async with self._connecting() as self._wire:
-                    await self._take(self._wire)
+                async with self._connecting() as self._client:
+                    await self._take(self._client)
                     failures = 0
-                    await self._renew(self._wire)
+                    await self._renew(self._client)
             except Unavailable as error:
-                if not self.taken.done():
+                if not self.acquired.done():
                     raise
-                log.info("%s has to be taken again: %s", self.place, error.message)
+                log.info("%s has to be acquired again: %s", self.location, error.message)
             finally:
                 self._session = None
-            await self._rest(failures)
+            await self._wait_to_retry(failures)
             failures += 1
 
-    async def _rest(self, failures: int) -> None:
-        seconds = min(MAX_AGAIN_SECONDS, AGAIN_SECONDS * 2 ** min(failures - 1, 16)) if failures else 0.0
+    async def _wait_to_retry(self, failures: int) -> None:
+        seconds = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(failures - 1, 16)) if failures else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    async def _take(self, wire: AmqpClient) -> None:
+    async def _take(self, client: AmqpClient) -> None:
         asked = self._now()
         try:
-            session = await wire.session(self.place.queue, self.place.session_id)
+            session = await client.session(self.location.queue, self.location.session_id)
         except SessionLocked as error:
-            raise await self._held_by_another(wire) from error
-        before = await wire.session_state(self.place.queue, self.place.session_id)
-        if not self.taken.done():
+            raise await self._held_by_another(client) from error
+        before = await client.session_state(self.location.queue, self.location.session_id)
+        if not self.acquired.done():
             self._succeed(before)
-            await wire.set_session_state(session, self._state)
+            await client.set_session_state(session, self._state)
         elif before != self._state:
             raise LeaseHeld(f"{LeaseHolder.decode(before) or 'another mover'} has had it")
         self._confirmed(asked, session.locked_until_ms)
         self._session = session
-        if not self.taken.done():
-            self.taken.set_result(None)
+        if not self.acquired.done():
+            self.acquired.set_result(None)
 
-    async def _held_by_another(self, wire: AmqpClient) -> SbpairError:
+    async def _held_by_another(self, client: AmqpClient) -> SbpairError:
         state: bytes | None = None
         with suppress(ServiceRefused, AccessError):
-            state = await wire.session_state(self.place.queue, self.place.session_id)
+            state = await client.session_state(self.location.queue, self.location.session_id)
         if state == self._state:
             # The link that we had before: to the service it is still there.
-            return Unreachable(f"{self.place} is still held by a connection that broke")
+            return Unreachable(f"{self.location} is still held by a connection that broke")
         return LeaseHeld(
-            f"{LeaseHolder.decode(state) or 'another mover'} holds {self.place}",
+            f"{LeaseHolder.decode(state) or 'another mover'} holds {self.location}",
             hint="wait for it, or stop it; after a crash it is free once its lock has run out, in 5 minutes at most",
         )
 
     def _succeed(self, before: bytes | None) -> None:
         if before is not None:
-            self._sure_from = self._loop.time() + GOOD_SECONDS
+            self._sure_from = self._loop.time() + VALID_SECONDS
             whose = LeaseHolder.decode(before) or "another mover"
-            log.warning("%s did not give %s back: it is waited for, for %g s", whose, self.place, GOOD_SECONDS)
+            log.warning("%s did not give %s back: it is waited for, for %g s", whose, self.location, VALID_SECONDS)
 
-    async def _renew(self, wire: AmqpClient) -> None:
+    async def _renew(self, client: AmqpClient) -> None:
         """Renew the lock for as long as the link is there, and give it back in the end. Raises why it is gone."""
         session = self._session
-        assert session is not None  # noqa: S101  it was taken
+        assert session is not None  # noqa: S101  it was acquired
         while not self._closing.is_set():
             # Nothing ever comes, since nothing is granted: this ends when it is time, or the link is gone.
             await session.take(1, seconds=max(0.0, self._renew_at - self._loop.time()))
             if self._closing.is_set():
                 break
-            await self._renew_once(wire, session)
-        sure, self._good_until = self._is_sure(), LONG_AGO
+            await self._renew_once(client, session)
+        sure, self._valid_until = self._is_sure(), LONG_AGO
         if sure:
             # Else somebody else may be, and whoever comes next has to wait for that.
-            await wire.set_session_state(session, None)
+            await client.set_session_state(session, None)
         session.close()
 
-    async def _renew_once(self, wire: AmqpClient, session: SessionReceiver) -> None:
+    async def _renew_once(self, client: AmqpClient, session: SessionReceiver) -> None:
         asked = self._now()
         self.renewals += 1
         try:
-            async with asyncio.timeout(self._patience):
-                self._confirmed(asked, await wire.renew_session(session))
+            async with asyncio.timeout(self._renew_timeout):
+                self._confirmed(asked, await client.renew_session(session))
         except TimeoutError:
-            if not self._now().is_before(self._good_until):
+            if not self._now().is_before(self._valid_until):
                 # A connection over which nothing comes any more may take minutes to be known as broken.
-                wire.break_off(TimedOut(f"{self.place} was not renewed in time"))
+                client.abort(TimedOut(f"{self.location} was not renewed in time"))
         except Unavailable as error:
-            log.info("%s was not renewed: %s", self.place, error.message)
-            self._renew_at = self._loop.time() + min(AGAIN_SECONDS, self._patience)
+            log.info("%s was not renewed: %s", self.location, error.message)
+            self._renew_at = self._loop.time() + min(RETRY_SECONDS, self._renew_timeout)
 
     def _confirmed(self, asked: ClockReading, until_ms: int) -> None:
-        good = good_for((until_ms - now_ms()) / 1000)
-        self._good_until = asked.plus(good)
+        good = valid_seconds((until_ms - now_ms()) / 1000)
+        self._valid_until = asked.plus(good)
         self._renew_at = asked.loop + good / 3
-        self._patience = good / 3
+        self._renew_timeout = good / 3
 
     def _fail(self, error: SbpairError) -> None:
-        self._good_until = LONG_AGO
-        if not self.taken.done():
-            self.taken.set_exception(self._refusal(error))
-            self.taken.exception()  # whoever waits for it is told; nobody need be waiting
+        self._valid_until = LONG_AGO
+        if not self.acquired.done():
+            self.acquired.set_exception(self._refusal(error))
+            self.acquired.exception()  # whoever waits for it is told; nobody need be waiting
         elif not self._closing.is_set():
             self.error = self._loss(error)
             self._lost.set()
@@ -301,12 +301,14 @@ class SessionLease:
     def _refusal(self, error: SbpairError) -> SbpairError:
         """Why it could not be had, as whoever asked for it understands it."""
         if isinstance(error, EntityMissing):
-            text = f"there is no queue {self.place.queue!r} in {self.place.namespace}, and it was to carry the lease"
-            return EntityMissing(text, entity=self.place.queue, hint=f"{CREATE} {self.place.queue}")
+            text = (
+                f"there is no queue {self.location.queue!r} in {self.location.namespace}, and it was to carry the lease"
+            )
+            return EntityMissing(text, entity=self.location.queue, hint=f"{CREATE} {self.location.queue}")
         if isinstance(error, ServiceRefused):
             return UsageError(
-                f"{self.place.queue!r} in {self.place.namespace} cannot carry a lease: {error.message}",
-                hint=f"{CREATE} {self.place.queue}",
+                f"{self.location.queue!r} in {self.location.namespace} cannot carry a lease: {error.message}",
+                hint=f"{CREATE} {self.location.queue}",
             )
         return error
 
@@ -314,12 +316,12 @@ class SessionLease:
         if isinstance(error, (AccessError, LeaseLost)):
             return error
         why = "its lock has run out" if isinstance(error, SessionLockLost) else error.message
-        return LeaseLost(f"{self.place} was lost: {why}", hint="start again, unless another mover is at work now")
+        return LeaseLost(f"{self.location} was lost: {why}", hint="start again, unless another mover is at work now")
 
     def _is_sure(self) -> bool:
         if self._session is None or self._session.error is not None or self._loop.time() < self._sure_from:
             return False
-        return self._now().is_before(self._good_until)
+        return self._now().is_before(self._valid_until)
 
     def _now(self) -> ClockReading:
         return ClockReading(self._loop.time(), self._uptime())

@@ -18,7 +18,7 @@ from sbpair.azure.interfaces import DestinationEntity
 from sbpair.errors import EntityMissing
 from sbpair.model import cost
 from sbpair.move import backlog_queues
-from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restored
+from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
 from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
@@ -123,7 +123,7 @@ def _forecast(
 
 
 def _unchecked(places: DestinationLookup) -> list[str]:
-    return [f"destinations were not checked: {places.unanswered}"] if places.unanswered else []
+    return [f"destinations were not checked: {places.unavailable}"] if places.unavailable else []
 
 
 def _assumed(pair: Pair, tiers: PairTiers) -> list[str]:
@@ -159,12 +159,12 @@ class _PreviewScan:
 
     async def _at(self, position: PeekPosition) -> None:
         try:
-            await self.looker.look(position, self._judge)
+            await self.looker.peek(position, self._judge)
         except EntityMissing as error:
             self.notes.append(error.message)
         else:
             self.there.append(position.queue)
-        if position.blind:
+        if position.truncated:
             self.notes.append(f"{position.queue}: what lies behind an unreadable message was not looked at")
 
     async def _judge(self, seen: PeekedMessage) -> None:
@@ -208,6 +208,6 @@ def _refusal(
         return refused(order.destination, "it requires sessions, and the message has none")
     limit = entity.message_bytes
     # In the backlog a message is larger, by its aliases.
-    if limit is not None and facts.size > limit and len(restored(sections, order, now_ms)) > limit:
+    if limit is not None and facts.size > limit and len(restore(sections, order, now_ms)) > limit:
         return refused(order.destination, f"it is larger than the {limit} bytes that are allowed")
     return None

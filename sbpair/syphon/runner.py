@@ -24,9 +24,9 @@ from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.move.wrong_primary import WrongPrimaryBreaker
 from sbpair.runs.database import now_ms
-from sbpair.runs.lease_terms import check_queue
+from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
-from sbpair.runs.session_lease import hold as hold_session
+from sbpair.runs.session_lease import hold_lease
 from sbpair.syphon.depth_sampler import DepthSampler
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.pool import WorkerPool
@@ -200,7 +200,7 @@ async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str, stop: 
     from sbpair.azure.credentials import token_getter
 
     get_token = await stack.enter_async_context(token_getter(pair))
-    return await stack.enter_async_context(hold_session(pair, queue, run, stop=stop, get_token=get_token))
+    return await stack.enter_async_context(hold_lease(pair, queue, run, stop=stop, get_token=get_token))
 
 
 async def _limit(stack: AsyncExitStack, pair: Pair, plan: RunPlan, limits: MoveLimits) -> None:
@@ -230,7 +230,7 @@ def _result(plan: RunPlan, lanes: list[QueueWorker], seconds: float, run: str) -
         context.tally.spent("renewals", plan.lease.renewals)
         if plan.lease.error is not None:
             # Lanes that had no connection at that moment were only stopped.
-            failures.append((plan.lease.place.queue, plan.lease.error))
+            failures.append((plan.lease.location.queue, plan.lease.error))
     for named in _may_be_twice(context.journal, run):
         context.tally.doubtful(named)
     return SyphonResult(context.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)

@@ -20,7 +20,7 @@ ALIASES = (PATH, SESSION_ID, TTL, SCHEDULED)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def restored(message: ServiceBusReceivedMessage) -> tuple[str, ServiceBusMessage]:
+def restore(message: ServiceBusReceivedMessage) -> tuple[str, ServiceBusMessage]:
     """Where the message was going, and the message as it was."""
     own: dict[Any, Any] = message.application_properties or {}
     session_id, ttl, scheduled = own.get(SESSION_ID), own.get(TTL), own.get(SCHEDULED)
@@ -56,7 +56,7 @@ def drain(receiver: Any, primary: ServiceBusClient, senders: dict[str, Any]) -> 
     while received := receiver.receive_messages(max_message_count=BATCH, max_wait_time=IDLE_SECONDS):
         by_destination: dict[str, list[ServiceBusMessage]] = {}
         for message in received:
-            destination, made = restored(message)
+            destination, made = restore(message)
             by_destination.setdefault(destination, []).append(made)
         for destination, messages in by_destination.items():
             if destination not in senders:

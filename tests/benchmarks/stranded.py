@@ -90,7 +90,7 @@ class Stranded:
             body=data_body(BODY),
         )
 
-    def restored(self, number: int, *, enqueued_at: int) -> Sections:
+    def restore(self, number: int, *, enqueued_at: int) -> Sections:
         """It as the primary should show it."""
         annotations: dict[Value, Value] = {Symbol(ENQUEUED): Timestamp(enqueued_at)}
         if (at := self.scheduled_at(number)) is not None:
@@ -167,7 +167,7 @@ class Found:
             (where, *_told(message)),
             (
                 destination(number),
-                *_told(self._stranded.restored(number, enqueued_at=enqueued_at)),
+                *_told(self._stranded.restore(number, enqueued_at=enqueued_at)),
             ),
         )
         if found != wanted:

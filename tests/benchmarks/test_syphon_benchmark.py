@@ -58,7 +58,7 @@ def found(*numbers: int, count: int, early: int = 0) -> stranded.Found:
     made = stranded.Stranded(count, 0)
     seen = stranded.Found(made, early)
     for number in numbers:
-        seen.see(stranded.destination(number), made.restored(number, enqueued_at=1_000 * number))
+        seen.see(stranded.destination(number), made.restore(number, enqueued_at=1_000 * number))
     return seen
 
 
@@ -77,6 +77,6 @@ def test_a_run_counts_only_when_messages_arrive_where_and_as_they_were_meant_to(
     made = stranded.Stranded(20, 0)
     for number in range(20):
         with pytest.raises(RuntimeError, match=f"message {number} arrived as"):
-            stranded.Found(made).see("elsewhere", made.restored(number, enqueued_at=1))
+            stranded.Found(made).see("elsewhere", made.restore(number, enqueued_at=1))
         with pytest.raises(RuntimeError, match=f"message {number} arrived as"):
             stranded.Found(made).see(stranded.destination(number), made.sections(number))

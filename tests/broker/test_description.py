@@ -10,8 +10,8 @@ from sbpair.emulator.entities.description import (
     QueueDescription,
     check_order,
     check_path,
+    format_value,
     from_elements,
-    show_value,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid
 
@@ -23,7 +23,7 @@ def read(existing=None, **values) -> QueueDescription:
 
 
 def test_what_is_left_out_is_the_services_default() -> None:
-    shown = {name: show_value(read(), name) for name in SETTABLE}
+    shown = {name: format_value(read(), name) for name in SETTABLE}
     assert shown == {
         "LockDuration": "PT1M",
         "MaxSizeInMegabytes": "1024",
@@ -61,7 +61,7 @@ def test_what_is_left_out_is_the_services_default() -> None:
     ],
 )
 def test_a_value_is_given_back_as_the_service_writes_it(name, text, shown) -> None:
-    assert show_value(read(**{name: text}), name) == shown
+    assert format_value(read(**{name: text}), name) == shown
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> N
 def test_what_was_chosen_at_creation_cannot_change(name) -> None:
     existing = read(**{name: "true"})
     assert read(existing, MaxDeliveryCount="3").max_delivery_count == 3
-    assert show_value(read(existing), name) == "true"
+    assert format_value(read(existing), name) == "true"
     with pytest.raises(ArgumentInvalid, match=name):
         read(existing, **{name: "false"})
 
 
 def test_a_partitioned_queue_reads_back_sixteen_times_its_size() -> None:
-    assert show_value(read(EnablePartitioning="true", MaxSizeInMegabytes="5120"), "MaxSizeInMegabytes") == "81920"
+    assert format_value(read(EnablePartitioning="true", MaxSizeInMegabytes="5120"), "MaxSizeInMegabytes") == "81920"
 
 
 def test_elements_come_in_the_services_order() -> None:

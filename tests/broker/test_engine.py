@@ -382,7 +382,7 @@ def test_a_burst_goes_to_the_first_in_line_as_far_as_it_takes(queue, put) -> Non
 def test_a_consumer_that_withdrew_is_not_woken(queue, put) -> None:
     taker = Taker(queue, credit=1)
     taker.wake()
-    queue.messages.withdraw(taker)
+    queue.messages.remove_consumer(taker)
     put()
     assert taker.got == []
 

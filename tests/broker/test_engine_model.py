@@ -349,7 +349,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         free = {name for name in self.NAMES if name not in self.loans and self.waiting(name)}
         applicant = Applicant()
         held = self.queue.messages.accept_next(applicant)
-        self.queue.messages.give_up(applicant)
+        self.queue.messages.remove_waiter(applicant)
         assert (held.id in free) if held else not free
         if held:
             self._lent(held)
@@ -423,7 +423,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
 
 
 class Applicant:
-    def lend(self, held: HeldSession) -> None:
+    def on_session_locked(self, held: HeldSession) -> None:
         raise AssertionError(f"nobody waited for {held.id}")
 
 

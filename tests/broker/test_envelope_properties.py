@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import PROPERTIES, Properties, Sections, data_body, section
 from sbpair.amqp.types import ULong, text_of
-from sbpair.emulator.entities.service_envelope import PING, read_message
+from sbpair.emulator.entities.service_envelope import PING_CONTENT_TYPE, read_message
 from sbpair.errors import ProtocolError
 
 texts = st.none() | st.text(max_size=9)
@@ -16,7 +16,7 @@ properties = st.builds(
     Properties,
     message_id=st.none() | st.text(max_size=300) | st.integers(0, 9).map(ULong) | st.binary(max_size=3),
     subject=texts | st.text(min_size=200, max_size=300),
-    content_type=st.sampled_from([None, "text/plain", PING]),
+    content_type=st.sampled_from([None, "text/plain", PING_CONTENT_TYPE]),
     creation_time=times,
     absolute_expiry_time=times,
     group_id=texts,
@@ -32,7 +32,11 @@ def decoded(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
     said = Sections(properties=raw).read_properties()
     created, expires = said.creation_time, said.absolute_expiry_time
     lives = None if created is None or expires is None else max(0, expires - created)
-    return None if said.content_type == PING else (said.group_id, lives, text_of(said.message_id) if with_id else None)
+    return (
+        None
+        if said.content_type == PING_CONTENT_TYPE
+        else (said.group_id, lives, text_of(said.message_id) if with_id else None)
+    )
 
 
 @given(properties, st.booleans())

@@ -98,7 +98,7 @@ def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
     points = namespace.fault_points
     assert (points.meter, points.suppressed_acks, points.latency_seconds, points.faulty) == (None, [], 0.0, {})
     assert points.request_faults == []
-    assert not namespace.down
+    assert not namespace.is_down
     points.check(queue.path)
 
 
@@ -149,7 +149,7 @@ def test_faults_that_overlap_end_together(faults, namespace) -> None:
     faults.throttle("contoso")
     faults.end_all()
     assert faults.active() == {}
-    assert not namespace.down
+    assert not namespace.is_down
     assert namespace.fault_points.meter is None
 
 

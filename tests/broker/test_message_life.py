@@ -42,7 +42,7 @@ def named(*ids: str | None, **fields: object) -> list[StoredMessage]:
 
 
 def annotations_of(message: StoredMessage):
-    return Sections.split(service_envelope.give_out(message)).read_message_annotations()
+    return Sections.split(service_envelope.encode_delivery(message)).read_message_annotations()
 
 
 # Duplicates
@@ -211,7 +211,7 @@ def test_an_error_of_forwarding_becomes_a_reason(make_queue, monkeypatch, error,
     monkeypatch.setattr(target, "send", failing)
     queue.send(named("a"))
     [message] = queue.transfer_dead_letters.receive(1)
-    properties = Sections.split(service_envelope.give_out(message)).read_application_properties()
+    properties = Sections.split(service_envelope.encode_delivery(message)).read_application_properties()
     assert properties["DeadLetterReason"] == reason
 
 
@@ -219,14 +219,14 @@ def test_an_error_of_forwarding_becomes_a_reason(make_queue, monkeypatch, error,
 def test_what_goes_to_a_partition_waits_for_it_and_so_does_what_follows(make_queue, faults, detects) -> None:
     target = make_queue("target", enable_partitioning=True, requires_duplicate_detection=detects)
     queue = make_queue(forward_to="target")
-    down = target.partitions.of_key("a")
+    down = target.partitions.for_key("a")
     keyed = [
         StoredMessage(
             Sections(properties=Properties(message_id=key).encode()), 10, partition_key=None if detects else key
         )
         for key in ("b", "a", "b")
     ]
-    assert target.partitions.of_key("b") != down
+    assert target.partitions.for_key("b") != down
     with faults.during("partition-down", "contoso", entity="target", partition=down):
         queue.send(keyed[:1])
         for message in keyed[1:]:
@@ -241,7 +241,7 @@ def test_dead_letters_are_forwarded_with_their_reason(make_queue) -> None:
     queue.send(named(None))
     queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
     (got,) = bin_.messages.receive(9)
-    properties = Sections.split(service_envelope.give_out(got)).read_application_properties()
+    properties = Sections.split(service_envelope.encode_delivery(got)).read_application_properties()
     assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("bad", "very")
     assert queue.counts().total == 0
 
@@ -255,7 +255,7 @@ def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     queue.update(replace(queue.description, forward_to="target"))
     assert (queue.counts().total, target.counts().active, len(told)) == (0, 1, 1)
     with pytest.raises(NotAllowed):
-        queue.check_kept()
+        queue.check_not_forwarding()
     queue.update(replace(queue.description, forward_to=None))
     queue.send(named(None))
     assert (queue.counts().active, target.counts().active) == (1, 1)
@@ -290,7 +290,7 @@ def test_properties_change_with_the_settlement(put) -> None:
     (message,) = put()
     properties = service_envelope.Map([("mine", "new"), ("other", True)])
     for _ in range(2):
-        service_envelope.put_properties(message, properties)
+        service_envelope.modify_properties(message, properties)
     assert message.sections.read_application_properties().pairs == properties.pairs
     assert message.size == 100 + len(message.sections.application_properties)
 
@@ -338,13 +338,13 @@ BROKEN = b"\x00St\xc1\x02\x02\x40"
 
 
 def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
-    queue.send(service_envelope.take_in(BROKEN + b"\x00Sw\x40", 0))
+    queue.send(service_envelope.read_delivery(BROKEN + b"\x00Sw\x40", 0))
     token = queue.messages.receive(1)[0].lock_token
     refused = settle_all(queue.messages, [token], Modified(message_annotations=CHANGES), settled=False)
     assert refused is not None
     assert isinstance(refused[token], ArgumentInvalid)
     queue.messages.dead_letter(token, "bad", "very")
-    assert BROKEN in service_envelope.give_out(queue.dead_letters.receive(1)[0])
+    assert BROKEN in service_envelope.encode_delivery(queue.dead_letters.receive(1)[0])
 
 
 def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:
@@ -394,7 +394,7 @@ def test_who_waits_for_messages_uses_an_entity(namespace, make_queue, clock) -> 
     queue.messages.receive(1, waiting)
     let_pass(namespace, clock, 60 * MINUTE)
     assert namespace.find_queue("orders") is queue
-    queue.messages.withdraw(waiting)
+    queue.messages.remove_consumer(waiting)
     let_pass(namespace, clock, 5 * MINUTE)
     assert namespace.find_queue("orders") is None
 

@@ -53,13 +53,13 @@ def test_a_namespace_holds_ten_thousand_entities(namespace) -> None:
 
 def test_outages_overlap_and_are_told_once(namespace) -> None:
     told = []
-    namespace.on_outage.add(lambda: told.append(namespace.down))
+    namespace.on_outage.add(lambda: told.append(namespace.is_down))
     namespace.take_down()
     namespace.take_down()
     assert told == [True]
     namespace.bring_up()
-    assert namespace.down
+    assert namespace.is_down
     namespace.bring_up()
-    assert not namespace.down
+    assert not namespace.is_down
     with pytest.raises(ValueError, match="not down"):
         namespace.bring_up()

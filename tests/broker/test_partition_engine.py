@@ -143,7 +143,12 @@ def test_what_is_locked_in_a_partition_that_is_down_cannot_be_settled(queue, fau
     queue.send([message()])
     (held,) = queue.messages.receive(1)
     with faults.during("partition-down", "contoso", partition=partition_of(held.sequence_number)):
-        for act in (queue.messages.complete, queue.messages.renew, queue.messages.locked, queue.messages.dead_letter):
+        for act in (
+            queue.messages.complete,
+            queue.messages.renew,
+            queue.messages.get_locked,
+            queue.messages.dead_letter,
+        ):
             with pytest.raises(OperationTimedOut):
                 act(held.lock_token)
     queue.messages.complete(held.lock_token)
@@ -224,7 +229,7 @@ def test_a_namespace_has_a_hundred_partitioned_entities(namespace) -> None:
 def test_nothing_that_touches_every_partition_works_with_one_down(namespace, queue, faults) -> None:
     with faults.during("partition-down", "contoso", partition=3):
         for act in (
-            queue.check_whole,
+            queue.check_all_partitions,
             lambda: namespace.delete_queue("orders"),
             lambda: namespace.create_queue("another", QueueDescription(enable_partitioning=True)),
         ):
@@ -257,15 +262,15 @@ class Borrower:
     def __init__(self) -> None:
         self.lent = []
 
-    def lend(self, held) -> None:
+    def on_session_locked(self, held) -> None:
         self.lent.append(held)
 
 
 def test_a_session_in_a_partition_that_is_down_is_not_lent(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     queue.send([message(session_id="a")])
-    down = queue.partitions.of_key("a")
-    up = next(name for name in "bcdefgh" if queue.partitions.of_key(name) != down)
+    down = queue.partitions.for_key("a")
+    up = next(name for name in "bcdefgh" if queue.partitions.for_key(name) != down)
     with faults.during("partition-down", "contoso", partition=down):
         with pytest.raises(OperationTimedOut):
             queue.messages.accept("a")
@@ -281,7 +286,7 @@ def test_who_has_a_session_gets_on_when_its_partition_does(make_queue, faults) -
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     held, waiter = queue.messages.accept("a"), Waiter()
     queue.send([message(session_id="a")])
-    with faults.during("partition-down", "contoso", partition=queue.partitions.of_key("a")):
+    with faults.during("partition-down", "contoso", partition=queue.partitions.for_key("a")):
         assert held.receive(1, waiter) == []
     assert waiter.woken == 1
     assert len(held.receive(1)) == 1
@@ -296,6 +301,6 @@ def test_a_topic_hands_its_partitions_to_its_subscriptions(namespace, faults) ->
     assert isinstance(subscription.messages, PartitionedMessages)
     assert subscription.counts().active == 128
     assert len(subscription.messages.receive(200)) == 128
-    down = topic.partitions.of_key("key-0")
+    down = topic.partitions.for_key("key-0")
     with faults.during("partition-down", "contoso", entity="news", partition=down), pytest.raises(OperationTimedOut):
         topic.send([message(partition_key="key-0")])

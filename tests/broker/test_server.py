@@ -306,7 +306,7 @@ async def test_bad_control_requests_are_answered_with_where_they_are_bad(path, d
     async with parrot_emulator() as emulator:
         status, answer = await post(emulator, path, document)
         assert (status, answer["error"]["where"]) == (400, where)
-        assert not emulator.namespaces["contoso"].down
+        assert not emulator.namespaces["contoso"].is_down
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:

@@ -29,7 +29,7 @@ class Applicant:
     def __init__(self) -> None:
         self.held = None
 
-    def lend(self, held) -> None:
+    def on_session_locked(self, held) -> None:
         self.held = held
 
 
@@ -109,7 +109,7 @@ def test_who_waits_for_a_session_gets_the_first_that_is_free(queue, say) -> None
     first, second, third = Applicant(), Applicant(), Applicant()
     for applicant in (first, second, third):
         assert queue.messages.accept_next(applicant) is None
-    queue.messages.give_up(second)
+    queue.messages.remove_waiter(second)
     say("a")
     assert (first.held.id, third.held) == ("a", None)
     first.held.close()
@@ -142,7 +142,7 @@ def test_a_lock_that_runs_out_ends_the_loan_and_counts(namespace, queue, say, cl
     say("a", "a")
     held = queue.messages.accept("a")
     lost = []
-    held.on_lost = lost.append
+    held.on_lock_lost = lost.append
     token = held.receive(1)[0].lock_token
     let_pass(namespace, clock, MINUTE)
     assert [type(refusal) for refusal in lost] == [SessionLockExpired]
@@ -251,7 +251,7 @@ def test_state_counts_to_the_size_of_its_entity(namespace, queue) -> None:
 def test_state_has_no_room_in_a_full_entity_but_may_shrink(namespace, queue, monkeypatch) -> None:
     held = queue.messages.accept("s")
     held.set_state(b"x" * 100)
-    monkeypatch.setattr(queue, "_limit_bytes", 100)
+    monkeypatch.setattr(queue, "_max_bytes", 100)
 
     def set_state(state: bytes | None) -> int:
         body = Map([("session-id", "s"), ("session-state", state)])
@@ -280,9 +280,9 @@ def test_a_scheduled_message_joins_its_session_when_its_time_comes(namespace, qu
 
 def test_peeking_can_be_of_one_session(queue, say) -> None:
     said = say("a", "b", "a")
-    assert numbers(queue.messages.peek_of("a", 0, 9)) == [said[0], said[2]]
-    assert numbers(queue.messages.peek_of("a", said[0] + 1, 9)) == [said[2]]
-    assert numbers(queue.messages.peek_of("a", 0, 1)) == [said[0]]
+    assert numbers(queue.messages.peek_session("a", 0, 9)) == [said[0], said[2]]
+    assert numbers(queue.messages.peek_session("a", said[0] + 1, 9)) == [said[2]]
+    assert numbers(queue.messages.peek_session("a", 0, 1)) == [said[0]]
 
 
 def test_messages_without_a_session_are_refused(queue, say) -> None:
@@ -339,7 +339,7 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     clock.advance(MINUTE // 2)
     renewed = held[1::2]
     steps: dict[str, float] = {
-        "is it used": steps_of(lambda: queue.is_used),
+        "is it used": steps_of(lambda: queue.is_in_use),
         "accept the next": steps_of(lambda: messages.accept_next(Applicant())),
         "receive": steps_of(lambda: held[1].receive(9)),
         "renew": steps_of(lambda: [each.renew() for each in renewed]) / len(renewed),
@@ -352,7 +352,7 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     assert all(each.session.holder is each for each in renewed)
     steps["give back"] = steps_of(lambda: [each.close() for each in renewed[::2]]) / len(renewed[::2])
     steps["expire"] = steps_of(messages.expire_locks) / len(renewed[1::2])
-    assert (messages.locked_count, queue.is_used, messages.next_deadline_ms()) == (0, False, NEVER)
+    assert (messages.locked_count, queue.is_in_use, messages.next_deadline_ms()) == (0, False, NEVER)
     return steps
 
 

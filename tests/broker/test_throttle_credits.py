@@ -87,11 +87,11 @@ def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resume
 
 def test_each_filter_of_a_topic_costs_as_much_as_the_message(namespace, queue) -> None:
     topic = namespace.create_topic("news")
-    assert (queue.credits_a_message, topic.credits_a_message) == (1, 1)
+    assert (queue.credits_per_message, topic.credits_per_message) == (1, 1)
     for name in ("a", "b"):
         topic.create_subscription(name, SubscriptionDescription(), SubscriptionRule())
     topic.subscription("b").add_rule(SubscriptionRule(name="more"))
-    assert topic.credits_a_message == 4
+    assert topic.credits_per_message == 4
 
 
 def test_a_namespace_has_so_many_connections() -> None:

@@ -166,7 +166,7 @@ def test_what_a_filter_fails_on_is_a_dead_letter_if_so_described(topic, wanted) 
     assert dead[0].dead_letter.reason == "FilterException"
     assert dead[0].dead_letter.description == "Attempted to divide by zero."
     assert dead[0].dead_letter.source == "Orders/Subscriptions/s"
-    assert b"FilterException" in service_envelope.give_out(dead[0])
+    assert b"FilterException" in service_envelope.encode_delivery(dead[0])
 
 
 def test_a_subscription_with_sessions_buries_what_has_none(topic) -> None:
@@ -188,7 +188,7 @@ def test_an_action_changes_one_copy_only(topic) -> None:
 
 
 def numbers_of(message: StoredMessage) -> tuple[int, int]:
-    told = Sections.split(service_envelope.give_out(message)).read_message_annotations()
+    told = Sections.split(service_envelope.encode_delivery(message)).read_message_annotations()
     return told["x-opt-sequence-number"], told["x-opt-enqueue-sequence-number"]
 
 
@@ -265,11 +265,11 @@ def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) ->
         "ORDERS/Subscriptions/FIRST",
         "amqps://h:1/Orders/Subscriptions/First",
     ):
-        assert namespace.resolve(address).queue is subscription
+        assert namespace.resolve(address).entity is subscription
     dead = namespace.resolve("orders/Subscriptions/first/$DeadLetterQueue/$management")
     assert dead.messages is subscription.dead_letters
     assert dead.management
-    assert namespace.resolve("orders").queue is topic
+    assert namespace.resolve("orders").entity is topic
     for missing in (
         "orders/subscriptions/other",
         "orders/$deadletterqueue",
@@ -288,7 +288,7 @@ def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
         topic.check_receive()
     with pytest.raises(NotAllowed):
         subscription.send([a_message()])
-    assert subscription.message_limit_bytes == topic.message_limit_bytes
+    assert subscription.max_message_bytes == topic.max_message_bytes
 
 
 def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:

@@ -60,7 +60,7 @@ class World:
     def strand(self, queue: QueueEntity, to: str) -> None:
         properties = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to)))
         payload = Sections(application_properties=properties, body=data_body(b"body")).join()
-        queue.send(service_envelope.take_in(payload, 0))
+        queue.send(service_envelope.read_delivery(payload, 0))
 
     async def start(self, *words: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
         return await command.start(*words, "--count", "1", env=self.environ, stdin=stdin)

@@ -40,7 +40,7 @@ class World:
 
     def put(self, namespace: str, *messages: bytes) -> None:
         for each in messages:
-            self.queue(namespace).send(service_envelope.take_in(each, 0))
+            self.queue(namespace).send(service_envelope.read_delivery(each, 0))
 
     def queue(self, namespace: str) -> Any:
         return self.emulator.namespaces[namespace].find_queue("orders")

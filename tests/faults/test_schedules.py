@@ -117,17 +117,17 @@ def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPat
 
 def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (TemplateMessage, GenericMessage):
-        monkeypatch.setattr(kind, "restored", altering(kind.restored))
+        monkeypatch.setattr(kind, "restore", altering(kind.restore))
 
     assert caught("altered")
 
 
 def altering(exact: Any) -> Any:
-    def restored(*arguments: Any) -> tuple[bytes, ...]:
+    def restore(*arguments: Any) -> tuple[bytes, ...]:
         *parts, last = exact(*arguments)
         return (*parts, last[:-1] + b"?")
 
-    return restored
+    return restore
 
 
 def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +145,10 @@ def test_a_syphon_that_does_not_count_the_time_in_the_backlog_is_caught(monkeypa
 
 
 def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def on_disk(_: Journal) -> None:
+    async def flush(_: Journal) -> None:
         return
 
-    monkeypatch.setattr(Journal, "on_disk", on_disk)
+    monkeypatch.setattr(Journal, "flush", flush)
 
     assert caught("sent before that was written down")
 

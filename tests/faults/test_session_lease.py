@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
 from sbpair.model.durations import TICKS_PER_SECOND
-from sbpair.runs.lease_terms import GOOD_SECONDS, LeaseHolder
-from sbpair.runs.session_lease import SessionLease, hold
+from sbpair.runs.lease_location import VALID_SECONDS, LeaseHolder
+from sbpair.runs.session_lease import SessionLease, hold_lease
 from sbpair.syphon import runner
 from sbpair.syphon.limits import MoveLimits
 from tests.faults.simulation.loop import Process
@@ -95,10 +95,10 @@ def test_the_lease_is_held_for_hours_and_its_link_with_it() -> None:
         stage.destination()
         watching = stage.start(lease_queue=LEASES)
         await stage.until(lambda: state_of(queue))
-        number = queue.messages.held("contoso").number
+        number = queue.messages.held_session("contoso").number
         await asyncio.sleep(7_200.0)
         # The same loan: the link was not even taken away because nothing goes over it.
-        assert queue.messages.held("contoso").number == number
+        assert queue.messages.held_session("contoso").number == number
         stage.strand(1)
         await stage.until(lambda: sent(stage) == 1)
         stage.stop.set()
@@ -120,7 +120,7 @@ def taken_over(stage: Stage, queue: Any) -> None:
 def had_meanwhile(stage: Stage, queue: Any) -> None:
     """The connection breaks, and somebody has had the lease before it is back."""
     stage.network.cut(lease_lines(stage)[0].client)
-    held = queue.messages.held("contoso")
+    held = queue.messages.held_session("contoso")
     held.close()
     other = queue.messages.accept("contoso")
     other.set_state(None)
@@ -189,11 +189,11 @@ def test_a_connection_that_breaks_is_made_again_and_the_lease_with_it() -> None:
         queue = leases(stage)
         running = await start(stage, 30, once=True)
         for _ in range(3):
-            before = queue.messages.held("contoso").number
+            before = queue.messages.held_session("contoso").number
             lease = next(line for line in lease_lines(stage) if line.server in door_ends(stage, queue))
             stage.network.cut(lease.client)
             await asyncio.sleep(3.0)
-            assert queue.messages.held("contoso").number > before
+            assert queue.messages.held_session("contoso").number > before
         result = await running
         assert (result.exit_code, sent(stage)) == (0, 30)
 
@@ -232,11 +232,11 @@ def test_renewals_that_get_no_answer_end_the_sending_before_the_lock_runs_out(lo
     async def scene(stage: Stage) -> None:
         queue = leases(stage, lock)
         running = await start(stage, 300)
-        locked_until_ms = queue.messages.held("contoso").locked_until_ms
+        locked_until_ms = queue.messages.held_session("contoso").locked_until_ms
         fault = stage.world.faults.throttle(DR, LEASES)
-        await asyncio.sleep(GOOD_SECONDS + 1.0)
+        await asyncio.sleep(VALID_SECONDS + 1.0)
         count = sent(stage)
-        assert stage.world.clock.now_ms() < max(locked_until_ms, queue.messages.held("contoso").locked_until_ms)
+        assert stage.world.clock.now_ms() < max(locked_until_ms, queue.messages.held_session("contoso").locked_until_ms)
         await asyncio.sleep(3.0)
         assert sent(stage) == count
         # In time: the service itself says that the lock was never anybody else's.
@@ -245,7 +245,7 @@ def test_renewals_that_get_no_answer_end_the_sending_before_the_lock_runs_out(lo
         stage.world.faults.throttle(DR, LEASES)
         result = await running
         assert result.exit_code == 4
-        assert stage.loop.time() < 2 * (lock + GOOD_SECONDS) + 200.0
+        assert stage.loop.time() < 2 * (lock + VALID_SECONDS) + 200.0
 
     play(scene)
 
@@ -321,7 +321,7 @@ def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(said: bool) -
         refused, died_at = 0, stage.loop.time()
         while stage.loop.time() < died_at + 300.0:
             try:
-                async with hold(stage.world.pair, LEASES, "next") as lease:
+                async with hold_lease(stage.world.pair, LEASES, "next") as lease:
                     lease.check()
                     break
             except LeaseHeld as error:
@@ -330,7 +330,7 @@ def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(said: bool) -
                 await asyncio.sleep(1.0)
         waited = stage.loop.time() - died_at
         assert (refused > 0) is (not said)
-        assert GOOD_SECONDS <= waited <= GOOD_SECONDS + (0.0 if said else LOCK_SECONDS) + 2.0
+        assert VALID_SECONDS <= waited <= VALID_SECONDS + (0.0 if said else LOCK_SECONDS) + 2.0
         result = await stage.start(lease_queue=LEASES, once=True)
         assert result.exit_code == 0
         assert set(stage.ids(stage.destination())) == {f"m{number}" for number in range(30)}
@@ -371,7 +371,7 @@ class Contender:
     async def run(self) -> None:
         while True:
             try:
-                async with hold(self.stage.world.pair, LEASES, self.process.name) as self.lease:
+                async with hold_lease(self.stage.world.pair, LEASES, self.process.name) as self.lease:
                     self.had += 1
                     self.leave.clear()
                     lost = asyncio.create_task(self.lease.lost())
@@ -454,12 +454,12 @@ def test_a_machine_that_slept_is_not_sure_though_its_loop_has_seen_no_time_go_by
     async def scene(stage: Stage) -> None:
         leases(stage)
         slept = 0.0
-        async with hold(stage.world.pair, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
+        async with hold_lease(stage.world.pair, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
             lease.check()
-            slept = GOOD_SECONDS + 1.0
+            slept = VALID_SECONDS + 1.0
             with pytest.raises(Unreachable):
                 lease.check()
-            await asyncio.sleep(GOOD_SECONDS)
+            await asyncio.sleep(VALID_SECONDS)
             lease.check()
 
     play(scene)
@@ -474,7 +474,7 @@ def test_a_stop_ends_the_wait_for_a_lease_that_was_not_given_back() -> None:
         stage.strand(1)
         stage.destination()
         running = stage.start(lease_queue=LEASES, once=True)
-        await asyncio.sleep(GOOD_SECONDS / 2)
+        await asyncio.sleep(VALID_SECONDS / 2)
         stage.stop.set()
         async with asyncio.timeout(5.0):
             result = await running

@@ -115,11 +115,11 @@ def fill_of(made: Audit, index: int = 0) -> Utilisation:
 
 async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
     async with world(3) as w:
-        used = [queue.used_ms for queue in w.secondary.queues()]
+        used = [queue.last_used_ms for queue in w.secondary.queues()]
         w.emulator.advance(60_000)
         made = await audit(w.pair, sleep=w.sleep)
         assert (made.findings, made.unseen, made.destinations, w.slept) == (frozenset(), (), (), 0)
-        assert [queue.used_ms for queue in w.secondary.queues()] == used
+        assert [queue.last_used_ms for queue in w.secondary.queues()] == used
 
 
 async def test_what_lies_in_a_backlog_is_told() -> None:

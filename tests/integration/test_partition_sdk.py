@@ -55,7 +55,7 @@ def test_a_batch_with_two_keys_is_refused_and_a_partition_that_is_down_times_out
     with official.sender(running.connection_string, queue.path) as sender:
         with pytest.raises(ServiceBusError, match="InvalidOperation"):
             sender.send_messages([ServiceBusMessage("a", partition_key="a"), ServiceBusMessage("b", partition_key="b")])
-        number = running.do(lambda: queue.partitions.of_key("a"))
+        number = running.do(lambda: queue.partitions.for_key("a"))
         down = running.do(lambda: running.emulator.faults.partition_down("contoso", number, queue.path))
         with pytest.raises(OperationTimeoutError):
             sender.send_messages(ServiceBusMessage("a", partition_key="a"))

@@ -62,7 +62,7 @@ class World:
             self.put(numbered(number, to, **changed), index)
 
     def put(self, payload: bytes, index: int = 0) -> None:
-        self.backlog(index).send(service_envelope.take_in(payload, 0))
+        self.backlog(index).send(service_envelope.read_delivery(payload, 0))
 
     def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
         namespace = self.primary if side == "primary" else self.secondary
@@ -97,7 +97,7 @@ class World:
         queues = [queue for side in self.sides for queue in side.queues()]
         found: list[Any] = []
         for queue in queues:
-            found.append((queue.path, queue.counts(), queue.messages.locked_count, queue.messages.is_waited_for))
+            found.append((queue.path, queue.counts(), queue.messages.locked_count, queue.messages.has_consumers))
             for part in (queue.messages, queue.dead_letters):
                 found += [
                     (each.sequence_number, each.delivery_count, each.state, each.lock_token, each.sections.join())
@@ -138,7 +138,7 @@ async def test_it_says_what_a_run_then_does() -> None:
     async with world(3, "orders", "billing/invoices") as w:
         w.primary.create_queue("sessions", QueueDescription(requires_session=True))
         w.primary.create_topic("events")
-        w.primary.create_queue("small")._message_limit_bytes = 256 * 1024
+        w.primary.create_queue("small")._max_message_bytes = 256 * 1024
         for index in range(3):
             w.strand(*range(30), index=index)
             w.strand(30, 31, to="Billing/Invoices", index=index)
@@ -177,8 +177,8 @@ async def test_it_says_what_a_run_then_does() -> None:
 
 async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_refused() -> None:
     async with world() as w:
-        limit = w.primary.queue("orders").message_limit_bytes
-        w.backlog()._message_limit_bytes = 2 * limit  # as that of a larger tier
+        limit = w.primary.queue("orders").max_message_bytes
+        w.backlog()._max_message_bytes = 2 * limit  # as that of a larger tier
         w.strand(1, size=limit - 60)  # fits, though not with its aliases
         w.strand(2, size=limit)
         said = await w.look()

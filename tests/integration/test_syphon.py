@@ -228,7 +228,7 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
     async with world() as w:
         payload = Sections.split(numbered(1, "orders"))
         w.strand(0, 2)
-        (bad,) = service_envelope.take_in(payload.join(), 0)
+        (bad,) = service_envelope.read_delivery(payload.join(), 0)
         for name, raw in sections.items():
             setattr(bad.sections, name, raw)
         w.backlog().send([bad])
@@ -248,7 +248,7 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
 
 async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_others_go_on() -> None:
     async with world() as w:
-        w.destination()._message_limit_bytes = 1_000
+        w.destination()._max_message_bytes = 1_000
         w.strand(1)
         w.strand(2, size=2_000)
         w.strand(3)
@@ -395,10 +395,10 @@ async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
 
 def fill(queue: QueueEntity) -> Callable[[], None]:
     """Make a queue full; what is answered makes room again."""
-    limit, queue._limit_bytes = queue._limit_bytes, 0
+    limit, queue._max_bytes = queue._max_bytes, 0
 
     def room() -> None:
-        queue._limit_bytes = limit
+        queue._max_bytes = limit
 
     return room
 

@@ -53,7 +53,7 @@ async def test_a_session_is_held_renewed_and_remembered_and_given_back() -> None
     async with world() as made, connect(made.pair.secondary) as wire, connect(made.pair.secondary) as other:
         queue = sessions(made)
         session = await wire.session(LEASES, "s")
-        held = queue.messages.held("s")
+        held = queue.messages.held_session("s")
         assert session.locked_until_ms == held.locked_until_ms
         with pytest.raises(SessionLocked, match=r"session-cannot-be-locked"):
             await other.session(LEASES, "s")
@@ -104,11 +104,11 @@ async def test_a_request_that_names_its_link_keeps_it_from_being_taken_away() ->
     async with world() as made, connect(made.pair.secondary) as wire:
         queue = sessions(made, lock=300)
         session = await wire.session(LEASES, "s")
-        number = queue.messages.held("s").number
+        number = queue.messages.held_session("s").number
         for _ in range(6):
             made.emulator.advance(290_000)
             await wire.renew_session(session)
-        assert queue.messages.held("s").number == number
+        assert queue.messages.held_session("s").number == number
         assert session.error is None
 
 
@@ -203,7 +203,7 @@ async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(t
 
 
 async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_lease, "GOOD_SECONDS", 0.3)
+    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
     async with world() as made:
         sessions(made)
         made.strand(1, 2, 3)
@@ -219,7 +219,7 @@ async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, mon
 async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_lease, "GOOD_SECONDS", 0.3)
+    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
     async with world() as made:
         sessions(made)
         made.strand(*range(20))

@@ -180,7 +180,7 @@ async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatc
     monkeypatch.setattr(session, "WINDOW", 2)
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
-        large = sender.post(message(1, size=200_000))
+        large = sender.send_nowait(message(1, size=200_000))
         assert sender.credit == 0
         await sender.ready()
         assert sender.credit > 0
@@ -900,7 +900,7 @@ async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives
         await until(lambda: len(peers[0].tokens) == 2)
         await until(lambda: not wire._opening.locked())
         assert wire.error is None
-        now.seconds += client.RENEW_AGAIN_SECONDS
+        now.seconds += client.RETRY_RENEW_SECONDS
         wire._claimed.set()
         await until(lambda: len(peers[0].tokens) == 3)
         assert wire.error is None
@@ -1065,7 +1065,7 @@ def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
 def test_the_public_face_of_the_client_is_small() -> None:
     public = {name for name in dir(AmqpClient) if not name.startswith("_")}
     assert public == {
-        *("break_off", "close", "endpoint", "error", "keep_signed_in", "lost", "peek", "receiver", "renew_locks"),
+        *("abort", "close", "endpoint", "error", "renew_claims", "lost", "peek", "receiver", "renew_locks"),
         *("request", "sender"),
         *("session", "renew_session", "session_state", "set_session_state"),
     }

@@ -37,4 +37,4 @@ def numbered(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
 
 def put(queue: QueueEntity, payload: bytes) -> None:
     """Store an encoded message in an emulated queue."""
-    queue.send(service_envelope.take_in(payload, 0))
+    queue.send(service_envelope.read_delivery(payload, 0))

@@ -72,7 +72,7 @@ def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_p
     a_choice_that_cannot_be_made_leaves_everything_where_it_is(place, tmp_path)
 
     chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
-    both = [*place.queues, *map(dead_letters.queue_of, place.queues)]
+    both = [*place.queues, *map(dead_letters.dead_letter_path, place.queues)]
     options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, selection=chosen)
     result = job.start(place.request(tmp_path), options, both, 4, lambda _event: None)
 

@@ -27,7 +27,7 @@ def payload(said: dict[Value, Value]) -> bytes:
     st.sampled_from([OURS, {"DeadLetterReason": "x"}, {"DeadLetterErrorDescription": "y"}, {}]),
 )
 def test_only_the_reason_goes_and_every_other_byte_stays(theirs: dict[Value, Value], ours: dict[Value, Value]) -> None:
-    assert dead_letters.revived(payload({**theirs, **ours})) == payload(theirs)
+    assert dead_letters.without_cause(payload({**theirs, **ours})) == payload(theirs)
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ def test_only_the_reason_goes_and_every_other_byte_stays(theirs: dict[Value, Val
     ],
 )
 def test_the_reason_is_read(said: dict[Value, Value], why: DeadLetterCause) -> None:
-    assert dead_letters.why(payload(said)) == why
+    assert dead_letters.cause_of(payload(said)) == why
 
 
 @pytest.mark.parametrize("broken", [b"", b"\0", b"nonsense", payload(OURS)[:-20], b"\x00\x53\x74\xc1\x05\x02\xa1\xff"])
 def test_what_cannot_be_read_says_nothing_and_stays(broken: bytes) -> None:
-    assert dead_letters.why(broken) == DeadLetterCause()
-    assert dead_letters.revived(broken) == broken
+    assert dead_letters.cause_of(broken) == DeadLetterCause()
+    assert dead_letters.without_cause(broken) == broken
 
 
 @pytest.mark.parametrize(
     ("path", "is_one"), [(QUEUE, False), (f"{QUEUE}/$deadletterqueue", True), (f"{QUEUE}/$DeadLetterQueue", True)]
 )
 def test_a_queue_of_dead_letters_is_known_by_its_path(path: str, is_one: bool) -> None:
-    assert dead_letters.is_one(path) is is_one
-    assert dead_letters.parent_of(path) == QUEUE
-    assert dead_letters.is_one(dead_letters.queue_of(QUEUE))
+    assert dead_letters.is_dead_letter_path(path) is is_one
+    assert dead_letters.parent_path(path) == QUEUE
+    assert dead_letters.is_dead_letter_path(dead_letters.dead_letter_path(QUEUE))

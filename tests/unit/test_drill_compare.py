@@ -23,7 +23,7 @@ from sbpair.drill import _result
 from sbpair.drill.compare import differences
 from sbpair.drill.drill_messages import OriginalMessage, every_type, originals
 from sbpair.drill.scenario import SendTally
-from sbpair.move.message.envelope import facts_of, restored
+from sbpair.move.message.envelope import read_facts, restore
 from sbpair.move.message.route import Send, route
 from sbpair.move.receipt import Receipt
 
@@ -37,10 +37,10 @@ SERVICE = [
 
 def arrived(original: OriginalMessage) -> Sections:
     """The message as it comes out of the primary after a move."""
-    sections, facts = facts_of("q", original.in_backlog())
+    sections, facts = read_facts("q", original.in_backlog())
     decision = route(facts)
     assert isinstance(decision, Send)
-    after = Sections.split(restored(sections, decision, NOW))
+    after = Sections.split(restore(sections, decision, NOW))
     annotations = Map([*after.read_message_annotations().pairs, *SERVICE])
     after.message_annotations = section(MESSAGE_ANNOTATIONS, codec.encode(annotations))
     return after

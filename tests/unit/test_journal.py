@@ -48,16 +48,16 @@ def key(number: int, message_id: str | None = "m", queue: str = "q") -> Key:
 def sending(journal: Journal, keys: Sequence[Key], destination: str) -> int:
     [flight] = journal.note_sending([keys], destination)
     try:
-        asyncio.run(journal.on_disk())
+        asyncio.run(journal.flush())
     except MachineLacks:
-        journal.unsent(flight)
+        journal.note_unsent(flight)
         raise
     return flight
 
 
 def accepted(journal: Journal, flight: int) -> None:
     journal.note_accepted([flight])
-    asyncio.run(journal.on_disk())
+    asyncio.run(journal.flush())
 
 
 def moved(journal: Journal, *keys: Key) -> None:
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         self.flying[sending(self.journal, batch, "orders")] = batch
 
     @precondition(lambda self: self.flying)
-    @rule(data=st.data(), answer=st.sampled_from(["accepted", "accepted", "unsent", "doubtful"]))
+    @rule(data=st.data(), answer=st.sampled_from(["accepted", "accepted", "note_unsent", "note_in_doubt"]))
     def is_answered(self, data, answer) -> None:
         flight = data.draw(st.sampled_from(sorted(self.flying)))
         batch = self.flying.pop(flight)
@@ -110,19 +110,19 @@ class Machine(RuleBasedStateMachine):
             self.earlier.difference_update(batch)
             self.returned.difference_update(batch)
             self.completed.difference_update(batch)
-        elif answer == "doubtful":
+        elif answer == "note_in_doubt":
             self.doubtful[self.name].update(each[2] for each in batch)
         else:
             self.unwritten.update(each[2] for each in batch)
 
     @rule(batch=batches)
     def give_back(self, batch) -> None:
-        self.journal.returned(batch)
+        self.journal.note_returned(batch)
         self.returned.update(batch)
 
     @rule(batch=batches)
     def complete(self, batch) -> None:
-        self.journal.completed(batch)
+        self.journal.note_completed(batch)
         self.accepted.difference_update(batch)
         self.earlier.difference_update(batch)
         self.returned.difference_update(batch)
@@ -206,15 +206,15 @@ def test_any_id_comes_back_as_it_was(tmp_path: Path, message_id: str | None) -> 
 def test_what_no_answer_came_to_is_named_once_however_often_it_is_sent() -> None:
     journal = Journal(run="r")
     for _ in range(3):
-        journal.doubtful(sending(journal, [key(1), key(2)], "orders"))
+        journal.note_in_doubt(sending(journal, [key(1), key(2)], "orders"))
     moved(journal, key(1), key(2))
     assert journal.in_doubt() == [Doubt("r", "q", 1, "m", "orders"), Doubt("r", "q", 2, "m", "orders")]
 
 
 def test_what_an_earlier_run_left_behind_is_named_first() -> None:
     left = Doubt("earlier", "q", 1, "m", "orders")
-    journal = Journal(run="r", left_behind=[left])
-    journal.doubtful(sending(journal, [key(2)], "orders"))
+    journal = Journal(run="r", earlier_doubts=[left])
+    journal.note_in_doubt(sending(journal, [key(2)], "orders"))
     assert journal.in_doubt() == [left, Doubt("r", "q", 2, "m", "orders")]
 
 
@@ -237,7 +237,7 @@ def test_it_does_not_grow_with_what_others_have_taken(tmp_path: Path, on_disk: b
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state if on_disk else None, limit=3)
         for number in range(10):
-            journal.returned([key(number)])
+            journal.note_returned([key(number)])
             moved(journal, key(number, queue="other"))
         assert [number for number in range(10) if journal.seen(key(number))] == [7, 8, 9]
         assert [each[2] for each in journal.unconfirmed()] == [7, 8, 9]
@@ -251,7 +251,7 @@ def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
         for first in range(0, 20_000, 100):
             batch = [key(number) for number in range(first, first + 100)]
             moved(journal, *batch)
-            journal.completed(batch)
+            journal.note_completed(batch)
         assert len(state.read("SELECT id FROM flights")) <= 1
     assert (tmp_path / "state.db").stat().st_size < 200_000
 
@@ -277,7 +277,7 @@ def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) ->
         moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
         journal = Journal(state, clock_ms=lambda: 0)
         moved(journal, key(2))
-        journal.completed([key(2)])
+        journal.note_completed([key(2)])
         journal.close()
         assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
 
@@ -288,7 +288,7 @@ def test_two_journals_at_once_keep_out_of_each_others_way(tmp_path: Path) -> Non
         flights = [sending(first, [key(1)], "orders"), sending(second, [key(2)], "orders")]
         accepted(first, flights[0])
         accepted(second, flights[1])
-        first.completed([key(1)])
+        first.note_completed([key(1)])
         first.close()
         third = Journal(one)
         assert (third.was_accepted(key(1)), third.was_accepted(key(2))) == (False, True)
@@ -444,15 +444,15 @@ a = step(sending, journal, batch(0), "orders")
 b = step(sending, journal, batch(10), "invoices")
 step(accepted, journal, a)
 c = step(sending, journal, batch(20), "orders")
-step(journal.completed, batch(0)[:2])
-step(journal.unsent, b)
+step(journal.note_completed, batch(0)[:2])
+step(journal.note_unsent, b)
 d = step(sending, journal, batch(10), "invoices")
-step(journal.doubtful, c)
+step(journal.note_in_doubt, c)
 step(accepted, journal, d)
-step(journal.completed, batch(0)[2:])
+step(journal.note_completed, batch(0)[2:])
 e = step(sending, journal, batch(20), "orders")
 step(accepted, journal, e)
-step(journal.completed, batch(10))
+step(journal.note_completed, batch(10))
 step(journal.close)
 step(print, "ended")
 """

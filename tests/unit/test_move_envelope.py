@@ -27,7 +27,7 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, same
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.message.envelope import SERVICE_ANNOTATIONS, facts_of, is_deferred, locked_until, restored
+from sbpair.move.message.envelope import SERVICE_ANNOTATIONS, is_deferred, locked_until, read_facts, restore
 from sbpair.move.message.route import DeadLetter, Send, route
 
 NOW = 1_767_225_600_000
@@ -129,14 +129,14 @@ def plain(aliases: Aliases, **sections: bytes) -> bytes:
 
 
 def moved(payload: bytes) -> Sections:
-    sections, facts = facts_of("q", payload)
+    sections, facts = read_facts("q", payload)
     decision = route(facts)
     assert isinstance(decision, Send), facts.flaw
-    return Sections.split(restored(sections, decision, NOW))
+    return Sections.split(restore(sections, decision, NOW))
 
 
 def flaw_of(payload: bytes) -> str:
-    _, facts = facts_of("q", payload)
+    _, facts = read_facts("q", payload)
     decision = route(facts)
     assert isinstance(decision, DeadLetter)
     assert decision.description == facts.flaw
@@ -255,7 +255,7 @@ def test_the_facts_say_what_is_known_of_a_message():
     aliases = Aliases("orders", "s", 600_000_000, 5)
     properties = ["id-1", None, None, None, None, None, Symbol("text/plain")]
     payload = backlog_copy([], [], None, properties, data_body(b"x"), b"", aliases).join()
-    sections, facts = facts_of("q", payload)
+    sections, facts = read_facts("q", payload)
     assert (facts.queue, facts.sequence_number, facts.enqueued_at, facts.message_id) == ("q", 42, NOW - 5, "id-1")
     assert (facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at) == ("orders", "s", 600_000_000, 5)
     assert (facts.size, facts.content_type, facts.flaw) == (len(payload), "text/plain", "")
@@ -280,7 +280,7 @@ def test_a_corrupt_section_is_a_flaw_that_says_which(broken, said):
     payload = plain(Aliases("orders"), **broken)
     if said is None:
         with pytest.raises(ProtocolError):
-            facts_of("q", payload)
+            read_facts("q", payload)
     else:
         assert said in flaw_of(payload)
 
@@ -298,7 +298,7 @@ def test_every_flaw_is_told():
 
 def test_a_message_id_of_half_a_character_can_be_printed():
     payload = plain(Aliases("orders"), properties=section(PROPERTIES, codec.encode([Char("\ud800")])))
-    _, facts = facts_of("q", payload)
+    _, facts = read_facts("q", payload)
     assert facts.message_id == "?"
 
 
@@ -313,24 +313,24 @@ def test_damage_is_a_flaw_or_a_protocol_error_and_what_has_no_flaw_can_be_restor
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     payload = bytes(raw[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))])
     with contextlib.suppress(ProtocolError):
-        sections, facts = facts_of("q", payload)
+        sections, facts = read_facts("q", payload)
         locked_until(sections)
         is_deferred(sections)
         decision = route(facts)
         assert isinstance(decision, Send) <= (not facts.flaw)
         if isinstance(decision, Send):
-            Sections.split(restored(sections, decision, NOW))
+            Sections.split(restore(sections, decision, NOW))
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_flaw_or_a_protocol_error(payload):
     with contextlib.suppress(ProtocolError):
-        _, facts = facts_of("q", payload)
+        _, facts = read_facts("q", payload)
         assert facts.flaw or facts.path
 
 
 def test_numbers_of_another_width_are_numbers_all_the_same():
     annotations = Map([(Symbol("x-opt-sequence-number"), ULong(7)), (Symbol("x-opt-enqueued-time"), UInt(9))])
     payload = plain(Aliases("q"), message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(annotations)))
-    _, facts = facts_of("q", payload)
+    _, facts = read_facts("q", payload)
     assert (facts.sequence_number, facts.enqueued_at) == (7, 9)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.model.message_key import message_key
 from sbpair.move.message.route import (
     EXPIRED,
     INVALID,
@@ -16,7 +17,6 @@ from sbpair.move.message.route import (
     Facts,
     Send,
     TimeToLive,
-    key_of,
     missing,
     refused,
     route,
@@ -130,16 +130,16 @@ def test_a_refusal_names_the_destination_and_the_error():
 
 
 def test_all_five_parts_tell_one_message_from_another():
-    base = key_of("ns", facts())
+    base = message_key("ns", facts())
     others = [
-        key_of("other", facts()),
-        key_of("ns", facts(queue="other")),
-        key_of("ns", facts(sequence_number=9)),
-        key_of("ns", facts(enqueued_at=9)),
-        key_of("ns", facts(message_id="other")),
+        message_key("other", facts()),
+        message_key("ns", facts(queue="other")),
+        message_key("ns", facts(sequence_number=9)),
+        message_key("ns", facts(enqueued_at=9)),
+        message_key("ns", facts(message_id="other")),
     ]
     assert len({base, *others}) == 6
-    assert key_of("ns", facts(queue="Q")) == base
+    assert message_key("ns", facts(queue="Q")) == base
 
 
 # Receipt

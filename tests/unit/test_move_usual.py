@@ -25,7 +25,7 @@ from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
 from sbpair.move.message.decode import Decoder
-from sbpair.move.message.envelope import facts_of, locked_until, restored
+from sbpair.move.message.envelope import locked_until, read_facts, restore
 from sbpair.move.message.fast_decode import TemplateReader
 from sbpair.move.message.route import Send, route
 
@@ -101,7 +101,7 @@ def taught(*known: Sections) -> TemplateReader:
     reader = TemplateReader("q")
     for sections in known:
         payload = sections.join()
-        general, facts = facts_of("q", payload)
+        general, facts = read_facts("q", payload)
         if not facts.flaw:
             reader.learn(payload, general)
     return reader
@@ -113,13 +113,13 @@ def compare(reader: TemplateReader, payload: bytes) -> bool:
     if read is None:
         return False
     facts, usual, partition_key, locked = read
-    sections, told = facts_of("q", payload)
+    sections, told = read_facts("q", payload)
     assert facts == told
     assert locked == locked_until(sections)
     assert partition_key == sections.read_message_annotations().get("x-opt-partition-key")
     decision = route(facts)
     if isinstance(decision, Send):
-        assert b"".join(usual.restored(decision, NOW)) == restored(sections, decision, NOW)
+        assert b"".join(usual.restore(decision, NOW)) == restore(sections, decision, NOW)
     return True
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_message_reads_as_it_does_in_general(known: Sections, data: st
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(payload[: data.draw(st.integers(0, len(payload)))]) if data.draw(st.booleans()) else bytes(payload)
     try:
-        facts_of("q", cut)
+        read_facts("q", cut)
     except ProtocolError:
         assert reader.read([cut]) == [None]
         return
@@ -187,9 +187,9 @@ def test_whatever_comes_together_is_opened_in_its_order(
         payloads.insert(data.draw(st.integers(0, len(payloads))), b"no message")
     opener = Decoder("q")
     for _ in range(2):  # the second time most of them are known
-        for payload, opened in zip(payloads, opener.open_all(payloads), strict=True):
+        for payload, opened in zip(payloads, opener.decode(payloads), strict=True):
             try:
-                _, facts = facts_of("q", payload)
+                _, facts = read_facts("q", payload)
             except ProtocolError:
                 assert opened.content is None
                 assert opened.facts.flaw
@@ -198,8 +198,8 @@ def test_whatever_comes_together_is_opened_in_its_order(
             assert opened.facts == facts
             if isinstance(decision, Send):
                 assert opened.content is not None
-                whole = b"".join(opened.content.restored(decision, NOW))
-                assert whole == restored(Sections.split(payload), decision, NOW)
+                whole = b"".join(opened.content.restore(decision, NOW))
+                assert whole == restore(Sections.split(payload), decision, NOW)
 
 
 ODD = st.sampled_from(
@@ -243,14 +243,14 @@ def test_annotations_that_nobody_writes_are_read_alike_or_said_to_be_unreadable(
         payloads.append(sections.join())
     opener = Decoder("q")
     for _ in range(2):  # the second time some of them are known
-        for payload, opened in zip(payloads, opener.open_all(payloads), strict=True):
-            sections, facts = facts_of("q", payload)
+        for payload, opened in zip(payloads, opener.decode(payloads), strict=True):
+            sections, facts = read_facts("q", payload)
             assert opened.facts == facts
             assert opened.locked_until == locked_until(sections)
             decision = route(facts)
             if isinstance(decision, Send):
                 assert opened.content is not None
-                assert b"".join(opened.content.restored(decision, NOW)) == restored(sections, decision, NOW)
+                assert b"".join(opened.content.restore(decision, NOW)) == restore(sections, decision, NOW)
 
 
 PLAIN = backlog_copy(1, Properties(message_id="one"), Aliases("orders"), [], None)

@@ -18,7 +18,7 @@ from sbpair.failover.failures import as_sdk, is_passing
 from sbpair.failover.outbox import OutboxMessage
 from sbpair.failover.outbox_delivery import made
 from sbpair.failover.sdk_messages import for_backlog
-from sbpair.move.message.envelope import facts_of
+from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Send, route
 from tests.unit.test_sender_outgoing import MESSAGES, encoded, timeless
 
@@ -48,7 +48,7 @@ def test_into_the_backlog_goes_what_would_have_gone_there_at_once(message: Servi
     leaving = made(kept(message), PUT_MS, for_primary=False)
     assert timeless(leaving.payload) == timeless(at_once)
     assert leaving.key == (None, message.partition_key)
-    (_, facts), (_, wanted) = facts_of("q", leaving.payload), facts_of("q", at_once)
+    (_, facts), (_, wanted) = read_facts("q", leaving.payload), read_facts("q", at_once)
     assert facts._replace(size=0) == wanted._replace(size=0)
 
 
@@ -63,7 +63,7 @@ def test_time_in_the_outbox_counts(life: int, waited: int, for_primary: bool) ->
         sections = Sections.split(leaving.payload)
         assert sections.read_header().ttl == left_ms
     else:
-        towards = route(facts_of("q", leaving.payload)[1])
+        towards = route(read_facts("q", leaving.payload)[1])
         assert isinstance(towards, Send)
         assert towards.ttl_ms == left_ms
 

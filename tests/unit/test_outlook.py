@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.move.message.route import Facts, Send, key_of, route
+from sbpair.model.message_key import message_key
+from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay import plan_preview
 from sbpair.replay.plan_preview import PlanPreview, named
 
@@ -43,7 +44,7 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
 
 def test_what_the_journal_knows_is_told_by_all_five_parts_of_its_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
-    told = PlanPreview("dr", once=True, accepted=[key_of("dr", known)])
+    told = PlanPreview("dr", once=True, accepted=[message_key("dr", known)])
     assert told(known, route(known)) == (plan_preview.ALREADY_SENT, False)
     for change in ({"queue": "q/1"}, {"sequence_number": 9}, {"enqueued_at": 9}, {"message_id": "c"}):
         other = known._replace(**change)

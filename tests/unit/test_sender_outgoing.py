@@ -19,7 +19,7 @@ from sbpair.backlog import ALIASES, PING_TYPE
 from sbpair.errors import UsageError
 from sbpair.failover import sdk_messages
 from sbpair.failover.sdk_messages import SizedBatch, for_backlog, is_small, packed, scheduled, size_of
-from sbpair.move.message.envelope import facts_of, restored
+from sbpair.move.message.envelope import read_facts, restore
 from sbpair.move.message.route import Send, route
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -81,7 +81,7 @@ def test_the_syphon_makes_of_the_backlogs_copy_what_would_have_gone_to_the_prima
     before = repr(message.raw_amqp_message.__dict__), repr(message.raw_amqp_message.properties)
     sent = sdk_messages.outgoing(message)
     straight = encoded(sent)
-    sections, facts = facts_of("q", encoded(for_backlog(sent, "billing/Invoices")))
+    sections, facts = read_facts("q", encoded(for_backlog(sent, "billing/Invoices")))
     assert facts.flaw == ""
     own = sections.read_properties()
     assert (own.group_id, own.absolute_expiry_time, own.creation_time) == (None, None, None)
@@ -90,7 +90,7 @@ def test_the_syphon_makes_of_the_backlogs_copy_what_would_have_gone_to_the_prima
     towards = route(facts)
     assert isinstance(towards, Send)
     assert towards.destination == "billing/Invoices"
-    assert timeless(restored(sections, towards, 0)) == timeless(straight)
+    assert timeless(restore(sections, towards, 0)) == timeless(straight)
     assert (repr(message.raw_amqp_message.__dict__), repr(message.raw_amqp_message.properties)) == before
 
 
@@ -118,7 +118,7 @@ def test_the_aliases_are_the_old_clients_bytes() -> None:
 @pytest.mark.parametrize("key", ["x-opt-scheduled-enqueue-time", b"x-opt-scheduled-enqueue-time"])
 def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", annotations={key: at, "x-opt-mine": 1})
-    sections, facts = facts_of("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
+    sections, facts = read_facts("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
     assert facts.scheduled_at == 1_767_225_600_000
     assert dict(sections.read_message_annotations().pairs) == {"x-opt-mine": 1}
 
@@ -126,7 +126,7 @@ def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) 
 def test_a_life_beyond_the_headers_49_days_is_an_alias_too() -> None:
     properties = {"creation_time": 1_000, "absolute_expiry_time": 1_000 + 5_000_000_000}
     raw = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
-    _, facts = facts_of("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
+    _, facts = read_facts("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
     assert facts.ttl_ticks == 5_000_000_000 * 10_000
 
 

@@ -24,7 +24,7 @@ from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import Lease
-from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, every, find, new_id
+from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, all_runs, find_run, new_id
 
 
 def endpoint(name: str, **changed: object) -> Endpoint:
@@ -38,13 +38,13 @@ KEY = ("contoso-dr", "q", 1, 1, "m")
 
 def sending(journal: Journal, keys: Sequence[tuple[str, str, int, int, str | None]], destination: str) -> int:
     [flight] = journal.note_sending([keys], destination)
-    asyncio.run(journal.on_disk())
+    asyncio.run(journal.flush())
     return flight
 
 
 def accepted(journal: Journal, flight: int) -> None:
     journal.note_accepted([flight])
-    asyncio.run(journal.on_disk())
+    asyncio.run(journal.flush())
 
 
 def mode(path: Path) -> int:
@@ -385,12 +385,12 @@ def test_ids_sort_as_their_runs_do_and_say_when() -> None:
 def test_a_run_is_written_down_as_it_ended(tmp_path: Path, ending: dict, outcome: str) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         run = RunEntry(state, "syphon --once", clock_ms=lambda: 5_000)
-        assert [each.outcome for each in every(state)] == ["running"]
+        assert [each.outcome for each in all_runs(state)] == ["running"]
         run.record({"received": 1})
-        assert find(state, run.id).receipt == {"received": 1}
+        assert find_run(state, run.id).receipt == {"received": 1}
         run.finish({"received": 2}, **ending)
         run.close()
-        [found] = every(state)
+        [found] = all_runs(state)
         assert (found.outcome, found.exit_code, found.error) == (
             outcome,
             ending["exit_code"],
@@ -426,10 +426,10 @@ def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_i
         assert process.stdout
         name = process.stdout.readline().strip()
         with RunDatabase(tmp_path, PAIR) as state:
-            going_on = find(state, name)
+            going_on = find_run(state, name)
         process.kill()
     with RunDatabase(tmp_path, PAIR) as state:
-        crashed = find(state, name)
+        crashed = find_run(state, name)
     assert (going_on.outcome, going_on.doubts) == ("running", ())
     assert (crashed.outcome, crashed.ended_ms, crashed.exit_code) == ("crashed", None, None)
     assert crashed.receipt is not None
@@ -443,8 +443,8 @@ def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_i
             assert not books.journal.was_accepted(KEY)
             books.finish(0)
     with RunDatabase(tmp_path, PAIR) as state:
-        assert find(state, name).doubts == (doubt,)
-        assert [run.outcome for run in every(state)] == ["done", "done", "crashed"]
+        assert find_run(state, name).doubts == (doubt,)
+        assert [run.outcome for run in all_runs(state)] == ["done", "done", "crashed"]
 
 
 def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -> None:
@@ -452,11 +452,11 @@ def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -
         for number in range(MAX_KEPT + 5):
             run = RunEntry(state, "syphon", clock_ms=lambda number=number: number * 1_000)
             journal = Journal(state, run=run.id)
-            journal.doubtful(sending(journal, [KEY], "orders"))
+            journal.note_in_doubt(sending(journal, [KEY], "orders"))
             journal.close()
             run.finish({}, 0)
             run.close()
-        kept = every(state)
+        kept = all_runs(state)
         assert [run.started_ms for run in kept] == [1_000 * number for number in range(MAX_KEPT + 4, 4, -1)]
         assert all(len(run.doubts) == 1 for run in kept)
         assert len(state.read("SELECT id FROM flights")) == MAX_KEPT
@@ -468,15 +468,15 @@ def test_the_beginning_of_an_id_is_enough_where_it_tells_which(tmp_path: Path) -
             run = RunEntry(state, "syphon", run_id=name)
             run.finish({}, 0)
             run.close()
-        assert find(state, "260922").id == "260922-000000-aaaa"
-        assert find(state, "260921-141320-AAB").id == "260921-141320-aabb"
+        assert find_run(state, "260922").id == "260922-000000-aaaa"
+        assert find_run(state, "260921-141320-AAB").id == "260921-141320-aabb"
         with pytest.raises(UsageError, match="2 runs begin with '260921'"):
-            find(state, "260921")
+            find_run(state, "260921")
         for nothing in ("", "141320", "%", "_", "260921-141320-aaaaa"):
             with pytest.raises(UsageError, match="there is no run"):
-                find(state, nothing)
+                find_run(state, nothing)
     with pytest.raises(UsageError, match="there is no run"):
-        find(None, "260922")
+        find_run(None, "260922")
 
 
 # All of it together
@@ -503,7 +503,7 @@ def test_what_ends_a_run_by_force_is_written_down(
     with pytest.raises(type(raised)):
         run_for_a_while()
     with RunDatabase(tmp_path, PAIR) as state:
-        [run] = every(state)
+        [run] = all_runs(state)
     assert (run.outcome, run.exit_code, run.error) == (outcome, code, why)
     assert run.receipt is not None
     assert run.receipt["received"] == 1
@@ -515,10 +515,10 @@ def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> Non
         books.record()
         state.write(("UPDATE runs SET receipt = NULL", [()]))
         books.record()
-        assert find(state, books.run).receipt is None
+        assert find_run(state, books.run).receipt is None
         tally.received("q", 1)
         books.record()
-        assert find(state, books.run).receipt == json.loads(json.dumps(tally.receipt().document()))
+        assert find_run(state, books.run).receipt == json.loads(json.dumps(tally.receipt().document()))
         books.finish(0)
 
 
@@ -526,7 +526,7 @@ def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     with RunStore(PAIR, None, "syphon", Receipt) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
-        books.journal.doubtful(sending(books.journal, [KEY], "orders"))
+        books.journal.note_in_doubt(sending(books.journal, [KEY], "orders"))
         assert [doubt.run for doubt in books.journal.in_doubt()] == [books.run]
         books.record()
         books.finish(0)
@@ -538,9 +538,9 @@ def test_a_second_mover_is_refused_before_it_writes_anything(tmp_path: Path) -> 
         with pytest.raises(SbpairError) as held:
             RunStore(PAIR, tmp_path, "syphon", Receipt)
         assert held.value.exit_code == 4
-        assert [run.id for run in every(state)] == [books.run]
+        assert [run.id for run in all_runs(state)] == [books.run]
         with RunStore(PAIR, tmp_path, "syphon", Receipt, lease=False) as second:
-            assert {run.outcome for run in every(state)} == {RunOutcome.RUNNING}
+            assert {run.outcome for run in all_runs(state)} == {RunOutcome.RUNNING}
             second.finish(0)
         books.finish(0)
 

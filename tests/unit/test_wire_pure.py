@@ -10,7 +10,7 @@ from azure.servicebus._base_handler import _generate_sas_token
 
 from sbpair import errors
 from sbpair.amqp.performatives import Error
-from sbpair.amqp_client.conditions import error_of, gone, status_error
+from sbpair.amqp_client.conditions import error_of, lost_error, status_error
 from sbpair.amqp_client.raw_links import ranges
 from sbpair.amqp_client.tokens import JWT_TYPE, SAS_TYPE, sign, source_for
 from sbpair.errors import UsageError
@@ -77,14 +77,14 @@ def test_an_error_condition_says_more_than_a_status():
     "condition", ["amqp:not-found", "amqp:decode-error", "amqp:resource-limit-exceeded", "amqp:not-allowed", None]
 )
 def test_what_ended_a_connection_is_never_a_messages_fault(condition):
-    error = gone(Error(condition, "text") if condition else None, "talking to contoso")
+    error = lost_error(Error(condition, "text") if condition else None, "talking to contoso")
     assert isinstance(error, errors.Unreachable)
     assert error.retriable
 
 
 def test_lost_rights_and_time_outs_stay_what_they_are_when_a_connection_ends():
-    assert isinstance(gone(Error("amqp:unauthorized-access", "expired"), "x"), errors.AccessError)
-    assert isinstance(gone(Error("com.microsoft:server-busy", ""), "x"), errors.Throttled)
+    assert isinstance(lost_error(Error("amqp:unauthorized-access", "expired"), "x"), errors.AccessError)
+    assert isinstance(lost_error(Error("com.microsoft:server-busy", ""), "x"), errors.Throttled)
 
 
 def test_a_peers_text_is_one_line_without_secrets():

@@ -53,11 +53,11 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
     Exit codes: 0 also where there was none yet; 4 the state is another pair's, or broken.
     """
     screen = Screen(display)
-    from sbpair.runs.run_log import every
+    from sbpair.runs.run_log import all_runs
 
     with ExitStack() as stack:
         kept = _kept(stack, state, connection, screen)
-        found = every(kept) if kept else []
+        found = all_runs(kept) if kept else []
     entries = [entry(run) for run in found]
     lines = [{"schema": SCHEMA, **each} for each in entries]
     screen.result({"schema": SCHEMA, "runs": entries}, lines, table(found))
@@ -87,10 +87,10 @@ def show_run(
     Exit codes: 0 shown; 2 there is no such run, or more than one; 4 the state is another pair's, or broken.
     """
     screen = Screen(display)
-    from sbpair.runs.run_log import find
+    from sbpair.runs.run_log import find_run
 
     with ExitStack() as stack:
-        run = find(_kept(stack, state, connection, screen), run_id)
+        run = find_run(_kept(stack, state, connection, screen), run_id)
     told = full(run)
     screen.result({"schema": SCHEMA, "runs": [told]}, [{"schema": SCHEMA, **told}], page(run))
     return 0

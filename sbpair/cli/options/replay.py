@@ -71,10 +71,10 @@ def opened(url: str, run_id: str) -> "Archive":
 
 def backlog(pair: "Pair", chosen: list[str] | None, *, deadletters: bool) -> list[str]:
     """What is to be emptied: the chosen backlog queues, and their dead letters where these are asked for."""
-    from sbpair.move.message.dead_letters import queue_of
+    from sbpair.move.message.dead_letters import dead_letter_path
 
     queues = _queues(pair, chosen or [])
-    return queues + list(map(queue_of, queues)) if deadletters else queues
+    return queues + list(map(dead_letter_path, queues)) if deadletters else queues
 
 
 def _queues(pair: "Pair", chosen: list[str]) -> list[str]:

@@ -219,7 +219,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def show_value(description: QueueDescription, name: str, settable: Settable = SETTABLE) -> str | None:
+def format_value(description: QueueDescription, name: str, settable: Settable = SETTABLE) -> str | None:
     """The text of one settable element, as the service gives it back; None where it is not set."""
     field, kind = settable[name]
     value = getattr(description, field)
@@ -237,7 +237,7 @@ def default_of(description: D, tier: EmulatedTier) -> D:
     return replace(
         description,
         default_message_time_to_live=tier.max_ttl,
-        max_message_size_in_kilobytes=tier.message_kilobytes,
+        max_message_size_in_kilobytes=tier.default_message_kilobytes,
     )
 
 
@@ -256,24 +256,24 @@ def validate(description: QueueDescription, tier: EmulatedTier = STANDARD) -> No
     _limit(d.status in STATUSES, "Status", "one of " + ", ".join(STATUSES))
     _limit(len(d.user_metadata or "") <= 1024, "UserMetadata", "at most 1024 characters")
     _limit(d.auto_delete_on_idle >= 5 * TICKS_PER_MINUTE, "AutoDeleteOnIdle", "at least 5 minutes")
-    minimum, limit = tier.message_kilobytes, tier.max_message_kilobytes
+    minimum, limit = tier.default_message_kilobytes, tier.max_message_kilobytes
     allowed = f"{minimum if minimum == limit else f'from {minimum} to {limit}'} in a {tier.name} namespace"
     _limit(minimum <= d.max_message_size_in_kilobytes <= limit, "MaxMessageSizeInKilobytes", allowed)
     _validate_tier(d, tier)
     _limit(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
-    check_rules(d.authorization_rules)
+    check_authorization_rules(d.authorization_rules)
 
 
 def _validate_tier(d: QueueDescription, tier: EmulatedTier) -> None:
     _limit(d.default_message_time_to_live <= tier.max_ttl, "DefaultMessageTimeToLive", "at most 14 days")
-    if tier.has_everything:
+    if tier.has_all_features:
         return
     for name in ("RequiresSession", "RequiresDuplicateDetection", "ForwardTo", "ForwardDeadLetteredMessagesTo"):
         if getattr(d, SETTABLE[name][0]):
             raise ArgumentInvalid(f"The property {name} is not supported in the {tier.name} tier.")
 
 
-def check_rules(rules: tuple[AuthorizationRule, ...]) -> None:
+def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     names = {rule.key_name for rule in rules}
     _limit(len(rules) <= _RULES_LIMIT, "AuthorizationRules", f"at most {_RULES_LIMIT} rules")
     _limit(len(names) == len(rules), "AuthorizationRules", "rules with different key names")

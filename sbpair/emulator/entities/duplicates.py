@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.stored_message import StoredMessage
 
 
-class Duplicates:
+class DuplicateDetector:
     """`window_ms` may be changed at any time, and counts for what was seen before too."""
 
     def __init__(self, window_ms: int) -> None:

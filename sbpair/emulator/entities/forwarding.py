@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.stored_message import Forwarded
+from sbpair.emulator.entities.stored_message import ForwardedMessage
 from sbpair.emulator.service_errors import (
     EntityNotFound,
     EntityUnavailable,
@@ -45,7 +45,7 @@ class Forwarder:
         self.wake()
 
     def stop(self) -> None:
-        self._messages.withdraw(self)
+        self._messages.remove_consumer(self)
 
     def wake(self) -> None:
         taken: list[StoredMessage] = []
@@ -82,9 +82,9 @@ class Forwarder:
             self._put_aside(message, dead_letter_reason(refusal), refusal.message)
 
 
-def twin_for(target: QueueEntity, message: StoredMessage) -> Forwarded:
+def twin_for(target: QueueEntity, message: StoredMessage) -> ForwardedMessage:
     """The message for the next entity, with its keys, its first number and one hop more."""
-    twin = Forwarded.copy(message, service_envelope.as_it_goes_on(message), hops=message.hops + 1)
+    twin = ForwardedMessage.copy(message, service_envelope.as_it_goes_on(message), hops=message.hops + 1)
     if target.description.requires_duplicate_detection and twin.message_id is None:
         twin.message_id = service_envelope.message_id_of(message)
     return twin

@@ -60,15 +60,15 @@ class AutoDeletable(Protocol):
     """An entity that may go when it is not used."""
 
     @property
-    def idle_limit_ms(self) -> int:
+    def auto_delete_ms(self) -> int:
         """NEVER where it stays."""
 
     @property
-    def used_ms(self) -> int:
+    def last_used_ms(self) -> int:
         """When it was used last."""
 
     @property
-    def is_used(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether somebody waits for messages, or messages for their time."""
 
 
@@ -85,17 +85,17 @@ class AutoDelete:
         self._delete = delete
 
     def arm(self) -> None:
-        limit = self._entity.idle_limit_ms
+        limit = self._entity.auto_delete_ms
         self.due_ms = NEVER
         if limit < NEVER:
-            self._wait_until(max(self._entity.used_ms, self._clock.now_ms()) + limit)
+            self._wait_until(max(self._entity.last_used_ms, self._clock.now_ms()) + limit)
 
     def stop(self) -> None:
         self.due_ms = NEVER
 
     def advance(self, now_ms: int) -> None:
-        limit = self._entity.idle_limit_ms
-        due = (now_ms if self._entity.is_used else self._entity.used_ms) + limit
+        limit = self._entity.auto_delete_ms
+        due = (now_ms if self._entity.is_in_use else self._entity.last_used_ms) + limit
         if due > now_ms:
             self._wait_until(due)
             return

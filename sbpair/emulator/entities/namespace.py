@@ -13,7 +13,7 @@ from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers,
 from sbpair.emulator.entities.description import QueueDescription, check_path, default_of
 from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
+from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, call_now
 from sbpair.emulator.entities.topic import SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.entities.topic_description import TopicDescription
 from sbpair.emulator.faults.fault_points import FaultPoints
@@ -40,19 +40,19 @@ Described = TypeVar("Described", bound=QueueDescription)
 class AddressTarget:
     """What an address means: a queue (or topic, or subscription), which sub-queue, and whether its management node."""
 
-    queue: QueueEntity
+    entity: QueueEntity
     messages: SubQueue
     management: bool = False
 
     @property
     def is_dead_letters(self) -> bool:
-        return self.messages is not self.queue.messages
+        return self.messages is not self.entity.messages
 
     def check_receive(self) -> None:
         """EntityDisabled, or NotAllowed where nothing can be received from here."""
-        self.queue.check_receive()
+        self.entity.check_receive()
         if not self.is_dead_letters:
-            self.queue.check_kept()
+            self.entity.check_not_forwarding()
 
 
 class Namespace:
@@ -68,7 +68,7 @@ class Namespace:
         timers: Timers | None = None,
         *,
         keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
-        call_soon: CallSoon = at_once,
+        call_soon: CallSoon = call_now,
         tier: EmulatedTier = STANDARD,
         partitions: int = 1,
     ) -> None:
@@ -115,7 +115,7 @@ class Namespace:
     def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicEntity:
         """Raises as `create_queue` does: queues and topics share their names."""
         path = self._new_path(path)
-        if not self.tier.has_everything:
+        if not self.tier.has_all_features:
             raise ArgumentInvalid(
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
@@ -176,7 +176,7 @@ class Namespace:
         """EntityNotFound where there is none."""
         queue = self.find_queue(path)
         if queue is None:
-            raise missing(path)
+            raise entity_not_found(path)
         return queue
 
     def find_topic(self, path: str) -> TopicEntity | None:
@@ -186,7 +186,7 @@ class Namespace:
         """EntityNotFound where there is none."""
         topic = self.find_topic(path)
         if topic is None:
-            raise missing(path)
+            raise entity_not_found(path)
         return topic
 
     def topics(self) -> list[TopicEntity]:
@@ -196,7 +196,7 @@ class Namespace:
     def delete_topic(self, path: str) -> None:
         """And its subscriptions."""
         topic = self.topic(path)
-        topic.check_whole()
+        topic.check_all_partitions()
         del self._topics[topic.path.lower()]
         topic.close()
 
@@ -204,7 +204,7 @@ class Namespace:
         """The queue, topic or subscription of this path; EntityNotFound where there is none."""
         found = self.find_queue(path) or self.find_topic(path) or self._find_subscription(path)
         if found is None:
-            raise missing(path)
+            raise entity_not_found(path)
         return found
 
     def _find_subscription(self, path: str) -> SubscriptionEntity | None:
@@ -219,7 +219,7 @@ class Namespace:
 
     def delete_queue(self, path: str) -> None:
         queue = self.queue(path)
-        queue.check_whole()
+        queue.check_all_partitions()
         del self._queues[queue.path.lower()]
         queue.close()
 
@@ -236,7 +236,7 @@ class Namespace:
         path = scope_of(address)
         found = self.find_queue(path) or self.find_topic(path)
         if found is None:
-            raise missing(path)
+            raise entity_not_found(path)
         return found
 
     def resolve(self, address: str) -> AddressTarget:
@@ -252,7 +252,7 @@ class Namespace:
         path, transfer = _without(path, TRANSFER) if dead else (path, False)
         queue = self.entity(path)
         if dead and isinstance(queue, TopicEntity):
-            raise missing(f"{path}/{DEAD_LETTERS}")
+            raise entity_not_found(f"{path}/{DEAD_LETTERS}")
         if transfer:
             return AddressTarget(queue, queue.transfer_dead_letters, management)
         return AddressTarget(queue, queue.dead_letters if dead else queue.messages, management)
@@ -291,7 +291,7 @@ class Namespace:
             entity.resume_forwarding()
 
     @property
-    def down(self) -> bool:
+    def is_down(self) -> bool:
         return self._outages > 0
 
     def take_down(self) -> None:
@@ -307,7 +307,7 @@ class Namespace:
         self._outages -= 1
 
 
-def missing(path: str) -> EntityNotFound:
+def entity_not_found(path: str) -> EntityNotFound:
     return EntityNotFound(f"The messaging entity '{path.strip('/')[:300]}' could not be found.")
 
 

@@ -18,12 +18,12 @@ class EmulatedTier:
 
     name: str
     sizes_in_megabytes: tuple[int, ...]
-    message_kilobytes: int
+    default_message_kilobytes: int
     max_message_kilobytes: int
     entities: int
     partitioned_entities: int
     partitions: tuple[int, ...]
-    has_everything: bool = True
+    has_all_features: bool = True
     max_ttl: int = MAX_TICKS
 
 

@@ -28,7 +28,7 @@ def partition_of(sequence: int) -> int:
     return sequence >> NUMBER_BITS
 
 
-def key_of(message: StoredMessage) -> str | None:
+def partition_key_of(message: StoredMessage) -> str | None:
     """SessionId, then PartitionKey, then MessageId, which is only known where duplicates are detected."""
     session, key = message.session_id, message.partition_key
     if session is not None:
@@ -76,11 +76,11 @@ class Partitions:
 
     def check_batch(self, messages: Sequence[StoredMessage]) -> None:
         """All that is sent at once goes to one partition, so it has one key, or none."""
-        keys = {key_of(message) for message in messages}
+        keys = {partition_key_of(message) for message in messages}
         if len(keys) > 1:
             raise NotAllowed("InvalidOperation: all messages of a batch must have the same SessionId or PartitionKey.")
         for key in keys - {None}:
-            self.check(self.of_key(str(key)))
+            self.check(self.for_key(str(key)))
         if not self.up_count:
             self.next_up()
 
@@ -88,7 +88,7 @@ class Partitions:
     def up_count(self) -> int:
         return self.count - len(self._down)
 
-    def of_key(self, key: str) -> int:
+    def for_key(self, key: str) -> int:
         return crc32(key.encode()) % self.count
 
     def next_up(self) -> int:
@@ -181,12 +181,12 @@ class PartitionedMessages(SubQueue):
         """Each message with its partition. What has no key, and comes together, stays together."""
         chosen: int | None = None
         for message in messages:
-            key = key_of(message)
+            key = partition_key_of(message)
             if message.sequence_number:
                 # What was on the schedule stays where it is.
                 yield partition_of(message.sequence_number), message
             elif key is not None:
-                yield self._partitions.of_key(key), message
+                yield self._partitions.for_key(key), message
             else:
                 chosen = self._partitions.next_up() if chosen is None else chosen
                 yield chosen, message
@@ -213,9 +213,9 @@ class PartitionedMessages(SubQueue):
         self._check_token(token)
         return super()._end_lock(token)
 
-    def locked(self, token: bytes) -> StoredMessage:
+    def get_locked(self, token: bytes) -> StoredMessage:
         self._check_token(token)
-        return super().locked(token)
+        return super().get_locked(token)
 
     def renew(self, token: bytes) -> StoredMessage:
         self._check_token(token)

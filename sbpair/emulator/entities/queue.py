@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
-from sbpair.emulator.entities.duplicates import Duplicates
+from sbpair.emulator.entities.duplicates import DuplicateDetector
 from sbpair.emulator.entities.forwarding import Forwarder
 from sbpair.emulator.entities.idle import AutoDelete
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages, check_sessions
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
+from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, call_now
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.timers import Timers
 
-BATCH_LIMIT: Final = 4500
-BATCH_BYTES: Final = 1_048_576
+MAX_BATCH_MESSAGES: Final = 4500
+MAX_BATCH_BYTES: Final = 1_048_576
 """A batch may have so many, also where a single message may have more."""
 
 Watcher = Callable[[ServiceError], None]
@@ -71,7 +71,7 @@ class QueueEntity:
     """`path` is written as it was created; paths are compared in lower case by whoever looks a queue up."""
 
     def __init__(
-        self, path: str, description: QueueDescription, clock: Clock, timers: Timers, call_soon: CallSoon = at_once
+        self, path: str, description: QueueDescription, clock: Clock, timers: Timers, call_soon: CallSoon = call_now
     ) -> None:
         self.path = path
         self._clock = clock
@@ -83,7 +83,7 @@ class QueueEntity:
         self.messages = self._make_messages(clock, timers, lock_ms, call_soon)
         self._transfers: SubQueue | None = None
         self._make_transfers = partial(SubQueue, clock, timers, call_soon=call_soon)
-        self._duplicates: Duplicates | None = None
+        self._duplicates: DuplicateDetector | None = None
         self._home: EntityRegistry | None = None
         self._forwarders: list[Forwarder] = []
         self._auto_delete = AutoDelete(self, clock, timers, self._delete)
@@ -110,8 +110,8 @@ class QueueEntity:
         """Takes on a description that has been validated. Messages already in keep their deadlines."""
         self.description = description
         self.updated_at_ms = self._clock.now_ms()
-        self._limit_bytes = description.total_size_in_megabytes * MEGABYTE
-        self._message_limit_bytes = description.max_message_size_in_kilobytes * 1024
+        self._max_bytes = description.total_size_in_megabytes * MEGABYTE
+        self._max_message_bytes = description.max_message_size_in_kilobytes * 1024
         self.messages.configure(
             lock_ms=description.lock_ms,
             ttl_ms=description.ttl_ms,
@@ -130,7 +130,7 @@ class QueueEntity:
             return
         window_ms = description.duplicate_detection_window_ms
         if self._duplicates is None:
-            self._duplicates = Duplicates(window_ms)
+            self._duplicates = DuplicateDetector(window_ms)
         self._duplicates.window_ms = window_ms
 
     # Among others
@@ -161,7 +161,7 @@ class QueueEntity:
     def _put_aside(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         """What cannot be forwarded is kept, with the reason."""
         dead_letter = DeadLetterReason(reason, description, self.path)
-        self.transfer_dead_letters.adopt(message.for_dead_letters(dead_letter))
+        self.transfer_dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
 
     @property
     def transfer_dead_letters(self) -> SubQueue:
@@ -174,25 +174,25 @@ class QueueEntity:
             self._home.delete(self)
 
     @property
-    def idle_limit_ms(self) -> int:
+    def auto_delete_ms(self) -> int:
         return self.description.auto_delete_on_idle_ms
 
     @property
-    def used_ms(self) -> int:
+    def last_used_ms(self) -> int:
         return max(self.created_at_ms, self.updated_at_ms, self.accessed_at_ms)
 
     @property
-    def is_used(self) -> bool:
-        waits = self.messages.is_waited_for or self.dead_letters.is_waited_for
+    def is_in_use(self) -> bool:
+        waits = self.messages.has_consumers or self.dead_letters.has_consumers
         return (waits and not self._forwarders) or self.messages.scheduled_count > 0
 
     @property
-    def message_limit_bytes(self) -> int:
-        """The size of the largest message that this queue takes; a batch has at most BATCH_BYTES of it."""
-        return self._message_limit_bytes
+    def max_message_bytes(self) -> int:
+        """The size of the largest message that this queue takes; a batch has at most MAX_BATCH_BYTES of it."""
+        return self._max_message_bytes
 
     @property
-    def credits_a_message(self) -> int:
+    def credits_per_message(self) -> int:
         """What a message that is sent here costs where credits are counted."""
         return 1
 
@@ -224,15 +224,15 @@ class QueueEntity:
         self.check_send()
         if self.partitions is not None:
             self.partitions.check_batch(messages)
-        if len(messages) > BATCH_LIMIT:
-            raise ArgumentInvalid(f"A batch of {len(messages)} messages exceeds the limit of {BATCH_LIMIT}.")
+        if len(messages) > MAX_BATCH_MESSAGES:
+            raise ArgumentInvalid(f"A batch of {len(messages)} messages exceeds the limit of {MAX_BATCH_MESSAGES}.")
         size = 0
         for message in messages:
             size += message.size
-        limit = self._message_limit_bytes if len(messages) == 1 else min(self._message_limit_bytes, BATCH_BYTES)
+        limit = self._max_message_bytes if len(messages) == 1 else min(self._max_message_bytes, MAX_BATCH_BYTES)
         if size > limit:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
-        self.check_room(size)
+        self.check_quota(size)
         if self.description.requires_session:
             check_sessions(messages)
         if self._duplicates is None:
@@ -240,7 +240,7 @@ class QueueEntity:
         else:
             self._duplicates.take_in(messages, self._clock.now_ms(), self.messages.enqueue)
 
-    def send_each(self, messages: Sequence[StoredMessage]) -> bool:
+    def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Takes in messages that were sent one by one, as `send` would each of them; answers whether it did.
 
         It does nothing where one might be refused, or needs to be looked at: then each has to be sent by itself.
@@ -250,15 +250,15 @@ class QueueEntity:
             return False
         sizes = [message.size for message in messages]
         largest = max(sizes, default=0)
-        if largest > self._message_limit_bytes or self.size_bytes + sum(sizes) > self._limit_bytes:
+        if largest > self._max_message_bytes or self.size_bytes + sum(sizes) > self._max_bytes:
             return False
         self.messages.enqueue(messages)
         return True
 
-    def check_room(self, more_bytes: int) -> None:
+    def check_quota(self, more_bytes: int) -> None:
         """QuotaExceeded where so much more is more than the entity holds."""
-        if more_bytes > 0 and self.size_bytes + more_bytes > self._limit_bytes:
-            raise EntityFull(f"The maximum entity size of '{self.path}' has been reached: {self._limit_bytes} bytes.")
+        if more_bytes > 0 and self.size_bytes + more_bytes > self._max_bytes:
+            raise EntityFull(f"The maximum entity size of '{self.path}' has been reached: {self._max_bytes} bytes.")
 
     def schedule(self, messages: Sequence[StoredMessage]) -> list[int]:
         """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""
@@ -272,7 +272,7 @@ class QueueEntity:
         if self.description.status in ("Disabled", "SendDisabled"):
             raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for sending.")
 
-    def check_whole(self) -> None:
+    def check_all_partitions(self) -> None:
         """TimedOut while a partition is down: to be created, changed, deleted or counted, all must be there."""
         if self.partitions is not None:
             self.partitions.check_all()
@@ -281,13 +281,13 @@ class QueueEntity:
         if self.description.status in ("Disabled", "ReceiveDisabled"):
             raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for receiving.")
 
-    def check_kept(self) -> None:
+    def check_not_forwarding(self) -> None:
         """NotAllowed where nothing stays here to be received."""
         if self.description.forward_to is not None:
             raise NotAllowed(f"Nothing can be received from '{self.path}': it forwards its messages.")
 
     def _bury(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
-        self.dead_letters.adopt(message.for_dead_letters(DeadLetterReason(reason, description, self.path)))
+        self.dead_letters.add_dead_letter(message.as_dead_letter(DeadLetterReason(reason, description, self.path)))
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers[watcher] = None

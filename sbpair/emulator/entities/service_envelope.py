@@ -1,8 +1,8 @@
 """What the service reads from a message that it takes in, and what it writes around one that it gives out.
 
 The law of this file: properties, body and footer leave as the bytes they came as, application properties too but for
-what a dead letter is told about itself. Every message pays for `take_in` and `give_out`: what repeats from message to
-message is worked out once and remembered.
+the reason of a dead letter. Every message pays for `read_delivery` and `encode_delivery`: parts that repeat from one
+message to the next are cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, te
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.errors import ProtocolError
 
-PING: Final = "application/vnd.ms-servicebus-ping"
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
 TTL_ELSEWHERE: Final = 0xFFFFFFFF
 """A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
@@ -60,7 +60,7 @@ _OWN_ANNOTATIONS: Final = frozenset(
 # Taking in
 
 
-def take_in(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
+def read_delivery(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
     """The messages of one delivery: its one, or a batch's members. Pings are left out. Raises ProtocolError."""
     if message_format != BATCH_FORMAT:
         message = read_message(payload, with_id=with_id)
@@ -161,7 +161,7 @@ def _read_properties(raw: bytes) -> _SenderFields:
     properties = Sections(properties=raw).read_properties()
     created, expires = properties.creation_time, properties.absolute_expiry_time
     lives_ms = max(0, expires - created) if created is not None and expires is not None else None
-    return _SenderFields(properties.content_type == PING, properties.group_id, lives_ms)
+    return _SenderFields(properties.content_type == PING_CONTENT_TYPE, properties.group_id, lives_ms)
 
 
 @lru_cache(_REMEMBERED)
@@ -187,12 +187,12 @@ _remembered = lru_cache(_REMEMBERED)(_read_annotations)
 # Giving out
 
 
-def give_out(message: StoredMessage) -> bytes:
+def encode_delivery(message: StoredMessage) -> bytes:
     """The payload of a delivery under lock; of one that is not locked, without a word on locks."""
-    return b"".join(give_out_in_two(message))
+    return b"".join(encode_delivery_parts(message))
 
 
-def give_out_in_two(message: StoredMessage) -> tuple[bytes, bytes]:
+def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
     """The same payload in two pieces, where its larger one need not be copied."""
     token, content = message.lock_token, message.content
     if type(content) is bytes and token and message.dead_letter is None:
@@ -212,7 +212,7 @@ def give_out_in_two(message: StoredMessage) -> tuple[bytes, bytes]:
     )
 
 
-def show(message: StoredMessage) -> bytes:
+def encode_peeked(message: StoredMessage) -> bytes:
     """The payload of a message that is only looked at."""
     sections = message.sections
     return b"".join(
@@ -283,7 +283,7 @@ def _annotations(message: StoredMessage, theirs: bytes) -> bytes:
         _NUMBER_KEYS[2],
         message.locked_until_ms,
         _NUMBER_KEYS[3],
-        message.first_number,
+        message.enqueued_sequence_number,
     )
 
 
@@ -291,7 +291,7 @@ def _general_annotations(message: StoredMessage, theirs: bytes, *, locked: bool)
     ours: list[tuple[str, Value]] = [
         ("x-opt-sequence-number", Long(message.sequence_number)),
         ("x-opt-enqueued-time", Timestamp(message.enqueued_at_ms)),
-        ("x-opt-enqueue-sequence-number", Long(message.first_number)),
+        ("x-opt-enqueue-sequence-number", Long(message.enqueued_sequence_number)),
         ("x-opt-message-state", Int(message.reported_state)),
     ]
     if locked:
@@ -345,7 +345,7 @@ def message_id_of(message: StoredMessage) -> str | None:
     return text_of(message.sections.read_properties().message_id) if message.sections.properties else None
 
 
-def put_properties(message: StoredMessage, properties: Map) -> None:
+def modify_properties(message: StoredMessage, properties: Map) -> None:
     """Adds application properties to a message, or changes them, as whoever settles it says; its size follows."""
     told = {str(key): value for key, value in properties.pairs}
     before = message.sections

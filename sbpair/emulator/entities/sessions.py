@@ -34,7 +34,7 @@ MAX_SESSION_ID: Final = 128
 class SessionWaiter(Protocol):
     """Who waits for any session that is free. Compared and hashed by identity."""
 
-    def lend(self, held: HeldSession) -> None:
+    def on_session_locked(self, held: HeldSession) -> None:
         """Here is one. Call nothing but `receive` on it now."""
 
 
@@ -121,7 +121,7 @@ class SessionMessages(SubQueue):
         self._applicants[applicant] = None
         return None
 
-    def give_up(self, applicant: SessionWaiter) -> None:
+    def remove_waiter(self, applicant: SessionWaiter) -> None:
         self._applicants.pop(applicant, None)
 
     def _next_free(self) -> SessionState | None:
@@ -157,7 +157,7 @@ class SessionMessages(SubQueue):
         self._prolong(held, now)
         return held.locked_until_ms
 
-    def held(self, session_id: str) -> HeldSession:
+    def held_session(self, session_id: str) -> HeldSession:
         """Whoever holds this session; SessionLockLost where nobody does."""
         self._now()
         session = self._lines.sessions.get(session_id)
@@ -215,7 +215,7 @@ class SessionMessages(SubQueue):
             held.session.given_out[message.lock_token] = message
         return messages
 
-    def peek_of(self, session_id: str, from_sequence: int, limit: int) -> list[StoredMessage]:
+    def peek_session(self, session_id: str, from_sequence: int, limit: int) -> list[StoredMessage]:
         """As `peek`, of one session, whoever holds it."""
         self._now()
         found: list[StoredMessage] = []
@@ -253,7 +253,7 @@ class SessionMessages(SubQueue):
         return sorted(session.id for session in sessions if session.changed_ms > changed_after_ms)
 
     @property
-    def is_waited_for(self) -> bool:
+    def has_consumers(self) -> bool:
         return bool(self._applicants or self._loans)
 
     # Waking
@@ -284,7 +284,7 @@ class SessionMessages(SubQueue):
     def _serve_applicants(self) -> None:
         while self._applicants and (session := self._next_free()) is not None:
             applicant = self._applicants.popitem(last=False)[0]
-            applicant.lend(self._lend(session, self._clock.now_ms()))
+            applicant.on_session_locked(self._lend(session, self._clock.now_ms()))
 
     # Time
 
@@ -321,10 +321,10 @@ class PartitionedSessions(SessionMessages, PartitionedMessages):
     """
 
     def _is_up(self, session: SessionState) -> bool:
-        return self._partitions.is_up(self._partitions.of_key(session.id))
+        return self._partitions.is_up(self._partitions.for_key(session.id))
 
     def accept(self, session_id: str) -> HeldSession:
-        self._partitions.check(self._partitions.of_key(session_id))
+        self._partitions.check(self._partitions.for_key(session_id))
         return super().accept(session_id)
 
     def _next_free(self) -> SessionState | None:
@@ -351,7 +351,7 @@ class PartitionedSessions(SessionMessages, PartitionedMessages):
 
 
 class HeldSession:
-    """A session on loan: received from and settled on as if it were a sub-queue. `on_lost` is told of the loan's end.
+    """A session under lock: received from and settled on like a sub-queue. `on_lock_lost` is called when the lock ends.
 
     `number` tells its loan from every other of the same sub-queue.
 
@@ -362,7 +362,7 @@ class HeldSession:
         self.session = session
         self.number = number
         self.locked_until_ms = 0
-        self.on_lost: Callable[[SessionLockExpired], None] | None = None
+        self.on_lock_lost: Callable[[SessionLockExpired], None] | None = None
         self._messages = messages
         self._consumer: Consumer | None = None
 
@@ -388,7 +388,7 @@ class HeldSession:
     def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
         return self._messages.receive_deferred_of(self, sequences)
 
-    def withdraw(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer) -> None:
         if self._consumer is consumer:
             self._consumer = None
 
@@ -406,8 +406,8 @@ class HeldSession:
     def lose(self) -> None:
         """The lock has run out: what was given out has failed."""
         self._messages.take_back(self, failed=True)
-        if self.on_lost is not None:
-            self.on_lost(session_lost(self.session.id))
+        if self.on_lock_lost is not None:
+            self.on_lock_lost(session_lost(self.session.id))
 
     def close(self, *, failed: bool = False) -> None:
         """The holder gives the session back."""
@@ -415,11 +415,11 @@ class HeldSession:
 
     # Settlement
 
-    def locked(self, token: bytes) -> StoredMessage:
-        return self._held().locked(token)
+    def get_locked(self, token: bytes) -> StoredMessage:
+        return self._held().get_locked(token)
 
-    def change(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
-        self._held().change(token, change)
+    def modify(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
+        self._held().modify(token, change)
 
     def complete(self, token: bytes) -> None:
         self._held().complete(token)

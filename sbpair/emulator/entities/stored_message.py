@@ -32,8 +32,8 @@ class StoredMessage:
     """One message of one sub-queue.
 
     The door sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
-    rest is the entity's. `first_number` is the number that it had in the entity that it was sent to, where that was
-    another one, and `hops` how often it was forwarded since. `delivery_count` counts the deliveries that failed, as
+    rest is the entity's. `enqueued_sequence_number` is its number in the entity that it was first sent to, if another,
+    and `hops` how often it was forwarded since. `delivery_count` counts the deliveries that failed, as
     AMQP's header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
     """
 
@@ -56,7 +56,7 @@ class StoredMessage:
         "ttl_ms",
     )
 
-    first_number: int = 0
+    enqueued_sequence_number: int = 0
     hops: int = 0
 
     def __init__(
@@ -110,9 +110,9 @@ class StoredMessage:
             return SCHEDULED
         return DEFERRED if self.deferred else ACTIVE
 
-    def published(self) -> Forwarded:
+    def for_subscription(self) -> ForwardedMessage:
         """The same message for a subscription, which numbers and times it anew. The sections are shared, not copied."""
-        return Forwarded.copy(self, self.content, hops=self.hops)
+        return ForwardedMessage.copy(self, self.content, hops=self.hops)
 
     def _twin(self) -> StoredMessage:
         return StoredMessage(
@@ -124,7 +124,7 @@ class StoredMessage:
             partition_key=self.partition_key,
         )
 
-    def for_dead_letters(self, dead_letter: DeadLetterReason) -> StoredMessage:
+    def as_dead_letter(self, dead_letter: DeadLetterReason) -> StoredMessage:
         """The same message for the dead-letter queue, where nothing expires. It keeps number, time and count."""
         twin = self._twin()
         twin.sequence_number = self.sequence_number
@@ -134,13 +134,13 @@ class StoredMessage:
         return twin
 
 
-class Forwarded(StoredMessage):
+class ForwardedMessage(StoredMessage):
     """A message that another entity has sent on: a topic to its subscriptions, or whoever forwards what it gets."""
 
-    __slots__ = ("first_number", "hops")
+    __slots__ = ("enqueued_sequence_number", "hops")
 
     @classmethod
-    def copy(cls, message: StoredMessage, content: Sections | bytes, *, hops: int) -> Forwarded:
+    def copy(cls, message: StoredMessage, content: Sections | bytes, *, hops: int) -> ForwardedMessage:
         """What goes on to the next entity, with this content."""
         twin = cls(
             content,
@@ -151,8 +151,8 @@ class Forwarded(StoredMessage):
             partition_key=message.partition_key,
         )
         twin.hops = hops
-        twin.first_number = message.first_number or message.sequence_number
+        twin.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
         return twin
 
-    def _twin(self) -> Forwarded:
+    def _twin(self) -> ForwardedMessage:
         return self.copy(self, self.content, hops=self.hops)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.timers import Timers
 
 CallSoon = Callable[[Callable[[], None]], object]
-"""Runs something soon: a loop's `call_soon`, so that a burst of sends wakes a receiver once; `at_once` in tests."""
+"""Runs something soon: a loop's `call_soon`, so that a burst of sends wakes a receiver once; `call_now` in tests."""
 
 Expel = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
@@ -30,7 +30,7 @@ MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 TTL_EXPIRED = "TTLExpiredException"
 
 
-def at_once(callback: Callable[[], None]) -> None:
+def call_now(callback: Callable[[], None]) -> None:
     callback()
 
 
@@ -49,7 +49,7 @@ class SubQueue:
     """
 
     def __init__(
-        self, clock: Clock, timers: Timers, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = at_once
+        self, clock: Clock, timers: Timers, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = call_now
     ) -> None:
         self.due_ms = NEVER
         self.touched_ms = self.drawn_ms = 0
@@ -128,7 +128,7 @@ class SubQueue:
         if self._waiting:
             self._pump_soon()
 
-    def adopt(self, message: StoredMessage) -> None:
+    def add_dead_letter(self, message: StoredMessage) -> None:
         """Takes in a message that has its sequence number already: a dead letter."""
         self._shelf.add(message)
         self.size_bytes += message.size
@@ -187,7 +187,7 @@ class SubQueue:
             self._waiting.setdefault(consumer)
             self._pump_soon()
 
-    def withdraw(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer) -> None:
         """This consumer wants nothing any more. What it has under lock stays so."""
         self._waiting.pop(consumer, None)
 
@@ -233,7 +233,7 @@ class SubQueue:
         return found
 
     @property
-    def is_waited_for(self) -> bool:
+    def has_consumers(self) -> bool:
         return bool(self._waiting)
 
     def delete(self, limit: int, before_ms: int, session_id: str | None = None) -> int:
@@ -295,7 +295,7 @@ class SubQueue:
             raise lock_lost()
         return message
 
-    def locked(self, token: bytes) -> StoredMessage:
+    def get_locked(self, token: bytes) -> StoredMessage:
         """The message that this token holds."""
         self._now()
         message = self._locks.get(token)
@@ -303,9 +303,9 @@ class SubQueue:
             raise lock_lost()
         return message
 
-    def change(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
+    def modify(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
         """Lets `change` alter a message under lock, its size too."""
-        message = self.locked(token)
+        message = self.get_locked(token)
         before = message.size
         change(message)
         self.size_bytes += message.size - before

@@ -17,7 +17,7 @@ from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import (
     CorrelationRuleFilter,
-    Failure,
+    RuleFailure,
     SqlRuleFilter,
     SubscriptionRule,
     all_plain,
@@ -25,7 +25,7 @@ from sbpair.emulator.entities.rules.rule import (
 )
 from sbpair.emulator.entities.rules.view import MessageView
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, at_once
+from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, call_now
 from sbpair.emulator.entities.topic_description import (
     SubscriptionDescription,
     TopicDescription,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MAX_RULES: Final = 2_000
 MAX_SUBSCRIPTIONS: Final = 2_000
 SEGMENT: Final = "Subscriptions"
-NO_SESSION: Final = Failure(
+NO_SESSION: Final = RuleFailure(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
 )
 
@@ -57,7 +57,7 @@ class SubscriptionMessages(SubQueue):
         super().__init__(clock, timers, lock_ms=lock_ms, expel=expel, call_soon=call_soon)
         self._bury = expel
 
-    def bury(self, message: StoredMessage, failure: Failure) -> None:
+    def bury(self, message: StoredMessage, failure: RuleFailure) -> None:
         """Straight to the dead letters, under a number of its own, without a moment in which it could be received."""
         self._sequence += 1
         message.sequence_number = self._sequence
@@ -91,7 +91,7 @@ class SubscriptionEntity(QueueEntity):
         rule: SubscriptionRule,
         clock: Clock,
         timers: Timers,
-        call_soon: CallSoon = at_once,
+        call_soon: CallSoon = call_now,
     ) -> None:
         self.topic = topic
         self.name = name
@@ -110,11 +110,11 @@ class SubscriptionEntity(QueueEntity):
         return self.topic.partitions
 
     @property
-    def message_limit_bytes(self) -> int:
-        return self.topic.message_limit_bytes
+    def max_message_bytes(self) -> int:
+        return self.topic.max_message_bytes
 
     @property
-    def used_ms(self) -> int:
+    def last_used_ms(self) -> int:
         """What its topic publishes is no use of a subscription; what is received of it is."""
         drawn_ms = max(self.messages.drawn_ms, self.dead_letters.drawn_ms)
         return max(self.created_at_ms, self.updated_at_ms, drawn_ms)
@@ -165,7 +165,7 @@ class SubscriptionEntity(QueueEntity):
     def take(self, views: Iterable[MessageView]) -> None:
         """Of the messages that were published, those that the rules select."""
         if self._takes_all:
-            self._let_in([view.message.published() for view in views])
+            self._let_in([view.message.for_subscription() for view in views])
             return
         rules, selected = self.rules, []
         for view in views:
@@ -174,7 +174,7 @@ class SubscriptionEntity(QueueEntity):
             if selection.failure and self.description.dead_lettering_on_filter_evaluation_exceptions:
                 self._let_in(selected)
                 selected = []
-                self.messages.bury(view.message.published(), selection.failure)
+                self.messages.bury(view.message.for_subscription(), selection.failure)
         self._let_in(selected)
 
     def _let_in(self, messages: list[StoredMessage]) -> None:
@@ -229,7 +229,7 @@ class TopicEntity(QueueEntity):
         description: TopicDescription,
         clock: Clock,
         timers: Timers,
-        call_soon: CallSoon = at_once,
+        call_soon: CallSoon = call_now,
     ) -> None:
         self._subscriptions: dict[str, SubscriptionEntity] = {}
         super().__init__(path, description, clock, timers, call_soon)
@@ -244,7 +244,7 @@ class TopicEntity(QueueEntity):
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
 
     @property
-    def credits_a_message(self) -> int:
+    def credits_per_message(self) -> int:
         """Each filter's evaluation costs as much as the message."""
         return 1 + sum(len(each.rules) for each in self._subscriptions.values())
 
@@ -253,7 +253,7 @@ class TopicEntity(QueueEntity):
         """What all subscriptions hold counts, each copy for itself."""
         return self.messages.size_bytes + sum(each.size_bytes for each in self._subscriptions.values())
 
-    def send_each(self, messages: Sequence[StoredMessage]) -> bool:
+    def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Never: what one message adds to the size is known once the rules have seen it."""
         del messages
         return False
@@ -289,7 +289,7 @@ class TopicEntity(QueueEntity):
     ) -> SubscriptionEntity:
         """Raises ArgumentInvalid (the name), EntityExists, QuotaExceeded, TimedOut (a partition is down)."""
         check_subscription_name(name)
-        self.check_whole()
+        self.check_all_partitions()
         if name.lower() in self._subscriptions:
             raise EntityExists(f"The messaging entity '{self.path}/{SEGMENT}/{name}' already exists.")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
@@ -303,7 +303,7 @@ class TopicEntity(QueueEntity):
 
     def delete_subscription(self, name: str) -> None:
         subscription = self.subscription(name)
-        self.check_whole()
+        self.check_all_partitions()
         del self._subscriptions[subscription.name.lower()]
         subscription.close()
 

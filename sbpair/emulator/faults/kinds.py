@@ -111,7 +111,7 @@ def partition_down(context: FaultContext, fault: Fault) -> Iterator[None]:
 
 def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
     """Yield the partitions of one entity, or of each. A subscription has those of its topic."""
-    entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *namespace.topics()]
+    entities = [namespace.resolve(path).entity] if path else [*namespace.queues(), *namespace.topics()]
     for entity in entities:
         if entity.partitions is not None:
             yield entity.partitions
@@ -173,7 +173,7 @@ def expire_locks(context: FaultContext, fault: Fault) -> Iterator[None]:
 
 def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
     subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
-    entities = [namespace.resolve(path).queue] if path else [*namespace.queues(), *subscriptions]
+    entities = [namespace.resolve(path).entity] if path else [*namespace.queues(), *subscriptions]
     return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
 
 

@@ -25,22 +25,22 @@ class DeadLetterCause(NamedTuple):
     description: str | None = None
 
 
-def queue_of(path: str) -> str:
+def dead_letter_path(path: str) -> str:
     """The path of a queue's dead letters."""
     return path + SUFFIX
 
 
-def is_one(path: str) -> bool:
+def is_dead_letter_path(path: str) -> bool:
     """Whether a path is that of some queue's dead letters."""
     return path.lower().endswith(SUFFIX)
 
 
-def parent_of(path: str) -> str:
+def parent_path(path: str) -> str:
     """The queue that has these dead letters; any other path as it is."""
-    return path[: -len(SUFFIX)] if is_one(path) else path
+    return path[: -len(SUFFIX)] if is_dead_letter_path(path) else path
 
 
-def why(payload: bytes) -> DeadLetterCause:
+def cause_of(payload: bytes) -> DeadLetterCause:
     """Why a message is there. Never raises: one that cannot be read does not say."""
     try:
         pairs = splice.map_pairs(Sections.split(payload).application_properties)
@@ -51,7 +51,7 @@ def why(payload: bytes) -> DeadLetterCause:
     return DeadLetterCause(_text(reason), _text(description))
 
 
-def revived(payload: bytes) -> bytes:
+def without_cause(payload: bytes) -> bytes:
     """The message without why it was dead-lettered. One that cannot be read stays as it is."""
     try:
         sections = Sections.split(payload)

@@ -24,9 +24,9 @@ class GenericMessage(NamedTuple):
 
     sections: Sections
 
-    def restored(self, send: Send, now_ms: int) -> tuple[bytes, ...]:
+    def restore(self, send: Send, now_ms: int) -> tuple[bytes, ...]:
         """The message as it was before it went into the backlog, encoded, in parts that follow one another."""
-        return (envelope.restored(self.sections, send, now_ms),)
+        return (envelope.restore(self.sections, send, now_ms),)
 
 
 Content: TypeAlias = TemplateMessage | GenericMessage
@@ -42,7 +42,7 @@ class Decoded(NamedTuple):
     locked_until: int
 
 
-_opened = partial(tuple.__new__, Decoded)
+_new_decoded = partial(tuple.__new__, Decoded)
 
 
 class Decoder:
@@ -52,13 +52,13 @@ class Decoder:
         self._queue = queue
         self._reader = TemplateReader(queue)
 
-    def open_all(self, payloads: Sequence[bytes]) -> list[Decoded]:
+    def decode(self, payloads: Sequence[bytes]) -> list[Decoded]:
         """What is no message has no id; whoever wants one for it gives it one."""
         found = self._reader.read(payloads)
         if all(found):
-            return list(map(_opened, found))  # as Opened(*read) of each would be, at a third of its cost
+            return list(map(_new_decoded, found))  # as Opened(*read) of each would be, at a third of its cost
         return [
-            self._open(payload) if read is None else _opened(read)
+            self._open(payload) if read is None else _new_decoded(read)
             for payload, read in zip(payloads, found, strict=True)
         ]
 
@@ -66,9 +66,9 @@ class Decoder:
         # Since it was looked at, another one may have been learnt from.
         [read] = self._reader.read([payload])
         if read is not None:
-            return _opened(read)
+            return _new_decoded(read)
         try:
-            sections, facts = envelope.facts_of(self._queue, payload)
+            sections, facts = envelope.read_facts(self._queue, payload)
         except ProtocolError as error:
             return Decoded(Facts(self._queue, 0, 0, "", None, size=len(payload), flaw=error.message), None, None, 0)
         if not facts.flaw:

@@ -39,10 +39,10 @@ SERVICE_ANNOTATIONS = frozenset(
 _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
 
 
-def facts_of(queue: str, payload: bytes) -> tuple[Sections, Facts]:
+def read_facts(queue: str, payload: bytes) -> tuple[Sections, Facts]:
     """Split a delivery and say what is known of it. Raises ProtocolError for what is no message at all.
 
-    What is wrong inside of a section that a move reads or changes is the facts' flaw: `restored` is only for messages
+    What is wrong inside of a section that a move reads or changes is the facts' flaw: `restore` is only for messages
     without one, and does not fail for them.
     """
     sections = Sections.split(payload)
@@ -67,13 +67,13 @@ def facts_of(queue: str, payload: bytes) -> tuple[Sections, Facts]:
     return sections, facts
 
 
-def restored(sections: Sections, send: Send, now_ms: int) -> bytes:
+def restore(sections: Sections, send: Send, now_ms: int) -> bytes:
     """The message as it was before it went into the backlog, encoded."""
     return Sections(
         header=header_of(sections.header, send.ttl_ms),
         message_annotations=annotations_of(sections, send),
         properties=properties_of(sections, send, now_ms),
-        application_properties=splice.without(sections.application_properties, among(ALIASES)),
+        application_properties=splice.without(sections.application_properties, is_one_of(ALIASES)),
         body=sections.body,
         footer=sections.footer,
     ).join()
@@ -123,13 +123,13 @@ def _read(what: str, read: Callable[[], T], flaws: list[str]) -> T | None:
 
 
 def _aliases(sections: Sections) -> Aliases:
-    ours = among(ALIASES)
+    ours = is_one_of(ALIASES)
     pairs = splice.map_pairs(sections.application_properties)
     # The keys alone tell whether a value has to be decoded: one that is broken, and not ours, is none of our business.
     return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if ours(key))
 
 
-def among(names: frozenset[str]) -> Callable[[Value], bool]:
+def is_one_of(names: frozenset[str]) -> Callable[[Value], bool]:
     # A key may be of any type, a list too, that no set takes.
     return lambda key: isinstance(key, str) and key in names
 
@@ -160,7 +160,7 @@ def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
 def annotations_of(sections: Sections, send: Send) -> bytes:
     """The message annotations without the service's own, and with the schedule."""
     doomed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
-    raw = splice.without(sections.message_annotations, among(doomed))
+    raw = splice.without(sections.message_annotations, is_one_of(doomed))
     if send.scheduled_at is None:
         return raw
     return splice.with_pairs(raw, MESSAGE_ANNOTATIONS, {SCHEDULE: Timestamp(send.scheduled_at)})

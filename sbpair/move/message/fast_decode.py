@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import Send
 
 REMEMBERED = 4096
-MAX_SHAPES = 4
+MAX_TEMPLATES = 4
 """How many ways to write what stands before the properties a reader remembers. One service has one or two."""
 
 MAX_LAYOUTS = 256
@@ -50,12 +50,12 @@ _ALIAS_KEYS = {codec.encode(name): name for name in ALIASES}
 _GROUP_ID = 10
 _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, Timestamp(0))])))[:-8]
 
-Told = tuple[str | None, bool, bytes]
+PropertyFacts = tuple[str | None, bool, bytes]
 """(content type, whether an absolute expiry is stated, all of it): what properties say behind the message id."""
 
 Parts = tuple[bytes, ...]
 
-Said = tuple[str, str | None, int | None, int | None, bytes]
+AliasFields = tuple[str, str | None, int | None, int | None, bytes]
 """(path, session id, ticks to live, scheduled at, the application properties without them)"""
 
 
@@ -67,37 +67,37 @@ class TemplateMessage(NamedTuple):
 
     layout: FieldLayout
     payload: bytes
-    told: Told
+    properties: PropertyFacts
     kept: bytes
     rest_at: int
 
-    def restored(self, send: Send, now_ms: int) -> Parts:
+    def restore(self, send: Send, now_ms: int) -> Parts:
         """The message as it was before it went into the backlog, encoded, in parts that follow one another."""
-        layout, payload, told, kept, rest_at = self
-        around = _around_id(layout, told, send)
+        layout, payload, properties, kept, rest_at = self
+        around = _around_message_id(layout, properties, send)
         if around is None:
-            return self._restored_now(send, now_ms)
+            return self._restore_now(send, now_ms)
         before, after = around
         return before, payload[layout.id_at : layout.id_end], after, kept, payload[rest_at:]
 
-    def _restored_now(self, send: Send, now_ms: int) -> Parts:
+    def _restore_now(self, send: Send, now_ms: int) -> Parts:
         """As above, where the properties say what time it is, or are long."""
         layout, payload = self.layout, self.payload
         raw = payload[layout.id_at - _BEFORE_ID : layout.map_at]
         properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
-        return _before_properties(layout.shape, send), properties, self.kept, payload[self.rest_at :]
+        return _before_properties(layout.template, send), properties, self.kept, payload[self.rest_at :]
 
 
 @lru_cache(REMEMBERED)
-def _around_id(layout: FieldLayout, told: Told, send: Send) -> tuple[bytes, bytes] | None:
+def _around_message_id(layout: FieldLayout, properties: PropertyFacts, send: Send) -> tuple[bytes, bytes] | None:
     """What a restored message has before its id, and between that and its application properties.
 
     None where that depends on the time, or is not written in short.
     """
-    _, expires, tail = told
+    _, expires, tail = properties
     if send.ttl_ms is not None and (expires or send.ttl_ms > MAX_TTL_HEADER_MS):
         return None
-    before, count = _before_properties(layout.shape, send), layout.count
+    before, count = _before_properties(layout.template, send), layout.count
     if send.session_id is not None:
         text = send.session_id.encode()
         tail, count = _with_group_id(count, tail, bytes((_TEXT, len(text) & 0xFF)) + text)
@@ -108,14 +108,14 @@ def _around_id(layout: FieldLayout, told: Told, send: Send) -> tuple[bytes, byte
     return before + beginning, tail
 
 
-def _before_properties(shape: EnvelopeTemplate, send: Send) -> bytes:
-    annotations = shape.annotations
+def _before_properties(template: EnvelopeTemplate, send: Send) -> bytes:
+    annotations = template.annotations
     if send.scheduled_at is not None:
         if not annotations and -(1 << 63) <= send.scheduled_at < 1 << 63:
             annotations = _SCHEDULE + send.scheduled_at.to_bytes(8, signed=True)
         else:
             annotations = envelope.annotations_of(Sections(message_annotations=annotations), send)
-    return _header(shape.header, send.ttl_ms) + annotations
+    return _header(template.header, send.ttl_ms) + annotations
 
 
 def _with_group_id(count: int, tail: bytes, group_id: bytes) -> tuple[bytes, int]:
@@ -138,7 +138,7 @@ def _header(raw: bytes, ttl_ms: int | None) -> bytes:
 class EnvelopeTemplate:
     """How one message was written up to its properties: what is the same in the next one, and where its numbers are.
 
-    `header`, `annotations` and `partition_key` are what is kept of it, and the same for every message of this shape.
+    `header`, `annotations` and `partition_key` are what is kept of it, and the same for every message of this template.
     `layouts` are the ways in which they go on, by what stands between `size`, where the properties begin, and `id_at`.
     """
 
@@ -148,7 +148,9 @@ class EnvelopeTemplate:
         self.size = len(self.before)
         self.id_at = self.size + _BEFORE_ID
         self.header = sections.header
-        self.annotations = splice.without(sections.message_annotations, envelope.among(envelope.SERVICE_ANNOTATIONS))
+        self.annotations = splice.without(
+            sections.message_annotations, envelope.is_one_of(envelope.SERVICE_ANNOTATIONS)
+        )
         self.partition_key = envelope.partition_key(sections)
         self.names = names
         self.format, self.end = ">", 0
@@ -157,8 +159,8 @@ class EnvelopeTemplate:
             self.end = position + struct.calcsize(f">{kind}")
         self.layouts: dict[bytes, FieldLayout] = {}
 
-    def lay_out(self, payload: bytes) -> FieldLayout | None:
-        """How a message of this shape goes on, the first of its kind; None where that is not as usual."""
+    def learn_layout(self, payload: bytes) -> FieldLayout | None:
+        """How a message of this template goes on, the first of its kind; None where that is not as usual."""
         beginning = payload[self.size : self.id_at]
         if len(beginning) < _BEFORE_ID or not beginning.startswith(_SHORT_PROPERTIES):
             return None
@@ -180,7 +182,7 @@ class EnvelopeTemplate:
 
     @classmethod
     def learn(cls, payload: bytes, sections: Sections) -> EnvelopeTemplate | None:
-        """The shape of a message that has been read in general; None where its numbers are not the usual ones."""
+        """The template of a message that has been read in general; None where its numbers are not the usual ones."""
         header, delivery = sections.header, sections.delivery_annotations
         if not payload.startswith(header + delivery + sections.message_annotations + sections.properties):
             return None
@@ -199,31 +201,42 @@ class EnvelopeTemplate:
 
 
 class FieldLayout:
-    """How messages of one shape are written up to the size of their application properties, where ids are as long.
+    """How messages of one template are written up to the size of their application properties, where ids are as long.
 
     `unpack` takes a message apart; `constant` picks what has to be `constants`, and `variable` the rest: the three
     numbers, the message id, the properties behind it, and how long the application properties are.
     """
 
-    __slots__ = ("constant", "constants", "count", "id_at", "id_end", "map_at", "shape", "size", "unpack", "variable")
+    __slots__ = (
+        "constant",
+        "constants",
+        "count",
+        "id_at",
+        "id_end",
+        "map_at",
+        "size",
+        "template",
+        "unpack",
+        "variable",
+    )
 
-    def __init__(self, shape: EnvelopeTemplate, beginning: bytes, count: int, id_size: int, tail_size: int) -> None:
-        self.shape = shape
+    def __init__(self, template: EnvelopeTemplate, beginning: bytes, count: int, id_size: int, tail_size: int) -> None:
+        self.template = template
         self.count = count
-        self.id_at = shape.id_at
+        self.id_at = template.id_at
         self.id_end = self.id_at + id_size
-        before_id = f"{shape.format}{self.id_at - shape.end}s"
+        before_id = f"{template.format}{self.id_at - template.end}s"
         pattern = struct.Struct(f"{before_id}{id_size}s{tail_size}s{len(_SHORT_MAP)}sB")
         self.size = pattern.size
         self.map_at = self.size - len(_SHORT_MAP) - 1
         self.unpack = pattern.unpack_from
-        values = pattern.unpack(shape.before + beginning + bytes(id_size + tail_size) + _SHORT_MAP + b"\x00")
+        values = pattern.unpack(template.before + beginning + bytes(id_size + tail_size) + _SHORT_MAP + b"\x00")
         *fixed, id_index, tail_index, map_index, size_index = range(len(values))
         numbers = [index for index in fixed if isinstance(values[index], int)]
         self.constant = itemgetter(*(index for index in fixed if index not in numbers), map_index)
         self.constants = self.constant(values)
         self.variable = itemgetter(
-            *(numbers[shape.names.index(name)] for name in _NUMBERS), id_index, tail_index, size_index
+            *(numbers[template.names.index(name)] for name in _NUMBERS), id_index, tail_index, size_index
         )
 
     def fits(self, payload: bytes) -> bool:
@@ -231,34 +244,34 @@ class FieldLayout:
         return len(payload) >= self.size and self.constant(self.unpack(payload)) == self.constants
 
     def read(self, queue: str, payloads: Sequence[bytes]) -> list[Read]:
-        """What the messages of a queue say. Raises one of UNUSUAL where one of them is not as usual.
+        """What the messages of a queue say. Raises one of NOT_TEMPLATED where one of them is not as usual.
 
         Every message comes through here: whatever can be is done by one call for all of them.
         """
         if min(map(len, payloads)) < self.size:
-            raise ProtocolError(_OTHERWISE)
+            raise ProtocolError(_REASON)
         values = list(map(self.unpack, payloads))
         if not all(map(eq, map(self.constant, values), repeat(self.constants))):
-            raise ProtocolError(_OTHERWISE)
+            raise ProtocolError(_REASON)
         *numbers, locks, raw_ids, tails, sizes = zip(*map(self.variable, values), strict=True)
-        ids, told = map(bytes.decode, raw_ids), list(map(_told_by, repeat(self.count), tails))
+        ids, properties = map(bytes.decode, raw_ids), list(map(_property_facts, repeat(self.count), tails))
         ends = list(map(self.size.__add__, sizes))
         aliases = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
         *directions, kept = zip(*map(_aliases, aliases), strict=True)
         lengths = list(map(len, payloads))
         if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, lengths, ends)), ends)):
-            raise ProtocolError(_OTHERWISE)
-        about = (ids, *directions, lengths, map(_content_type, told))
+            raise ProtocolError(_REASON)
+        about = (ids, *directions, lengths, map(_content_type, properties))
         # As Facts(…) would be, at a third of its cost; and Usual(…) too. What repeats has no end.
         facts = map(_facts, zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
-        usual = map(_usual, zip(repeat(self), payloads, told, kept, ends, strict=False))
-        return list(zip(facts, usual, repeat(self.shape.partition_key), locks, strict=False))
+        messages = map(_new_message, zip(repeat(self), payloads, properties, kept, ends, strict=False))
+        return list(zip(facts, messages, repeat(self.template.partition_key), locks, strict=False))
 
 
-UNUSUAL = (ProtocolError, IndexError, ValueError, struct.error)
-_OTHERWISE = "a message is written in another way"
-_facts, _usual = partial(tuple.__new__, Facts), partial(tuple.__new__, TemplateMessage)
-_content_type: Callable[[Told], str | None] = itemgetter(0)
+NOT_TEMPLATED = (ProtocolError, IndexError, ValueError, struct.error)
+_REASON = "a message is written in another way"
+_facts, _new_message = partial(tuple.__new__, Facts), partial(tuple.__new__, TemplateMessage)
+_content_type: Callable[[PropertyFacts], str | None] = itemgetter(0)
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
 _TOKEN = 0x98
@@ -278,11 +291,11 @@ Read = tuple[Facts, TemplateMessage, str | None, int]
 
 
 class TemplateReader:
-    """Reads the messages of one queue. It knows them by the shape of the last ones."""
+    """Reads the messages of one queue. It knows them by the template of the last ones."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
-        self._shapes: list[EnvelopeTemplate] = []
+        self._templates: list[EnvelopeTemplate] = []
 
     def read(self, payloads: Sequence[bytes]) -> list[Read] | list[Read | None]:
         """(what is known, what is kept, its partition key, when its lock runs out) of each message.
@@ -291,7 +304,7 @@ class TemplateReader:
         """
         layout = self._layout(payloads[0]) if payloads else None
         if layout is not None:
-            with suppress(*UNUSUAL):
+            with suppress(*NOT_TEMPLATED):
                 return layout.read(self._queue, payloads)
         return self._read_apart(payloads)
 
@@ -312,30 +325,30 @@ class TemplateReader:
     def _read_each(self, layout: FieldLayout, payloads: list[bytes]) -> Sequence[Read | None]:
         try:
             return layout.read(self._queue, payloads)
-        except UNUSUAL:
+        except NOT_TEMPLATED:
             if len(payloads) == 1:
                 return [None]
         return [read for payload in payloads for read in self._read_each(layout, [payload])]
 
     def _layout(self, payload: bytes) -> FieldLayout | None:
-        for shape in self._shapes:
-            layout = shape.layouts.get(payload[shape.size : shape.id_at]) or shape.lay_out(payload)
+        for template in self._templates:
+            layout = template.layouts.get(payload[template.size : template.id_at]) or template.learn_layout(payload)
             if layout is not None and layout.fits(payload):
                 return layout
         return None
 
     def learn(self, payload: bytes, sections: Sections) -> None:
         """Remember how a message is written that `envelope` has read, and found nothing wrong with."""
-        if any(shape.fits(payload) for shape in self._shapes):
+        if any(template.fits(payload) for template in self._templates):
             return  # it is another thing that is not as usual
-        with suppress(*UNUSUAL):  # of delivery annotations `envelope` reads nothing: they may be anything
-            shape = EnvelopeTemplate.learn(payload, sections)
-            if shape is not None:
-                self._shapes = [shape, *self._shapes[: MAX_SHAPES - 1]]
+        with suppress(*NOT_TEMPLATED):  # of delivery annotations `envelope` reads nothing: they may be anything
+            template = EnvelopeTemplate.learn(payload, sections)
+            if template is not None:
+                self._templates = [template, *self._templates[: MAX_TEMPLATES - 1]]
 
 
 @lru_cache(REMEMBERED)
-def _told_by(count: int, tail: bytes) -> Told:
+def _property_facts(count: int, tail: bytes) -> PropertyFacts:
     """What properties say behind the message id. Raises ProtocolError, ValueError where they are not to be read."""
     raw = _without_id(count, tail)
     splice.with_fields(raw, PROPERTIES, {})
@@ -344,15 +357,15 @@ def _told_by(count: int, tail: bytes) -> Told:
 
 
 @lru_cache(REMEMBERED)
-def _aliases(raw: bytes) -> Said:
-    """What application properties say. Raises one of UNUSUAL where they are not as usual."""
+def _aliases(raw: bytes) -> AliasFields:
+    """What application properties say. Raises one of NOT_TEMPLATED where they are not as usual."""
     found: dict[str, bytes] = {}
     kept: list[bytes] = []
     position = 6
     for _ in range(raw[5] // 2):
         value_at = position + 2 + raw[position + 1]
         if raw[position] != _TEXT or not raw[position + 2 : value_at].isascii():
-            raise ProtocolError(_OTHERWISE)
+            raise ProtocolError(_REASON)
         code = raw[value_at]
         if code == _TEXT:
             end = value_at + 2 + raw[value_at + 1]
@@ -362,20 +375,20 @@ def _aliases(raw: bytes) -> Said:
         if name is None:
             kept.append(raw[position:end])
         elif name in found:
-            raise ProtocolError(_OTHERWISE)
+            raise ProtocolError(_REASON)
         else:
             found[name] = raw[value_at:end]
         position = end
     if position != len(raw) or raw[5] % 2 or raw[4] != len(raw) - 5:
-        raise ProtocolError(_OTHERWISE)
-    return _decoded(found, kept)
+        raise ProtocolError(_REASON)
+    return _decode_aliases(found, kept)
 
 
-def _decoded(found: dict[str, bytes], kept: list[bytes]) -> Said:
+def _decode_aliases(found: dict[str, bytes], kept: list[bytes]) -> AliasFields:
     values = {name: _alias(name, raw) for name, raw in found.items()}
     path = values.get(PATH)
     if not isinstance(path, str) or None in values.values():
-        raise ProtocolError(_OTHERWISE)
+        raise ProtocolError(_REASON)
     body = b"".join(kept)
     rest = _SHORT_MAP + bytes((len(body) + 1, 2 * len(kept))) + body if kept else b""
     session_id, ttl_ticks, scheduled_at = map(values.get, (SESSION_ID, TIME_TO_LIVE, SCHEDULED))

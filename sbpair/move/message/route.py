@@ -9,14 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import repeat, starmap
+from itertools import starmap
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
-
-if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest time to live that fits a message's header: 49.7 days."""
@@ -56,21 +53,7 @@ class TimeToLive(StrEnum):
     REMAINING = "remaining"
 
 
-def key_of(namespace: str, facts: Facts) -> Key:
-    return (namespace, facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
-
-
 REMEMBERED = 4_096
-
-_lowered = lru_cache(REMEMBERED)(str.lower)
-
-
-def keys_of(namespace: str, many: Sequence[Facts]) -> list[Key]:
-    """`key_of` of each."""
-    if not many:
-        return []
-    queues, numbers, times, ids, *_ = zip(*many, strict=True)
-    return list(zip(repeat(namespace), map(_lowered, queues), numbers, times, ids, strict=False))
 
 
 class Send(NamedTuple):

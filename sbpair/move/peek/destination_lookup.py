@@ -51,9 +51,9 @@ class DestinationLookup:
         self._found: dict[str, DestinationEntity | DeadLetter | None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._opening = asyncio.Lock()
-        self._wire: AmqpClient | None = None
+        self._client: AmqpClient | None = None
         self._managed = True
-        self.unanswered = ""
+        self.unavailable = ""
 
     async def tier(self) -> str | None:
         try:
@@ -61,7 +61,7 @@ class DestinationLookup:
         except NotAuthorized:
             return None
         except Unavailable as error:
-            self._give_up(error)
+            self._set_unavailable(error)
             return None
 
     def name(self, path: str) -> str:
@@ -88,13 +88,13 @@ class DestinationLookup:
 
     async def _ask(self, path: str) -> DestinationEntity | DeadLetter | None:
         try:
-            return None if self.unanswered else await self._read(path)
+            return None if self.unavailable else await self._read(path)
         except EntityMissing as error:
             return missing(path, error.message)
         except ServiceRefused as error:
             return refused(path, error.message)
         except (NotAuthorized, Unavailable, ProtocolError) as error:
-            self._give_up(error)
+            self._set_unavailable(error)
             return None
 
     async def _read(self, path: str) -> DestinationEntity:
@@ -107,17 +107,17 @@ class DestinationLookup:
 
     async def _by_link(self, path: str) -> DestinationEntity:
         async with self._opening:
-            if self._wire is None:
+            if self._client is None:
                 connecting = connect(self._endpoint, get_token=self._get_token)
-                self._wire = await self._stack.enter_async_context(connecting)
+                self._client = await self._stack.enter_async_context(connecting)
         try:
-            sender = await self._wire.sender(path)
+            sender = await self._client.sender(path)
         except Unreachable:
-            if self._wire.error is not None:
+            if self._client.error is not None:
                 raise
             return DestinationEntity(path, is_topic=None, filters=None)  # it is there, and takes nothing for now
         sender.close()
         return DestinationEntity(path, is_topic=None, filters=None, message_bytes=sender.max_message_size or None)
 
-    def _give_up(self, error: SbpairError) -> None:
-        self.unanswered = self.unanswered or error.message
+    def _set_unavailable(self, error: SbpairError) -> None:
+        self.unavailable = self.unavailable or error.message

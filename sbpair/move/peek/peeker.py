@@ -13,7 +13,7 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.azure.retry import attempt
 from sbpair.errors import ProtocolError, Throttled
-from sbpair.move.message.envelope import facts_of
+from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAGE = 250
 """Messages asked for in one look; the service gives fewer as it sees fit."""
 
-PATIENCE = 10
+MAX_BUSY = 10
 """How often in a row the service may say that it is busy."""
 
 
@@ -48,7 +48,7 @@ class PeekedMessage(NamedTuple):
 class PeekPosition:
     """How far a queue has been looked at. In a partitioned queue, the partition is the highest part of a number.
 
-    `ended` is whether there was nothing more; `blind` whether an unreadable message hid what may lie behind it.
+    `ended` is whether there was nothing more; `truncated` whether an unreadable message hid what may lie behind it.
     """
 
     queue: str
@@ -56,16 +56,16 @@ class PeekPosition:
     highest: int = -1
     messages: int = 0
     ended: bool = False
-    blind: bool = False
+    truncated: bool = False
 
-    def turn_the_page(self) -> bool:
+    def next_page(self) -> bool:
         """False where this page did not say where the next one begins."""
         moved = self.highest >= self.start
         self.start = self.highest + 1
         return moved
 
 
-Take = Callable[[PeekedMessage], Awaitable[None]]
+OnMessage = Callable[[PeekedMessage], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -77,57 +77,57 @@ class Peeker:
 
     endpoint: Endpoint
     get_token: GetToken | None
-    pace: RateLimiter
+    rate_limiter: RateLimiter
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[object]]
     on_event: Callable[[Peeked | Retrying], object]
     limit: int | None = None
 
-    async def look(self, position: PeekPosition, take: Take) -> None:
-        """Show `take` each message, once, in the order of the queue; broken off, it goes on from where it was.
+    async def peek(self, position: PeekPosition, on_message: OnMessage) -> None:
+        """Show `on_message` each message, once, in the order of the queue; broken off, it goes on from where it was.
 
         Raises EntityMissing, AccessError, Unavailable.
         """
         what = f"look at {position.queue}"
-        await attempt(what, lambda: self._pages(position, take), sleep=self.sleep, on_event=self.on_event)
+        await attempt(what, lambda: self._pages(position, on_message), sleep=self.sleep, on_event=self.on_event)
 
-    async def _pages(self, position: PeekPosition, take: Take) -> None:
-        async with connect(self.endpoint, get_token=self.get_token) as wire:
+    async def _pages(self, position: PeekPosition, on_message: OnMessage) -> None:
+        async with connect(self.endpoint, get_token=self.get_token) as client:
             while wanted := self._wanted(position):
-                page = await self._page(wire, position, wanted)
+                page = await self._page(client, position, wanted)
                 if not page:
                     position.ended = True
                     return
                 for payload in page:
-                    await take(_seen(position, payload))
+                    await on_message(_read_message(position, payload))
                 self.on_event(Peeked(position.queue, position.messages))
-                if not position.turn_the_page():
-                    position.blind = True
+                if not position.next_page():
+                    position.truncated = True
                     return
-            position.ended = not await self._page(wire, position, 1)
+            position.ended = not await self._page(client, position, 1)
 
     def _wanted(self, position: PeekPosition) -> int:
         return PAGE if self.limit is None else min(PAGE, max(0, self.limit - position.messages))
 
-    async def _page(self, wire: AmqpClient, position: PeekPosition, wanted: int) -> list[bytes]:
+    async def _page(self, client: AmqpClient, position: PeekPosition, wanted: int) -> list[bytes]:
         """The next messages, as soon as the service has time for it."""
-        for _ in range(PATIENCE):
-            await self.sleep(self.pace.delay(self.clock(), 1))
+        for _ in range(MAX_BUSY):
+            await self.sleep(self.rate_limiter.delay(self.clock(), 1))
             try:
-                page = await wire.peek(position.queue, position.start, wanted)
+                page = await client.peek(position.queue, position.start, wanted)
             except Throttled as error:
                 busy = error
-                self.pace.on_busy(self.clock())
+                self.rate_limiter.on_busy(self.clock())
             else:
-                self.pace.count_sent(self.clock(), len(page))
+                self.rate_limiter.count_sent(self.clock(), len(page))
                 return page
         raise busy
 
 
-def _seen(position: PeekPosition, payload: bytes) -> PeekedMessage:
+def _read_message(position: PeekPosition, payload: bytes) -> PeekedMessage:
     position.messages += 1
     try:
-        sections, facts = facts_of(position.queue, payload)
+        sections, facts = read_facts(position.queue, payload)
     except ProtocolError as error:
         return PeekedMessage(Facts(position.queue, 0, 0, None, None, size=len(payload), flaw=error.message), Sections())
     position.highest = max(position.highest, facts.sequence_number)

@@ -150,7 +150,7 @@ async def test_one_bad_message_in_a_breath_costs_no_other(bad: bytes) -> None:
 async def test_a_queue_that_fills_up_in_one_breath_takes_what_fits() -> None:
     async with open_stage() as stage:
         one = plain("z" * 1_000)
-        stage.queue._limit_bytes = 3 * len(one)
+        stage.queue._max_bytes = 3 * len(one)
         async with stage.connect() as peer:
             answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
         taken = sum(len(answer.deliveries) for answer in answers if isinstance(answer.state, Accepted))
@@ -226,7 +226,7 @@ async def test_a_link_that_will_come_back_keeps_its_locks() -> None:
             await peer.send(await peer.attach_sender("orders"), plain())
             link = await peer.attach_receiver("orders")
             (delivery,) = await peer.take(link, 1)
-            message = queue.messages.locked(delivery.tag)
+            message = queue.messages.get_locked(delivery.tag)
             peer.connection.put(
                 link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40"
             )

@@ -44,7 +44,7 @@ async def test_the_answer_names_the_session_and_how_long_it_is_locked() -> None:
             link = ask_for(await peer.begin(), None)
             await peer.wait(LinkAttached, of=link)
             assert link.remote.source.filter[FILTER] == "s"
-            held = queue.messages.held("s")
+            held = queue.messages.held_session("s")
             until = link.remote.properties["com.microsoft:locked-until-utc"]
             assert type(until) is Long
             assert until == held.locked_until_ms * 10_000 + TICKS_TO_1970

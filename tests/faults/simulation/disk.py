@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from sbpair.runs import database
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.journal import ACCEPTED, DELETE, INSERT, UPDATE, _unpacked
+from sbpair.runs.journal import ACCEPTED, DELETE, INSERT, UPDATE, _decode_keys
 from sbpair.runs.lease import Lock
 from tests.faults.simulation.loop import PROCESS, Process
 
@@ -97,7 +97,7 @@ class Disk:
         flights, accepted = self._flights[state.path], self._accepted[state.path]
         if statement == INSERT:
             number, _, namespace, queue, *_, keys = row
-            flights[number] = [(namespace, queue, *parts) for parts in _unpacked(keys)]
+            flights[number] = [(namespace, queue, *parts) for parts in _decode_keys(keys)]
             for message in flights[number]:
                 self._sent[process].add((queue, message[2]))
                 if message in self._known[state]:

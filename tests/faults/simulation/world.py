@@ -76,7 +76,7 @@ class World:
         namespace = Namespace(name, self.clock, self.timers, call_soon=self.loop.call_soon)
         namespace.authority = f"{name}:5672"
         namespace.on_outage.add(lambda: self._break(name))
-        self.network.serve(name, lambda: None if namespace.down else AmqpConnection(namespace))
+        self.network.serve(name, lambda: None if namespace.is_down else AmqpConnection(namespace))
         return namespace
 
     def _break(self, name: str) -> None:
@@ -112,7 +112,7 @@ class Control:
         await asyncio.sleep(2 * weather.slow + weather.jitter * self._random.random())
         if not self._granted:
             raise errors.NotAuthorized("Manage,EntityRead claims are required for this operation.")
-        if self._world.secondary.down or self._world.network.refusing.get(SECONDARY):
+        if self._world.secondary.is_down or self._world.network.refusing.get(SECONDARY):
             raise errors.Unreachable(f"no connection to {SECONDARY}")
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:

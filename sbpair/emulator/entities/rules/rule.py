@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.emulator.entities.rules import evaluate
-from sbpair.emulator.entities.rules.typed import Typed
+from sbpair.emulator.entities.rules.typed import TypedValue
 from sbpair.emulator.entities.rules.values import EvaluationFailed, Truth, equal
 from sbpair.emulator.entities.rules.view import SYSTEM, Draft, MessageView
 from sbpair.emulator.service_errors import ArgumentInvalid
@@ -27,7 +27,7 @@ FILTER_FAILED: Final = "FilterException"
 ACTION_FAILED: Final = "RuleActionException"
 _FORBIDDEN: Final = frozenset("/\\@?#*")
 
-Named = tuple[tuple[str, Typed], ...]
+NamedValues = tuple[tuple[str, TypedValue], ...]
 """Parameters of an expression, or properties of a correlation filter, in the order in which they came."""
 
 
@@ -56,14 +56,14 @@ class SqlRuleFilter:
     """Selects what its expression is true of. Raises SqlInvalid where it is none."""
 
     expression: str
-    parameters: Named = ()
+    parameters: NamedValues = ()
     matches: Test = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matches", evaluate.condition(self.expression, _values(self.parameters)))
 
 
-CORRELATED: Final[dict[str, str]] = {
+CORRELATION_FIELDS: Final[dict[str, str]] = {
     "correlation_id": "CorrelationId",
     "message_id": "MessageId",
     "to": "To",
@@ -88,14 +88,14 @@ class CorrelationRuleFilter:
     session_id: str | None = None
     reply_to_session_id: str | None = None
     content_type: str | None = None
-    properties: Named = ()
+    properties: NamedValues = ()
 
     def __post_init__(self) -> None:
-        if not self.properties and all(getattr(self, name) is None for name in CORRELATED):
+        if not self.properties and all(getattr(self, name) is None for name in CORRELATION_FIELDS):
             raise ArgumentInvalid("A correlation filter needs at least one property to compare with.")
 
     def matches(self, view: MessageView) -> Truth:
-        for name, system in CORRELATED.items():
+        for name, system in CORRELATION_FIELDS.items():
             wanted = getattr(self, name)
             if wanted is not None and SYSTEM[system.lower()].read(view) != wanted:
                 return False
@@ -110,7 +110,7 @@ class SqlAction:
     """Changes a message. Raises SqlInvalid where its expression is no action."""
 
     expression: str
-    parameters: Named = ()
+    parameters: NamedValues = ()
     steps: tuple[Step, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -133,14 +133,14 @@ class SubscriptionRule:
             raise ArgumentInvalid(f"'{self.name}' contains characters that are not allowed in the name of a rule.")
 
 
-def _values(named: Named) -> Parameters:
+def _values(named: NamedValues) -> Parameters:
     return {name.removeprefix("@").lower(): typed.value for name, typed in named}
 
 
 # Which copies a message makes
 
 
-class Failure(NamedTuple):
+class RuleFailure(NamedTuple):
     """Why the rules of a subscription could not say whether it gets a message: a dead letter's reason and text."""
 
     reason: str
@@ -151,12 +151,12 @@ class RuleMatches(NamedTuple):
     """`failure` is the first that there was; rules that did match have their copies nevertheless."""
 
     copies: list[StoredMessage]
-    failure: Failure | None
+    failure: RuleFailure | None
 
 
 def select(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleMatches:
     """The copies of a message that one subscription gets."""
-    failure: Failure | None = None
+    failure: RuleFailure | None = None
     plain = False
     changed: list[StoredMessage] = []
     for rule in rules:
@@ -170,8 +170,8 @@ def select(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleMatches:
             else:
                 changed.append(_annotated(rule, rule.action, view))
         except EvaluationFailed as error:
-            failure = failure or Failure(getattr(error, "reason", FILTER_FAILED), error.message)
-    return RuleMatches([view.message.published(), *changed] if plain else changed, failure)
+            failure = failure or RuleFailure(getattr(error, "reason", FILTER_FAILED), error.message)
+    return RuleMatches([view.message.for_subscription(), *changed] if plain else changed, failure)
 
 
 class ActionFailed(EvaluationFailed):

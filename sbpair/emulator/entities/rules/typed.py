@@ -37,7 +37,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Typed(NamedTuple):
+class TypedValue(NamedTuple):
     """`value` is what rules calculate with; `original` is it in AMQP's types."""
 
     kind: str
@@ -46,7 +46,7 @@ class Typed(NamedTuple):
     value: Value
 
 
-def read_typed(kind: str, text: str) -> Typed:
+def read_typed(kind: str, text: str) -> TypedValue:
     """Raises ArgumentInvalid for a type that is not known, and for a text that is not of it."""
     reader = _READERS.get(kind)
     if reader is None:
@@ -56,11 +56,11 @@ def read_typed(kind: str, text: str) -> Typed:
     except (ValueError, KeyError, OverflowError, InvalidOperation) as error:
         raise ArgumentInvalid(f"The value '{text[:100]}' is not of the type {kind}.") from error
     if isinstance(read, Decimal):
-        return Typed(kind, text, amqp_value(read), read)
-    return Typed(kind, text, read, plain(read))
+        return TypedValue(kind, text, amqp_value(read), read)
+    return TypedValue(kind, text, read, plain(read))
 
 
-def from_amqp(original: Value) -> Typed:
+def from_amqp(original: Value) -> TypedValue:
     """Raises ArgumentInvalid for an AMQP value that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
     value = plain(original)
@@ -68,7 +68,7 @@ def from_amqp(original: Value) -> Typed:
         kind = "duration" if isinstance(value, TimeSpanValue) else "dateTime"
     if kind is None:
         raise ArgumentInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
-    return Typed(kind, _show(value), original, value)
+    return TypedValue(kind, _show(value), original, value)
 
 
 def _show(value: Value) -> str:

@@ -129,7 +129,10 @@ _DESCRIBED: Final = (
     System("CorrelationId", lambda view: _text(view.properties.correlation_id), 5),
     System("DeadLetterSource", lambda _: None),
     System("DeliveryCount", lambda view: view.message.delivery_count),
-    System("EnqueuedSequenceNumber", lambda view: view.message.first_number or view.message.sequence_number),
+    System(
+        "EnqueuedSequenceNumber",
+        lambda view: view.message.enqueued_sequence_number or view.message.sequence_number,
+    ),
     System("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
     System("ExpiresAtUtc", _expires_at),
     System("ForcePersistence", lambda _: False),
@@ -159,7 +162,7 @@ class Draft(MessageView):
     """A copy of a message that an action works on. The sender's bytes stay, but for what is set or removed."""
 
     def __init__(self, view: MessageView) -> None:
-        super().__init__(view.message.published())
+        super().__init__(view.message.for_subscription())
         self.message.enqueued_at_ms = view.message.enqueued_at_ms
         self.message.sequence_number = view.message.sequence_number
         self._user = dict(view.user)

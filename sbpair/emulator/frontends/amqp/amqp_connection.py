@@ -92,7 +92,7 @@ class AmqpConnection(asyncio.Protocol):
         self._namespace.on_outage.add(self._on_outage)
         self._namespace.fault_points.register(self, transport)
         self._set_heartbeat()
-        if self._namespace.down:
+        if self._namespace.is_down:
             self._on_outage()
 
     def data_received(self, data: bytes) -> None:

@@ -8,7 +8,7 @@ from sbpair.amqp.performatives import Accepted, Error, Rejected
 from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.queue import BATCH_BYTES
+from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
 from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, amqp_error, id_ranges
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
@@ -44,12 +44,12 @@ class IncomingLink:
         self.path = path
         self._fault_points = fault_points
         self._link = link
-        self._queue = target.queue
-        self._with_id = target.queue.description.requires_duplicate_detection
+        self._queue = target.entity
+        self._with_id = target.entity.description.requires_duplicate_detection
         self._received: list[Delivery] = []
         self._accepted: list[Delivery] = []
-        limit = target.queue.message_limit_bytes
-        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, BATCH_BYTES))})
+        limit = target.entity.max_message_bytes
+        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, MAX_BATCH_BYTES))})
         link.max_message_size = OVERSIZE_FACTOR * limit
         self._idle = connection.watch_idle(link)
         link.grant(CREDIT)
@@ -77,7 +77,7 @@ class IncomingLink:
             read = [service_envelope.read_message(each.payload, with_id=self._with_id) for each in deliveries]
         except ProtocolError:
             return False
-        if not self._queue.send_each([message for message in read if message is not None]):
+        if not self._queue.try_send_each([message for message in read if message is not None]):
             return False
         self._accepted += [delivery for delivery in deliveries if not delivery.settled]
         return True
@@ -85,10 +85,10 @@ class IncomingLink:
     def _enqueue_one(self, delivery: Delivery) -> None:
         meter = self._fault_points.meter
         try:
-            messages = service_envelope.take_in(delivery.payload, delivery.format, with_id=self._with_id)
+            messages = service_envelope.read_delivery(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
                 if meter is not None:
-                    meter.spend(len(messages) * self._queue.credits_a_message, self.path)
+                    meter.spend(len(messages) * self._queue.credits_per_message, self.path)
                 self._queue.send(messages)
         except ServiceError as error:
             self._reject(delivery, amqp_error(error))

@@ -50,7 +50,7 @@ class LinkOpener:
         self._claims.require(_ANY, path)
         target = self._namespace.resolve(path)
         self._namespace.fault_points.check(path)
-        self._watch(target.queue)
+        self._watch(target.entity)
         make = self._management_endpoint if target.management else self._message_endpoint
         return make(link, path, target)
 
@@ -82,7 +82,7 @@ class LinkOpener:
             self._claims.require(IncomingLink.rights, path)
             if target.is_dead_letters:
                 raise NotAllowed("Nothing can be sent to a dead-letter queue.")
-            target.queue.check_send()
+            target.entity.check_send()
             return IncomingLink(self._connection, link, target, path, fault_points)
         self._claims.require(OutgoingLink.rights, path)
         target.check_receive()

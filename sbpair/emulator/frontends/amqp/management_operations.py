@@ -75,11 +75,11 @@ def update_disposition(target: AddressTarget, arguments: Map) -> Reply:
         raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
     tokens, messages = _tokens(arguments), messages_of(target, arguments)
     for token in tokens:
-        messages.locked(token)
+        messages.get_locked(token)
     properties = arguments.get("properties-to-modify")
     for token in tokens:
         if isinstance(properties, Map) and properties:
-            messages.change(token, lambda message: service_envelope.put_properties(message, properties))
+            messages.modify(token, lambda message: service_envelope.modify_properties(message, properties))
         settle(messages, token, arguments)
     return Reply()
 
@@ -104,7 +104,7 @@ def peek_message(target: AddressTarget, arguments: Map) -> Reply:
     peeked: list[Value] = []
     size = 0
     for message in _peeked(target, arguments, first, min(count, MAX_PEEK)):
-        payload = service_envelope.show(message)
+        payload = service_envelope.encode_peeked(message)
         size += len(payload)
         if peeked and size > PEEK_BYTES:
             break
@@ -117,7 +117,7 @@ def peek_message(target: AddressTarget, arguments: Map) -> Reply:
 def _peeked(target: AddressTarget, arguments: Map, first: int, count: int) -> list[StoredMessage]:
     session_id = text_at(arguments, "session-id")
     if session_id is not None and isinstance(target.messages, SessionMessages):
-        return target.messages.peek_of(session_id, first, count)
+        return target.messages.peek_session(session_id, first, count)
     return target.messages.peek(first, count)
 
 
@@ -131,7 +131,9 @@ def receive_by_sequence_number(target: AddressTarget, arguments: Map) -> Reply:
     delete = arguments.get("receiver-settle-mode") == 0
     received: list[Value] = []
     for message in queue.receive_deferred(_numbers(arguments, "sequence-numbers")):
-        received.append(Map([("lock-token", message.lock_uuid), ("message", service_envelope.give_out(message))]))
+        received.append(
+            Map([("lock-token", message.lock_uuid), ("message", service_envelope.encode_delivery(message))])
+        )
         if delete:
             queue.complete(message.lock_token)
     return Reply(body=Map([("messages", received)]))
@@ -159,7 +161,7 @@ def schedule_message(target: AddressTarget, arguments: Map) -> Reply:
     messages = [_scheduled(target, entry) for entry in entries] if isinstance(entries, list) else []
     if not messages:
         raise ArgumentInvalid("There are no 'messages' to schedule.")
-    numbers = target.queue.schedule(messages)
+    numbers = target.entity.schedule(messages)
     return Reply(body=Map([("sequence-numbers", _longs(numbers))]))
 
 
@@ -167,16 +169,16 @@ def _scheduled(target: AddressTarget, entry: Value) -> StoredMessage:
     payload = entry.get("message") if isinstance(entry, Map) else None
     if not isinstance(payload, bytes):
         raise ArgumentInvalid("A message to schedule comes as a map with its encoded 'message'.")
-    if len(payload) > target.queue.message_limit_bytes:
+    if len(payload) > target.entity.max_message_bytes:
         raise MessageTooLarge(f"The message of {len(payload)} bytes is larger than the entity allows.")
-    message = service_envelope.read_message(payload, with_id=target.queue.description.requires_duplicate_detection)
+    message = service_envelope.read_message(payload, with_id=target.entity.description.requires_duplicate_detection)
     if message is None or message.scheduled_at_ms is None:
         raise ArgumentInvalid("A message to schedule needs the annotation x-opt-scheduled-enqueue-time.")
     return message
 
 
 def cancel_scheduled_message(target: AddressTarget, arguments: Map) -> Reply:
-    target.queue.cancel_scheduled(_numbers(arguments, "sequence-numbers"))
+    target.entity.cancel_scheduled(_numbers(arguments, "sequence-numbers"))
     return Reply()
 
 

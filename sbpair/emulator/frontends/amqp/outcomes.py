@@ -70,7 +70,7 @@ def _changing(queue: SubQueue | HeldSession, properties: Map, settle: Settle) ->
 
     def change_and_settle(token: bytes) -> None:
         try:
-            queue.change(token, lambda message: service_envelope.put_properties(message, properties))
+            queue.modify(token, lambda message: service_envelope.modify_properties(message, properties))
         except ProtocolError as error:
             raise ArgumentInvalid(f"The properties of the message cannot be changed: {error.message}") from error
         settle(token)

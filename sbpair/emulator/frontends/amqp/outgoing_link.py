@@ -56,7 +56,7 @@ class OutgoingLink:
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
         """Accept the link and return what it receives from."""
-        self._link.accept(max_message_size=target.queue.message_limit_bytes)
+        self._link.accept(max_message_size=target.entity.max_message_bytes)
         return target.messages
 
     def touch(self) -> None:
@@ -85,12 +85,12 @@ class OutgoingLink:
     def on_flow(self) -> None:
         """React to a change of credit."""
         if self._link.draining:
-            self._queue.withdraw(self)
+            self._queue.remove_consumer(self)
             self._drain()
         elif self._link.credit:
             self.pull()
         else:
-            self._queue.withdraw(self)
+            self._queue.remove_consumer(self)
 
     def _drain(self) -> None:
         while wanted := self._wanted():
@@ -119,14 +119,14 @@ class OutgoingLink:
             self._connection.count_output(size)
 
     def _send_locked(self, messages: list[StoredMessage]) -> int:
-        parts = [(message.lock_token, *service_envelope.give_out_in_two(message)) for message in messages]
+        parts = [(message.lock_token, *service_envelope.encode_delivery_parts(message)) for message in messages]
         self._link.send_all(parts)
         return sum([len(beginning) + len(rest) for _, beginning, rest in parts])
 
     def _send_settled(self, messages: list[StoredMessage]) -> int:
         size = 0
         for message in messages:
-            payload = service_envelope.show(message)
+            payload = service_envelope.encode_peeked(message)
             self._queue.complete(message.lock_token)
             self._link.send(payload, message.lock_token, settled=True)
             size += len(payload)
@@ -167,7 +167,7 @@ class OutgoingLink:
 
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         self._idle.stop()
-        self._queue.withdraw(self)
+        self._queue.remove_consumer(self)
         give_back = self._queue.release if released else self._queue.abandon
         for delivery in unsettled:
             try:

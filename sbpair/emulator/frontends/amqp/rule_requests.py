@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.types import Described, Int, Map, Timestamp, ULong, Value
 from sbpair.emulator.entities.rules.rule import (
-    CORRELATED,
+    CORRELATION_FIELDS,
     CorrelationRuleFilter,
     FalseRuleFilter,
     Filter,
-    Named,
+    NamedValues,
     SqlAction,
     SqlRuleFilter,
     SubscriptionRule,
@@ -60,9 +60,9 @@ def enumerate_rules(target: AddressTarget, arguments: Map) -> Reply:
 
 
 def _subscription(target: AddressTarget) -> SubscriptionEntity:
-    if not isinstance(target.queue, SubscriptionEntity) or target.is_dead_letters:
+    if not isinstance(target.entity, SubscriptionEntity) or target.is_dead_letters:
         raise NotAllowed("Only a subscription has rules.")
-    return target.queue
+    return target.entity
 
 
 def _count(arguments: Map, name: str) -> int:
@@ -80,7 +80,7 @@ def _read_filter(description: Map) -> Filter:
     if isinstance(sql, Map):
         return SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
     if isinstance(correlation, Map):
-        texts = {field: text_at(correlation, field.replace("_", "-")) for field in CORRELATED}
+        texts = {field: text_at(correlation, field.replace("_", "-")) for field in CORRELATION_FIELDS}
         return CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
     if "false-filter" in description:
         return FalseRuleFilter()
@@ -100,7 +100,7 @@ def _read_action(description: Map) -> SqlAction | None:
     return SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
 
 
-def _named(properties: Value) -> Named:
+def _named(properties: Value) -> NamedValues:
     if properties is None:
         return ()
     if not isinstance(properties, Map):
@@ -121,7 +121,7 @@ def _write_filter(rule_filter: Filter) -> Described:
     if isinstance(rule_filter, SqlRuleFilter):
         return Described(SQL_FILTER, [rule_filter.expression, COMPATIBILITY_LEVEL])
     if isinstance(rule_filter, CorrelationRuleFilter):
-        texts = [getattr(rule_filter, field) for field in CORRELATED]
+        texts = [getattr(rule_filter, field) for field in CORRELATION_FIELDS]
         return Described(
             CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in rule_filter.properties)]
         )

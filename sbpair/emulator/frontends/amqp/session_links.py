@@ -97,13 +97,13 @@ class OutgoingSessionLink(OutgoingLink):
     ) -> None:
         self._held = held
         super().__init__(connection, link, target, path, fault_points)
-        held.on_lost = self._on_session_lost
+        held.on_lock_lost = self._on_session_lost
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
         held, source = self._held, self._link.remote.source
         until = Long(held.locked_until_ms * _TICKS_PER_MS + _TICKS_TO_1970)
         self._link.accept(
-            max_message_size=target.queue.message_limit_bytes,
+            max_message_size=target.entity.max_message_bytes,
             source=replace(source, filter={FILTER: held.id}),
             properties={LOCKED_UNTIL: until},
         )
@@ -115,8 +115,8 @@ class OutgoingSessionLink(OutgoingLink):
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled
         self._idle.stop()
-        self._queue.withdraw(self)
-        self._held.on_lost = None
+        self._queue.remove_consumer(self)
+        self._held.on_lock_lost = None
         self._held.close(failed=not released)
 
 
@@ -139,7 +139,7 @@ class WaitingSessionLink:
         self.due_ms = until_ms
         timers.schedule(until_ms, self)
 
-    def lend(self, held: HeldSession) -> None:
+    def on_session_locked(self, held: HeldSession) -> None:
         self.due_ms = NEVER
         outgoing = OutgoingSessionLink(self._connection, self._link, self._target, self.path, self._fault_points, held)
         self._link.context = outgoing
@@ -158,7 +158,7 @@ class WaitingSessionLink:
         del unsettled, released
         self.due_ms = NEVER
         if isinstance(self._target.messages, SessionMessages):
-            self._target.messages.give_up(self)
+            self._target.messages.remove_waiter(self)
 
     def pull(self) -> None:
         """Do nothing: there is no session to receive from."""

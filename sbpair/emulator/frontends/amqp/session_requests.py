@@ -39,7 +39,7 @@ def set_session_state(target: AddressTarget, arguments: Map) -> Reply:
     if len(state or b"") > STATE_BYTES:
         raise ArgumentInvalid(f"A session state has at most {STATE_BYTES} bytes.")
     held = held_by(target, arguments)
-    target.queue.check_room(len(state or b"") - len(held.state or b""))
+    target.entity.check_quota(len(state or b"") - len(held.state or b""))
     held.set_state(state)
     return Reply()
 
@@ -65,7 +65,7 @@ def held_by(target: AddressTarget, arguments: Map) -> HeldSession:
     session_id = text_at(arguments, "session-id")
     if session_id is None:
         raise ArgumentInvalid("The request lacks its 'session-id'.")
-    return with_sessions(target).held(session_id)
+    return with_sessions(target).held_session(session_id)
 
 
 def messages_of(target: AddressTarget, arguments: Map) -> SubQueue | HeldSession:

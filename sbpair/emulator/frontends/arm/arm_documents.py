@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.entities.description import SETTABLE, Settable, show_value
+from sbpair.emulator.entities.description import SETTABLE, Settable, format_value
 from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC
 from sbpair.emulator.frontends.arm.arm_request import ArmRefusal, Json
 from sbpair.emulator.frontends.atom.atom_xml import instant
@@ -59,7 +59,7 @@ def show_values(queue: QueueEntity, settable: Settable) -> Json:
     """What a client can set, as it is. What is not set is left out."""
     shown: Json = {}
     for name, (_, kind) in settable.items():
-        text = show_value(queue.description, name, settable)
+        text = format_value(queue.description, name, settable)
         if text is None:
             continue
         if name in FORWARDS:

@@ -101,7 +101,7 @@ class ArmFrontend:
             return self._list(ask)
         if namespace is None:
             raise no_namespace(ask, ask.namespace[:100])
-        if namespace.down:
+        if namespace.is_down:
             raise ServiceUnavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
         charge_management(namespace.fault_points, request_path(ask.parts))
         if not ask.parts:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import check_rules
+from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.frontends.arm.arm_request import ArmRefusal, Json
 from sbpair.emulator.frontends.arm.arm_resources import Resources
 from sbpair.emulator.frontends.atom.atom_request import new_key
@@ -79,7 +79,7 @@ class Keys(Resources[AuthorizationRule]):
         return rule
 
     def _set(self, rules: tuple[AuthorizationRule, ...]) -> None:
-        check_rules(rules)
+        check_authorization_rules(rules)
         if self._entity is None:
             self._namespace.keys = rules
         else:

@@ -86,7 +86,7 @@ class Entities(Resources[Q]):
         wanted = self.described(values, existing.description if existing else None)
         if existing is None:
             return self.create(name, wanted)
-        existing.check_whole()
+        existing.check_all_partitions()
         existing.update(wanted)
         return existing
 
@@ -104,7 +104,7 @@ class Entities(Resources[Q]):
         return name_of(item.path)
 
     def properties(self, item: Q) -> Json:
-        item.check_whole()
+        item.check_all_partitions()
         return {**show_values(item, self.settable), **show_reported(item), **self.figures(item)}
 
     def figures(self, item: Q) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbpair.emulator.entities.rules.rule import (
-    CORRELATED,
+    CORRELATION_FIELDS,
     CorrelationRuleFilter,
     Filter,
     SqlAction,
@@ -19,9 +19,9 @@ from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.frontends.arm.arm_request import ArmRefusal, Json, object_in
 
 _LEVEL: Final = 20
-_CORRELATED: Final = {
+_ARM_NAMES: Final = {
     name: "".join(part.title() if number else part for number, part in enumerate(name.split("_")))
-    for name in CORRELATED
+    for name in CORRELATION_FIELDS
 }
 _OF_SQL: Final = ("sqlExpression", "compatibilityLevel", "requiresPreprocessing")
 
@@ -37,7 +37,7 @@ def read_rule(name: str, properties: Json) -> SubscriptionRule:
 def _read_filter(properties: Json) -> Filter:
     kind = properties.get("filterType", "CorrelationFilter" if properties.get("correlationFilter") else "SqlFilter")
     if kind == "CorrelationFilter":
-        return _read_correlation(_object(properties, "correlationFilter", (*_CORRELATED.values(), "properties")))
+        return _read_correlation(_object(properties, "correlationFilter", (*_ARM_NAMES.values(), "properties")))
     if kind != "SqlFilter":
         raise ArmRefusal("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
     return SqlRuleFilter(_string(_object(properties, "sqlFilter", _OF_SQL), "sqlExpression") or "1=1")
@@ -46,14 +46,14 @@ def _read_filter(properties: Json) -> Filter:
 def _read_correlation(described: Json) -> CorrelationRuleFilter:
     given = _object(described, "properties")
     named = tuple((name, read_typed("string", _string(given, name) or "")) for name in given)
-    texts = {field: _string(described, name) for field, name in _CORRELATED.items()}
+    texts = {field: _string(described, name) for field, name in _ARM_NAMES.items()}
     return CorrelationRuleFilter(**texts, properties=named)
 
 
 def show_rule(rule: SubscriptionRule) -> Json:
     shown: Json = {"action": {} if rule.action is None else _sql(rule.action.expression)}
     if isinstance(rule.filter, CorrelationRuleFilter):
-        texts = {name: getattr(rule.filter, field) for field, name in _CORRELATED.items()}
+        texts = {name: getattr(rule.filter, field) for field, name in _ARM_NAMES.items()}
         properties = {name: typed.text for name, typed in rule.filter.properties}
         shown["filterType"] = "CorrelationFilter"
         shown["correlationFilter"] = {

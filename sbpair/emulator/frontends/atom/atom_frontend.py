@@ -112,7 +112,7 @@ class AtomFrontend:
 
     def _entry(self, ask: AtomRequest, queue: QueueEntity) -> str:
         # A list that holds such an entity fails as well: counts without what is in a partition would be wrong.
-        queue.check_whole()
+        queue.check_all_partitions()
         content = xml.queue_xml(queue, with_message_size=ask.api_version >= "2021-05")
         times = (queue.created_at_ms, queue.updated_at_ms)
         return xml.entry_xml(ask.href(queue.path), queue.path, self._namespace.name, times, content)
@@ -128,7 +128,7 @@ class AtomFrontend:
         existing = self._namespace.queue(ask.path) if ask.if_match else None
         description = self._description(ask, body, existing)
         if existing is not None:
-            existing.check_whole()
+            existing.check_all_partitions()
             existing.update(description)
             return respond(self._entry(ask, existing))
         return respond(self._entry(ask, self._namespace.create_queue(ask.path, description)), 201)

@@ -9,18 +9,18 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.rules.rule import (
-    CORRELATED,
+    CORRELATION_FIELDS,
     DEFAULT_RULE,
     CorrelationRuleFilter,
     FalseRuleFilter,
     Filter,
-    Named,
+    NamedValues,
     SqlAction,
     SqlRuleFilter,
     SubscriptionRule,
     TrueRuleFilter,
 )
-from sbpair.emulator.entities.rules.typed import Typed, read_typed
+from sbpair.emulator.entities.rules.typed import TypedValue, read_typed
 from sbpair.emulator.frontends.atom.atom_xml import INSTANCE, SERVICE_BUS, element, instant, kind_of, local_name
 from sbpair.emulator.service_errors import ArgumentInvalid
 
@@ -70,7 +70,7 @@ def read_filter(described: Element) -> Filter:
 
 
 def _read_correlation(parts: dict[str, Element]) -> CorrelationRuleFilter:
-    texts = {field: _text(parts, name) or None for field, name in CORRELATED.items()}
+    texts = {field: _text(parts, name) or None for field, name in CORRELATION_FIELDS.items()}
     return CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
 
 
@@ -92,11 +92,11 @@ def _text(parts: dict[str, Element], name: str) -> str:
     return (parts[name].text or "") if name in parts else ""
 
 
-def _named(described: Element | None) -> Named:
+def _named(described: Element | None) -> NamedValues:
     return () if described is None else tuple(_read_pair(pair) for pair in described)
 
 
-def _read_pair(pair: Element) -> tuple[str, Typed]:
+def _read_pair(pair: Element) -> tuple[str, TypedValue]:
     parts = {local_name(child): child for child in pair}
     key = _text(parts, "Key")
     if not key or "Value" not in parts:
@@ -120,7 +120,7 @@ def rule_xml(rule: SubscriptionRule) -> str:
 
 def filter_xml(shown: Filter) -> str:
     if isinstance(shown, CorrelationRuleFilter):
-        texts = "".join(element(name, getattr(shown, field)) for field, name in CORRELATED.items())
+        texts = "".join(element(name, getattr(shown, field)) for field, name in CORRELATION_FIELDS.items())
         properties = f"<Properties>{_pairs(shown.properties)}</Properties>" if shown.properties else "<Properties/>"
         content = texts + properties
     else:
@@ -134,7 +134,7 @@ def action_xml(action: SqlAction | None) -> str:
     return f'<Action i:type="SqlRuleAction">{_sql(action.expression, action.parameters)}</Action>'
 
 
-def _sql(expression: str, parameters: Named) -> str:
+def _sql(expression: str, parameters: NamedValues) -> str:
     return (
         element("SqlExpression", expression)
         + element("CompatibilityLevel", COMPATIBILITY_LEVEL)
@@ -142,13 +142,13 @@ def _sql(expression: str, parameters: Named) -> str:
     )
 
 
-def _pairs(named: Named) -> str:
+def _pairs(named: NamedValues) -> str:
     return "".join(
         f"<KeyValueOfstringanyType>{element('Key', key)}{_value(typed)}</KeyValueOfstringanyType>"
         for key, typed in named
     )
 
 
-def _value(typed: Typed) -> str:
+def _value(typed: TypedValue) -> str:
     namespace = _SERIALIZATION if typed.kind in _SERIALIZED else _SCHEMA
     return f'<Value i:type="d6p1:{typed.kind}" xmlns:d6p1="{namespace}">{escape(typed.text, quote=False)}</Value>'

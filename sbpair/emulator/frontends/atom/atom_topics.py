@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
-from sbpair.emulator.entities.description import check_path, show_value
+from sbpair.emulator.entities.description import check_path, format_value
 from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.entities.topic_description import (
     SUBSCRIPTION,
@@ -105,7 +105,7 @@ class TopicsFrontend:
         rules = with_times(wanted.rules, before.authorization_rules if before else (), now)
         found = from_elements(TOPIC, TopicDescription(), wanted.values, before, rules, self._namespace.tier)
         if existing is not None:
-            existing.check_whole()
+            existing.check_all_partitions()
             existing.update(found)
             return respond(self._topic_entry(ask, existing))
         return respond(self._topic_entry(ask, self._namespace.create_topic(ask.path, found)), 201)
@@ -115,7 +115,7 @@ class TopicsFrontend:
         return list_page(ask, "Topics", topics, lambda topic: self._topic_entry(ask, topic), now)
 
     def _topic_entry(self, ask: AtomRequest, topic: TopicEntity) -> str:
-        topic.check_whole()
+        topic.check_all_partitions()
         reported = {
             **_reported(topic),
             "SizeInBytes": xml.element("SizeInBytes", str(topic.size_bytes)),
@@ -154,7 +154,7 @@ class TopicsFrontend:
         before = existing.description if existing else None
         found = from_elements(SUBSCRIPTION, SubscriptionDescription(), wanted.values, before, tier=self._namespace.tier)
         if existing is not None:
-            existing.check_whole()
+            existing.check_all_partitions()
             existing.update(found)
             return respond(self._subscription_entry(ask, existing))
         made = topic.create_subscription(name, found, _first_rule(description))
@@ -167,7 +167,7 @@ class TopicsFrontend:
         return list_page(ask, "Subscriptions", subscriptions, lambda each: self._subscription_entry(ask, each), now)
 
     def _subscription_entry(self, ask: AtomRequest, subscription: SubscriptionEntity) -> str:
-        subscription.check_whole()
+        subscription.check_all_partitions()
         count = str(subscription.counts().total)
         reported = {**_reported(subscription), "MessageCount": xml.element("MessageCount", count)}
         return self._entry(ask, SUBSCRIPTION, subscription, subscription.path, subscription.name, reported)
@@ -242,7 +242,7 @@ class TopicsFrontend:
             if name == "MaxMessageSizeInKilobytes" and ask.api_version < "2021-05":
                 continue
             if name in shape.settable:
-                parts.append(xml.element(name, show_value(queue.description, name, shape.settable)))
+                parts.append(xml.element(name, format_value(queue.description, name, shape.settable)))
             else:
                 parts.append(reported.get(name, ""))
         times = (queue.created_at_ms, queue.updated_at_ms)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, check_order, show_value
+from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, check_order, format_value
 from sbpair.emulator.entities.namespace_tiers import PREMIUM
 from sbpair.emulator.service_errors import ArgumentInvalid
 
@@ -193,7 +193,7 @@ def queue_xml(queue: QueueEntity, *, with_message_size: bool) -> str:
     for name in ELEMENTS:
         if name == "MaxMessageSizeInKilobytes" and not with_message_size:
             continue
-        parts.append(reported[name] if name not in SETTABLE else element(name, show_value(queue.description, name)))
+        parts.append(reported[name] if name not in SETTABLE else element(name, format_value(queue.description, name)))
     return "".join(parts) + "</QueueDescription>"
 
 

@@ -69,7 +69,7 @@ class ControlFrontend:
         namespaces = [
             {
                 "name": name,
-                "down": namespace.down,
+                "down": namespace.is_down,
                 "queues": [queue_state(queue) for queue in namespace.queues()],
                 "topics": [topic_state(topic) for topic in namespace.topics()],
             }

@@ -57,7 +57,7 @@ def http_server(
             return await control.handle(request)
         if identity is not None and path.startswith(identity_door.PREFIX):
             return identity.handle(request)
-        if namespace.down:
+        if namespace.is_down:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=503)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.pair import Endpoint, Pair, SasKey
-from sbpair.runs.lease_terms import GOOD_SECONDS, ClockReading, LeaseHolder, check_queue, good_for, session_of
+from sbpair.runs.lease_location import (
+    VALID_SECONDS,
+    ClockReading,
+    LeaseHolder,
+    check_queue,
+    lease_session_id,
+    valid_seconds,
+)
 
 
 def pair(primary: str, name: str = "p") -> Pair:
@@ -21,12 +28,12 @@ def pair(primary: str, name: str = "p") -> Pair:
 
 
 def test_the_session_is_named_after_the_primary_whatever_a_machine_calls_the_pair() -> None:
-    assert session_of(pair("Contoso", "orders")) == session_of(pair("contoso", "default")) == "contoso"
+    assert lease_session_id(pair("Contoso", "orders")) == lease_session_id(pair("contoso", "default")) == "contoso"
 
 
 def test_a_primary_with_a_name_too_long_for_a_session_is_refused() -> None:
     with pytest.raises(NameInvalid):
-        session_of(pair("a" * 129))
+        lease_session_id(pair("a" * 129))
 
 
 @pytest.mark.parametrize("queue", ["leases", "movers/leases", "x-servicebus-transfer-leases", "a.b_c-d/0"])
@@ -101,8 +108,8 @@ def test_whatever_a_state_holds_it_says_who_or_nothing_and_no_terminal_obeys_it(
 
 @given(st.floats(-1e9, 1e9))
 def test_a_confirmation_is_good_for_less_than_any_lock_of_the_service_and_never_for_long(lock_seconds: float) -> None:
-    good = good_for(lock_seconds)
-    assert 0.0 < good <= GOOD_SECONDS
+    good = valid_seconds(lock_seconds)
+    assert 0.0 < good <= VALID_SECONDS
     assert good < max(5.0, lock_seconds)
 
 

@@ -16,7 +16,7 @@ from sbpair.errors import NameInvalid, UsageError
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
-GOOD_SECONDS = 20.0
+VALID_SECONDS = 20.0
 """For how long a confirmation of the lock is good at most, however long the lock is: the service's clock may be another
 than ours, and a link may be gone there before it is here. All movers must agree on it."""
 
@@ -91,12 +91,12 @@ def uptime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def good_for(lock_seconds: float) -> float:
+def valid_seconds(lock_seconds: float) -> float:
     """For how many seconds, from when it was asked for, the confirmation of such a lock is relied upon."""
-    return min(GOOD_SECONDS, max(lock_seconds, MIN_LOCK_SECONDS) * 2 / 3)
+    return min(VALID_SECONDS, max(lock_seconds, MIN_LOCK_SECONDS) * 2 / 3)
 
 
-def session_of(pair: Pair) -> str:
+def lease_session_id(pair: Pair) -> str:
     """The session that stands for a pair: what its backlog queues are named after, whatever a machine calls the pair.
 
     Raises NameInvalid.
