@@ -155,7 +155,7 @@ def unusable(path: Path, error: OSError) -> MachineLacks:
 
 
 def identity(pair: Pair) -> dict[str, str]:
-    """Return what identifies a pair: its two namespaces, whatever its local name is."""
+    """Return the identity of a pair: its two namespaces, whatever its local name is."""
     return {"primary": _address(pair.primary), "secondary": _address(pair.secondary)}
 
 

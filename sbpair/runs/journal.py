@@ -1,8 +1,8 @@
-"""What the primary has accepted and the backlog does not know yet, and what nobody knows: on disk, a row a batch.
+"""The journal of a run: messages accepted by the primary but not yet completed in the backlog, and messages in doubt.
 
-The law: a batch is written down before it is sent, and again when the primary has accepted it. So after a crash what
-was accepted is completed without being sent again, and only what was in flight is in doubt. A message counts as
-accepted only where all five parts of its key match.
+Invariant: a batch is on disk before it is sent, and again when the primary has accepted it. After a crash, accepted
+messages are completed without a second send, and only the batches then in flight are in doubt. A message counts as
+accepted only if all five parts of its key match.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 100_000
-"""Messages that another mover has taken since never come back here: beyond this many, the oldest are forgotten."""
+"""Limit of remembered messages. Beyond it the oldest are forgotten: another mover may have taken them, so they would
+never return.
+"""
 
 REMEMBERED_DAYS = 30
-"""How long an accepted message is remembered across runs: longer than anybody leaves an interrupted syphon alone."""
+"""How long an accepted message is remembered across runs: longer than any syphon stays interrupted."""
 
 SENDING, ACCEPTED, DOUBTFUL = 0, 1, 2
-"""The state of a flight: no answer yet; the primary has it; no answer came."""
+"""The state of a batch: no outcome yet; accepted by the primary; no outcome received."""
 
 INSERT = "INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE = "UPDATE flights SET state = ? WHERE id = ?"
@@ -43,7 +45,7 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A message that was sent, and no answer came: the primary may have it. `run` is who sent it."""
+    """A message sent without an outcome: the primary may have it. `run` is the run that sent it."""
 
     run: str
     queue: str
@@ -53,11 +55,11 @@ class Doubt:
 
 
 class Journal:
-    """What one run remembers, on top of what earlier ones left in the state file.
+    """The journal of one run, on top of the entries that earlier runs left in the state file.
 
-    Without a file, it remembers for as long as the process lives. It holds only messages that may be delivered again:
-    those that were accepted or given back, and never confirmed as completed. So its size does not depend on the
-    backlog's. Only `note_sending` raises, where nothing may be sent, and `flush`: MachineLacks where it cannot write.
+    Without a file, the entries live as long as the process. The journal holds only messages that may be delivered
+    again: accepted or released ones, not yet confirmed as completed. So its size does not depend on the backlog's. Only
+    two methods raise: `note_sending` if nothing may be sent, and `flush` if it cannot write (MachineLacks).
     """
 
     def __init__(
@@ -70,9 +72,9 @@ class Journal:
         limit: int = MAX_REMEMBERED,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """`earlier_doubts` is what earlier runs left in doubt, to be told together with what this one does.
+        """Load the entries of earlier runs. `earlier_doubts` are messages they left in doubt; `in_doubt` includes them.
 
-        `may_send` is asked before every flight, and raises where nothing more may be sent, or nothing for now.
+        `may_send` is called before each batch, and raises if nothing may be sent, for good or for now.
         """
         self._state = state
         self._run = run
@@ -80,57 +82,57 @@ class Journal:
         self.may_send = may_send
         self._limit = limit
         self._clock_ms = clock_ms
-        self._flights = count()
-        self._flying: dict[int, tuple[Sequence[Key], str]] = {}
+        self._numbers = count()
+        self._sending: dict[int, tuple[Sequence[Key], str]] = {}
         self._accepted: dict[Key, int] = {}
-        self._left: dict[int, int] = {}  # how many messages of an accepted flight are not completed yet
+        self._uncompleted: dict[int, int] = {}  # uncompleted messages of each accepted batch
         self._earlier: set[int] = set()
         self._returned: dict[Key, None] = {}
         self._doubts: dict[Key, Doubt] = {}
         self._turn: asyncio.Future[None] | None = None
         self._folding: asyncio.Future[None] | None = None
-        # What is not on disk yet: new flights, what they became, and those that need not be there any more. Of the last
-        # two a crash leaves too much on disk, and never too little.
+        # Not on disk yet: new batches, changed states, and deletions. A crash that loses the last two leaves too much
+        # on disk, never too little.
         self._new: dict[int, Row] = {}
         self._changed: list[tuple[int, int]] = []
-        self._gone: list[tuple[int]] = []
+        self._deleted: list[tuple[int]] = []
         if state is not None:
             self._load(state)
 
-    def note_sending(self, flights: Sequence[Sequence[Key]], destination: str) -> list[int]:
-        """Note flights: messages of one queue that are about to be sent together. Answers their numbers.
+    def note_sending(self, batches: Sequence[Sequence[Key]], destination: str) -> list[int]:
+        """Record batches about to be sent, each of one queue, and return their numbers.
 
-        None may leave before `flush` has returned. From then on a crash leaves them in doubt, until `note_accepted`
-        or `note_unsent`. Raises where nothing may be sent.
+        Send none before `flush` has returned. From then on a crash leaves them in doubt, until `note_accepted` or
+        `note_unsent`. Raises if nothing may be sent.
         """
         self.may_send()
-        numbers = list(islice(self._flights, len(flights)))
-        for number, keys in zip(numbers, flights, strict=True):
-            self._flying[number] = keys, destination
+        numbers = list(islice(self._numbers, len(batches)))
+        for number, keys in zip(numbers, batches, strict=True):
+            self._sending[number] = keys, destination
             if self._state is not None:
                 namespace, queue = keys[0][:2]
                 row = (number, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _encode_keys(keys))
                 self._new[number] = row
         return numbers
 
-    def note_accepted(self, flights: Sequence[int]) -> None:
-        """Only ever after the primary's accepted outcome. On disk once `flush` has returned, or with the next flight.
+    def note_accepted(self, batches: Sequence[int]) -> None:
+        """Record that the primary accepted the batches; on disk after the next `flush` or batch.
 
-        They are remembered as accepted even where they cannot be written down.
+        They count as accepted even if they cannot be written.
         """
-        for flight in flights:
-            keys, _destination = self._flying.pop(flight)
-            self._take(flight, keys)
+        for batch in batches:
+            keys, _destination = self._sending.pop(batch)
+            self._remember(batch, keys)
             if self._returned:
                 for key in keys:
                     self._returned.pop(key, None)
             if self._state is not None:
-                self._changed.append((ACCEPTED, flight))
+                self._changed.append((ACCEPTED, batch))
 
     async def flush(self) -> None:
-        """Wait until all that was noted is on disk. What is noted in one turn of the loop is written in one go.
+        """Wait until all entries are on disk. Entries of one turn of the loop are written together.
 
-        While the log is folded into the file, nothing is written: only so can it begin anew.
+        While the log is folded into the file, nothing is written: only then can the log start again.
         """
         if self._state is None:
             return
@@ -156,79 +158,79 @@ class Journal:
             self._write()
         except SbpairError as error:
             turn.set_exception(error)
-            turn.exception()  # whoever waits for it is told; nobody need be waiting any more
+            turn.exception()  # mark as retrieved: there may be no waiter
         else:
             turn.set_result(None)
             if self._state is not None and self._state.log_is_long:
                 self._fold(self._state)
 
-    def note_unsent(self, flight: int) -> None:
-        """The primary refused them, or they never left."""
-        del self._flying[flight]
-        if self._new.pop(flight, None) is None:
-            self._drop(flight)
+    def note_unsent(self, batch: int) -> None:
+        """Record that the primary refused the batch, or that it was never sent."""
+        del self._sending[batch]
+        if self._new.pop(batch, None) is None:
+            self._drop(batch)
 
-    def note_in_doubt(self, flight: int) -> None:
-        """No answer came. Its messages stay in doubt, also if they are sent again and accepted then."""
-        keys, destination = self._flying.pop(flight)
+    def note_in_doubt(self, batch: int) -> None:
+        """Record that no outcome came. The messages stay in doubt, even if they are sent again and accepted."""
+        keys, destination = self._sending.pop(batch)
         if all(key in self._doubts for key in keys):
-            self._drop(flight)  # named before: once is enough
+            self._drop(batch)  # already in doubt
             return
         for key in keys:
             self._doubts.setdefault(key, Doubt(self._run, key[1], key[2], key[4], destination))
         _trim(self._doubts, self._limit)
         if self._state is not None:
-            self._changed.append((DOUBTFUL, flight))
+            self._changed.append((DOUBTFUL, batch))
 
     def note_completed(self, keys: Sequence[Key]) -> None:
-        """The backlog has confirmed: these will not be delivered again. On disk with the next flight."""
+        """Record that the backlog confirmed completion: no redelivery follows. On disk with the next batch."""
         if self._returned:
             for key in keys:
                 self._returned.pop(key, None)
-        for flight, completed in Counter(map(self._accepted.pop, keys, repeat(None))).items():
-            if flight is not None:
-                self._let_go(flight, completed)
+        for batch, completed in Counter(map(self._accepted.pop, keys, repeat(None))).items():
+            if batch is not None:
+                self._forget(batch, completed)
 
     def note_returned(self, keys: Sequence[Key]) -> None:
-        """The messages went back to the backlog, unsent."""
+        """Record that the messages were released to the backlog, unsent."""
         self._returned.update(dict.fromkeys(keys))
         _trim(self._returned, self._limit)
 
     def was_accepted(self, key: Key) -> bool:
-        """Whether the primary has the message, from this run or from an earlier one."""
+        """Return whether the primary has the message, from this run or an earlier one."""
         return key in self._accepted
 
     def seen(self, key: Key) -> bool:
-        """Whether the message was accepted before, or returned in this run."""
+        """Return whether the message was accepted before, or returned in this run."""
         return key in self._accepted or key in self._returned
 
     def seen_any(self, keys: KeysView[Key]) -> bool:
-        """Whether any of these messages was `seen`."""
+        """Return whether any of these messages was `seen`."""
         return not (keys.isdisjoint(self._accepted.keys()) and keys.isdisjoint(self._returned.keys()))
 
     def unconfirmed(self) -> list[Key]:
-        """What the primary has from this run, and the backlog may still have too."""
-        return [key for key, flight in self._accepted.items() if flight not in self._earlier]
+        """Return messages that the primary accepted in this run and the backlog may still have."""
+        return [key for key, batch in self._accepted.items() if batch not in self._earlier]
 
     def in_doubt(self) -> list[Doubt]:
-        """What was sent without an answer: by the earlier runs that left it behind, and by this one."""
+        """Return messages in doubt: those of earlier runs first, then those of this run."""
         return [*self._left_behind, *self._doubts.values()]
 
     def close(self) -> None:
-        """Write down what could wait. Where that fails, the next run remembers more than it needs, never less."""
+        """Write deferred entries. If that fails, the next run remembers more than it needs, never less."""
         try:
-            for flight in list(self._flying):
-                self.note_in_doubt(flight)
+            for batch in list(self._sending):
+                self.note_in_doubt(batch)
             self._write(("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining()))
         except SbpairError as error:
-            log.warning("the journal could not be tidied up: %s", error.message)
+            log.warning("the journal could not be compacted: %s", error.message)
 
     def _remaining(self) -> list[tuple[str, int]]:
-        """The accepted flights, with the messages alone that are not completed."""
+        """Return the accepted batches, each with its uncompleted messages only."""
         keys_by_batch: dict[int, list[Key]] = {}
-        for key, flight in self._accepted.items():
-            keys_by_batch.setdefault(flight, []).append(key)
-        return [(_encode_keys(keys), flight) for flight, keys in keys_by_batch.items()]
+        for key, batch in self._accepted.items():
+            keys_by_batch.setdefault(batch, []).append(key)
+        return [(_encode_keys(keys), batch) for batch, keys in keys_by_batch.items()]
 
     def _load(self, state: RunDatabase) -> None:
         oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
@@ -238,71 +240,69 @@ class Journal:
             ("DELETE FROM journals WHERE number < (SELECT max(number) FROM journals)", [()]),
         )
         [[number]] = state.read("SELECT last_insert_rowid()")
-        self._flights = count(number << 32)
-        flights = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-        for flight, namespace, queue, keys in flights:
-            self._earlier.add(flight)
-            self._take(flight, [(namespace, queue, *parts) for parts in _decode_keys(keys)])
+        self._numbers = count(number << 32)
+        batches = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+        for batch, namespace, queue, keys in batches:
+            self._earlier.add(batch)
+            self._remember(batch, [(namespace, queue, *parts) for parts in _decode_keys(keys)])
 
-    def _take(self, flight: int, keys: Sequence[Key]) -> None:
-        """Remember the messages of a flight as accepted."""
+    def _remember(self, batch: int, keys: Sequence[Key]) -> None:
         before = len(self._accepted)
-        taken = dict.fromkeys(keys, flight)
+        taken = dict.fromkeys(keys, batch)
         self._accepted.update(taken)
-        self._left[flight] = len(taken)
+        self._uncompleted[batch] = len(taken)
         if len(self._accepted) - before < len(taken):
-            self._count_again()
+            self._recount()
         for forgotten in _trim(self._accepted, self._limit):
-            self._let_go(forgotten, 1)
+            self._forget(forgotten, 1)
 
-    def _count_again(self) -> None:
-        """A message was accepted twice: it is the later flight's, and the earlier one has less left."""
+    def _recount(self) -> None:
+        """Correct the counts after a message was accepted twice: it now belongs to the later batch only."""
         left = Counter(self._accepted.values())
-        for flight, messages in list(self._left.items()):
-            if messages > left[flight]:
-                self._let_go(flight, messages - left[flight])
+        for batch, messages in list(self._uncompleted.items()):
+            if messages > left[batch]:
+                self._forget(batch, messages - left[batch])
 
-    def _let_go(self, flight: int, messages: int) -> None:
-        left = self._left[flight] - messages
+    def _forget(self, batch: int, messages: int) -> None:
+        left = self._uncompleted[batch] - messages
         if left:
-            self._left[flight] = left
+            self._uncompleted[batch] = left
         else:
-            del self._left[flight]
-            self._earlier.discard(flight)
-            self._drop(flight)
+            del self._uncompleted[batch]
+            self._earlier.discard(batch)
+            self._drop(batch)
 
-    def _drop(self, flight: int) -> None:
+    def _drop(self, batch: int) -> None:
         if self._state is not None:
-            self._gone.append((flight,))
+            self._deleted.append((batch,))
 
     def _write(self, *more: Change) -> None:
-        """Write down all that is not on disk yet."""
         if self._state is None:
             return
-        noted: list[Change] = [(INSERT, list(self._new.values())), (UPDATE, self._changed), (DELETE, self._gone)]
+        noted: list[Change] = [(INSERT, list(self._new.values())), (UPDATE, self._changed), (DELETE, self._deleted)]
         changes = [change for change in (*noted, *more) if change[1]]
         if changes:
             self._state.write(*changes)
         self._new.clear()
         self._changed.clear()
-        self._gone.clear()
+        self._deleted.clear()
 
 
 def accepted_keys(state: RunDatabase) -> list[Key]:
-    """What the primary has accepted of earlier runs, as far as the backlog may still hold it."""
-    flights = state.read("SELECT namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-    return [(namespace, queue, *parts) for namespace, queue, keys in flights for parts in _decode_keys(keys)]
+    """Return messages accepted in earlier runs that the backlog may still hold."""
+    batches = state.read("SELECT namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+    return [(namespace, queue, *parts) for namespace, queue, keys in batches for parts in _decode_keys(keys)]
 
 
-def doubts_of(state: RunDatabase, run: str, *, gone: bool) -> list[Doubt]:
-    """What a run left in doubt. `gone` says that the run has ended, however: what it was sending is in doubt too."""
-    flights = state.read(
+def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:
+    """Return messages that a run left in doubt; once it has `ended`, in any way, also those it was sending."""
+    batches = state.read(
         "SELECT queue, destination, keys FROM flights WHERE run = ? AND state IN (?, ?) ORDER BY id",
-        (run, DOUBTFUL, SENDING if gone else DOUBTFUL),
+        (run, DOUBTFUL, SENDING if ended else DOUBTFUL),
     )
     found = (
         Doubt(run, queue, number, message_id, destination)
-        for queue, destination, keys in flights
+        for queue, destination, keys in batches
         for number, _, message_id in _decode_keys(keys)
     )
     return list(dict.fromkeys(found))
@@ -310,24 +310,24 @@ def doubts_of(state: RunDatabase, run: str, *, gone: bool) -> list[Doubt]:
 
 def _encode_keys(keys: Sequence[Key]) -> str:
     _namespaces, _queues, numbers, times, message_ids = zip(*keys, strict=True)
-    # A list of numbers looks in Python as it does in JSON, and is written in half the time.
+    # A list of numbers has the same form in Python and JSON, and str() takes half the time.
     return f"[{list(numbers)},{list(times)},{_to_json(message_ids)}]"
 
 
 def _decode_keys(text: str) -> list[tuple[int, int, str | None]]:
-    """(sequence number, enqueued ms, message id) of each message of a flight."""
+    """Return (sequence number, enqueued ms, message id) of each message of a batch."""
     try:
         numbers, times, message_ids = json.loads(text)
         return list(zip(numbers, times, message_ids, strict=True))
     except (TypeError, ValueError) as error:
         raise StateRefused(
-            "the journal holds a flight that cannot be read",
+            "the journal holds a batch that cannot be read",
             hint="move the state away: messages that were in flight when it broke may then arrive twice",
         ) from error
 
 
 def _trim(remembered: dict[Key, Any], limit: int) -> list[Any]:
-    """Forget the oldest beyond `most`, and a tenth more: one at a time would look for the first one ever longer."""
+    """Remove the oldest entries beyond `limit`, and a tenth more: removing one at a time gets ever slower."""
     excess = len(remembered) - limit
     if excess <= 0:
         return []

@@ -1,7 +1,7 @@
-"""What keeps two movers of one machine off a pair: a locked file, which a crash sets free.
+"""The lease that keeps two movers of one machine off a pair: a locked file, which a crash unlocks.
 
-The law: whoever holds the lease has locked the very file that is there now. A file that was deleted or replaced is
-somebody else's lease, whatever lock there is on the old one. So nobody deletes it, at the end of a run either.
+Invariant: the holder has locked the file that is at the path now. A deleted or replaced file ends the lease, whatever
+lock the old file has. So the file is never deleted, not even at the end of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE_NAME = "lease"
 
 
 class Lock:
-    """A file that this process alone has locked, until it ends. Raises BlockingIOError where another has it."""
+    """A file locked by this process until it ends. Raises BlockingIOError if another process holds the lock."""
 
     def __init__(self, path: Path, content: str = "") -> None:
         self._path = path
@@ -42,9 +42,9 @@ class Lock:
             raise unusable(path, error) from error
 
     def is_in_place(self) -> bool:
-        """Whether the file that is there is still the one that was locked."""
+        """Return whether the file at the path is still the locked one."""
         try:
-            return os.path.samestat(os.stat(self._path), self._is)  # noqa: PTH116  it is asked for often
+            return os.path.samestat(os.stat(self._path), self._is)  # noqa: PTH116  called often
         except OSError:
             return False
 
@@ -53,7 +53,7 @@ class Lock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process that lives has locked a file."""
+    """Return whether a live process has locked a file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def is_locked(path: Path) -> bool:
     except OSError as error:
         raise unusable(path, error) from error
     try:
-        # Shared: two who ask at the same time do not take each other for the holder.
+        # Shared: two simultaneous checks do not mistake each other for the holder.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -71,9 +71,9 @@ def is_locked(path: Path) -> bool:
 
 
 class Lease:
-    """The right to move the messages of a pair, held from its making until `release`.
+    """The right to move the messages of a pair, held from construction until `release`.
 
-    Raises LeaseHeld where another process has it, MachineLacks where the directory cannot be used.
+    Raises LeaseHeld if another process has it, MachineLacks if the directory cannot be used.
     """
 
     def __init__(self, directory: Path, run: str, *, clock_ms: Callable[[], int] = now_ms) -> None:
@@ -85,7 +85,7 @@ class Lease:
         except BlockingIOError:
             raise LeaseHeld(
                 f"{_holder(self._path)} is moving messages of this pair",
-                hint="wait for it, or stop it; with --no-lease both go on, and the order between them is lost",
+                hint="wait for it or stop it; with --no-lease both run, and ordering between them is lost",
             ) from None
 
     def __enter__(self) -> Lease:
@@ -95,10 +95,10 @@ class Lease:
         self.release()
 
     def check(self) -> None:
-        """Raise LeaseLost where the file is no longer the one that was locked: another mover may be at work."""
+        """Raise LeaseLost if the file was deleted or replaced: another mover may be at work."""
         if not self._lock.is_in_place():
             raise LeaseLost(
-                f"the lease {self._path} was deleted or replaced", hint="leave that file alone, and start again"
+                f"the lease {self._path} was deleted or replaced", hint="do not touch that file; start again"
             )
 
     def release(self) -> None:
@@ -106,10 +106,10 @@ class Lease:
 
 
 def _holder(path: Path) -> str:
-    """Who says in the file that the lease is theirs, as far as it can be read."""
+    """Describe the holder that the file names, as far as it is readable."""
     try:
-        said = json.loads(path.read_text())
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(said["started_ms"] / 1000))
-        return f"process {said['pid']} (run {said['run']}, since {since} UTC)"
+        record = json.loads(path.read_text())
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record["started_ms"] / 1000))
+        return f"process {record['pid']} (run {record['run']}, since {since} UTC)"
     except (OSError, ValueError, LookupError, TypeError):
         return "another process"

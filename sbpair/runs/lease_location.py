@@ -1,6 +1,6 @@
-"""What a lease across machines goes by: where it is, who holds it, and for how long a confirmation of it is good.
+"""The terms of a lease across machines: its location, its holder, and how long a confirmation is valid.
 
-Pure: no I/O, and the only clock that is read is the one of `uptime`.
+Pure: no I/O, and the only clock read is that of `uptime`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
 VALID_SECONDS = 20.0
-"""For how long a confirmation of the lock is good at most, however long the lock is: the service's clock may be another
-than ours, and a link may be gone there before it is here. All movers must agree on it."""
+"""Maximum validity of a lock's confirmation, however long the lock is: clocks may differ, and the service may drop a
+link before the client notices. All movers must agree on it.
+"""
 
 MIN_LOCK_SECONDS = 5.0
-"""The shortest lock that Service Bus knows, believed where its clock and ours make no sense together."""
+"""The shortest lock of Service Bus, assumed if the two clocks contradict each other."""
 
 MAX_SESSION_ID = 128
 
 CREATE = (
-    "create it with sessions, and a lock of 30 s or more:"
+    "create it with sessions and a lock of 30 s or more:"
     " az servicebus queue create --enable-session true --lock-duration PT1M --name"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """Who has a lease, as the state of its session says. `since_ms` is in ms since 1970, by the holder's clock."""
+    """The holder of a lease, as its session's state names it. `since_ms` is ms since 1970, by the holder's clock."""
 
     host: str
     pid: int
@@ -45,11 +46,11 @@ class LeaseHolder:
 
     @classmethod
     def decode(cls, state: bytes | None) -> LeaseHolder | None:
-        """None where it is nobody's, or says nothing that can be read."""
+        """Return the holder, or None for an empty or unreadable state."""
         try:
-            said = json.loads(state or b"")
-            found = cls(str(said["host"])[:255], int(said["pid"]), str(said["run"])[:64], int(said["since_ms"]))
-            return found if (found.host + found.run).isprintable() and str(found) else None
+            found = json.loads(state or b"")
+            holder = cls(str(found["host"])[:255], int(found["pid"]), str(found["run"])[:64], int(found["since_ms"]))
+            return holder if (holder.host + holder.run).isprintable() and str(holder) else None
         except (ValueError, LookupError, TypeError, OverflowError, OSError):
             return None
 
@@ -59,7 +60,7 @@ class LeaseHolder:
 
 
 class LeaseLocation(NamedTuple):
-    """Where a lease is: a session of a queue of a namespace."""
+    """The address of a lease: a session of a queue of a namespace."""
 
     namespace: str
     queue: str
@@ -70,7 +71,7 @@ class LeaseLocation(NamedTuple):
 
 
 class ClockReading(NamedTuple):
-    """The same moment by two clocks, in seconds: the loop's may stand still while the machine sleeps."""
+    """One moment by two clocks, in seconds: the loop's clock may stop while the machine sleeps."""
 
     loop: float
     awake: float
@@ -79,7 +80,7 @@ class ClockReading(NamedTuple):
         return ClockReading(self.loop + seconds, self.awake + seconds)
 
     def is_before(self, other: ClockReading) -> bool:
-        """Whether it is by both of them."""
+        """Return whether it is earlier by both clocks."""
         return self.loop < other.loop and self.awake < other.awake
 
 
@@ -87,17 +88,17 @@ LONG_AGO = ClockReading(float("-inf"), float("-inf"))
 
 
 def uptime() -> float:
-    """Seconds, those included for which the machine slept."""
+    """Return seconds since boot, including sleep."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def valid_seconds(lock_seconds: float) -> float:
-    """For how many seconds, from when it was asked for, the confirmation of such a lock is relied upon."""
+    """Return the validity of a confirmation, counted from its request, for a lock of this length."""
     return min(VALID_SECONDS, max(lock_seconds, MIN_LOCK_SECONDS) * 2 / 3)
 
 
 def lease_session_id(pair: Pair) -> str:
-    """The session that stands for a pair: what its backlog queues are named after, whatever a machine calls the pair.
+    """Return the session that stands for a pair: its backlog queues' namespace, whatever the pair's local name.
 
     Raises NameInvalid.
     """
@@ -108,7 +109,7 @@ def lease_session_id(pair: Pair) -> str:
 
 
 def check_queue(queue: str) -> None:
-    """Raise NameInvalid, or UsageError, for a queue that can carry no lease."""
+    """Raise NameInvalid or UsageError for a queue that cannot carry a lease."""
     backlog.check_path(queue, shorten="name the queue as its namespace does")
     if backlog.TRANSFER_SEGMENT in queue.lower().split("/"):
-        raise UsageError(f"{queue} is a backlog queue, and cannot carry a lease", hint=f"{CREATE} sbpair-lease")
+        raise UsageError(f"{queue} is a backlog queue and cannot carry a lease", hint=f"{CREATE} sbpair-lease")

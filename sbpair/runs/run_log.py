@@ -1,7 +1,7 @@
-"""The runs of a pair's movers: who ran when, how it ended, what it moved and what it left in doubt.
+"""The runs of a pair's movers: time, outcome, receipt and messages left in doubt.
 
-The law: a run that lives holds the lock of a file of its own. One that is down as running and does not, has crashed,
-and is so written down by the next run; its figures are the last that it wrote itself.
+Invariant: a live run holds the lock of its own file. A run recorded as running without that lock has crashed; the next
+run records that. Its figures are then the last it wrote.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_KEPT = 200
-"""How many runs are kept, with what they left in doubt."""
+"""Number of runs kept, with the messages they left in doubt."""
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Without the letters that are taken for figures, or for others."""
+"""Excludes letters that look like digits or other letters."""
 
 MOVED = (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS)
-"""Exit codes of a run that came to its end, if not with every message."""
+"""Exit codes of a run that finished, even if not with every message."""
 
 
 class RunOutcome(StrEnum):
@@ -48,9 +48,9 @@ class RunOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for one that runs or has crashed.
+    """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for a running or crashed one.
 
-    `error` is why it failed, and `receipt` is what it had written down last.
+    `error` is why it failed, `receipt` the last one it wrote.
     """
 
     id: str
@@ -65,21 +65,23 @@ class RunRecord:
 
 
 def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
-    """`260730-182237-7k2m`: the second in UTC, so that ids sort as their runs do, and four characters of chance."""
+    """Return an id such as `260730-182237-7k2m`: the second in UTC, so that ids sort by start, and four random
+    characters.
+    """
     suffix = "".join(ALPHABET[int(chance() * len(ALPHABET))] for _ in range(4))
     return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime(started_ms / 1000))}-{suffix}"
 
 
 class RunEntry:
-    """A run that is going on, and its place in the state file. `earlier_doubts` is what crashed ones left in doubt.
+    """The record of the current run. `earlier_doubts` are messages that crashed runs left in doubt.
 
-    What cannot be written down at the end, or on the way, does not fail the run: its receipt is still to be had.
+    A record that cannot be written later does not fail the run: its receipt is still returned.
     """
 
     def __init__(
         self, state: RunDatabase, command: str, *, run_id: str | None = None, clock_ms: Callable[[], int] = now_ms
     ) -> None:
-        """Write down that a run has begun."""
+        """Record that a run has begun."""
         self._state = state
         self._clock_ms = clock_ms
         self.id = run_id or new_id(clock_ms())
@@ -95,13 +97,13 @@ class RunEntry:
             raise
 
     def record(self, receipt: Mapping[str, object]) -> None:
-        """Write the figures down as they are now: those are the ones that a crash leaves."""
+        """Write the current figures: a crash leaves the last ones written."""
         self._try("UPDATE runs SET receipt = ? WHERE id = ?", (json.dumps(receipt), self.id))
 
     def finish(
         self, receipt: Mapping[str, object] | None, exit_code: int, *, stopped: bool = False, error: str = ""
     ) -> None:
-        """Write down how it ended. `stopped` says that it was asked to; without a receipt, the last one stays."""
+        """Write how the run ended. `stopped` marks a requested stop; without a receipt, the last one stays."""
         ended = RunOutcome.DONE if exit_code in MOVED else RunOutcome.FAILED
         self._try(
             "UPDATE runs SET ended_ms = ?, outcome = ?, exit_code = ?, error = ?, receipt = coalesce(?, receipt)"
@@ -117,7 +119,7 @@ class RunEntry:
         )
 
     def close(self) -> None:
-        """Live no longer. Unless it has finished, it has crashed."""
+        """Release the run's file. A run that has not finished counts as crashed."""
         self._running_file.unlink(missing_ok=True)
         self._lock.release()
 
@@ -125,16 +127,16 @@ class RunEntry:
         try:
             self._state.write((statement, [row]))
         except SbpairError as error:
-            log.warning("run %s cannot be written down: %s", self.id, error.message)
+            log.warning("run %s cannot be recorded: %s", self.id, error.message)
 
 
 def all_runs(state: RunDatabase) -> list[RunRecord]:
-    """All runs that are kept, the latest first."""
+    """Return all kept runs, the latest first."""
     return [_run(state, row) for row in state.read("SELECT * FROM runs ORDER BY started_ms DESC, id DESC")]
 
 
 def find_run(state: RunDatabase | None, start: str) -> RunRecord:
-    """The run whose id begins so. Raises UsageError where there is none, or more than one."""
+    """Return the run whose id begins with `start`. Raises UsageError if there is none or more than one."""
     found = [run for run in all_runs(state) if run.id.startswith(start.lower())] if state and start else []
     if not found:
         raise UsageError(f"there is no run {start!r}", hint="'sbpair runs list' has those that are kept")
@@ -148,17 +150,17 @@ def _run(state: RunDatabase, row: Row) -> RunRecord:
     run_id, command, started, ended, outcome, exit_code, error, receipt = row
     if outcome == RunOutcome.RUNNING and not is_locked(_running_file(state, run_id)):
         outcome = RunOutcome.CRASHED
-    doubts = doubts_of(state, run_id, gone=outcome != RunOutcome.RUNNING)
+    doubts = doubts_of(state, run_id, ended=outcome != RunOutcome.RUNNING)
     read = None if receipt is None else json.loads(receipt)
     return RunRecord(run_id, command, started, ended, RunOutcome(outcome), exit_code, error, read, tuple(doubts))
 
 
 WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
-"""Exit codes of runs that have ended with a receipt for sure: what was left in doubt before them has been told."""
+"""Exit codes of runs that surely ended with a receipt: earlier doubts were reported there."""
 
 
 def _record_crashes(state: RunDatabase) -> list[Doubt]:
-    """Write down which runs have crashed, and answer what those left in doubt that no receipt has told of yet."""
+    """Mark crashed runs, and return the messages they left in doubt that no receipt has reported yet."""
     for [run_id] in state.read("SELECT id FROM runs WHERE outcome = ?", (RunOutcome.RUNNING,)):
         if not is_locked(_running_file(state, run_id)):
             state.write(
@@ -171,7 +173,7 @@ def _record_crashes(state: RunDatabase) -> list[Doubt]:
         "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?)) ORDER BY id",
         (RunOutcome.CRASHED, *WITH_RECEIPT),
     )
-    return [doubt for [run_id] in unreported for doubt in doubts_of(state, run_id, gone=True)]
+    return [doubt for [run_id] in unreported for doubt in doubts_of(state, run_id, ended=True)]
 
 
 def _trim(state: RunDatabase) -> None:
@@ -183,5 +185,5 @@ def _trim(state: RunDatabase) -> None:
 
 
 def _running_file(state: RunDatabase, run_id: str) -> Path:
-    """The file that a run has locked for as long as it lives."""
+    """Return the file that a run locks while it lives."""
     return state.directory / f"{run_id}.running"

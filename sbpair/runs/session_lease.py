@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
-"""When something that failed is tried again, at first and after many times."""
+"""Delay before a failed operation is tried again: the first, and the longest."""
 
 RELEASE_SECONDS = 2.0
-"""How long giving the lease back may take: what is not given back runs out by itself."""
+"""Limit for releasing the lease; an unreleased one expires by itself."""
 
 
 @asynccontextmanager
@@ -70,12 +70,12 @@ async def hold_lease(
     get_token: GetToken | None = None,
     uptime: Callable[[], float] = lease_location.uptime,
 ) -> AsyncIterator[SessionLease]:
-    """Have the lease of a pair, in a queue of its secondary namespace, from here to the end of the block.
+    """Hold the lease of a pair, in a queue of its secondary namespace, until the end of the block.
 
-    It waits VALID_SECONDS where the last mover has not given it back. Once `stop` is set it waits for nothing: then it
-    may not be ours, as `check` says, and nothing is to be sent anyway.
+    Waits VALID_SECONDS if the last mover did not release it. Once `stop` is set it waits for nothing: the lease may
+    then not be held, as `check` reports, and nothing is to be sent anyway.
 
-    Raises LeaseHeld where another mover has it, EntityMissing where there is no such queue, UsageError where it has no
+    Raises LeaseHeld if another mover has it, EntityMissing if the queue does not exist, UsageError if it has no
     sessions, AccessError without the Listen claim, Unavailable.
     """
     check_queue(queue)
@@ -113,10 +113,10 @@ async def _ended(keeping: asyncio.Task[None], lease: SessionLease) -> None:
 
 
 class SessionLease:
-    """The right to move the messages of a pair, while `keep` runs. Made by `hold_lease`.
+    """The right to move the messages of a pair, while `keep` runs. Created by `hold_lease`.
 
-    `error` is why it is lost, and None while it is not. `acquired` is done once it is ours, or cannot be. `renewals` is
-    how often its lock was renewed.
+    `error` is why it was lost, else None. `acquired` is done once the lease is held, or cannot be. `renewals` counts
+    renewals of its lock.
     """
 
     def __init__(
@@ -143,39 +143,39 @@ class SessionLease:
         self._closing = asyncio.Event()
         self._lost = asyncio.Event()
 
-    # What a mover asks.
+    # For the mover.
 
     def check(self) -> None:
-        """Raise what the loss of the lease was; Unreachable where it is not sure at this moment, and may be soon."""
+        """Raise the error that lost the lease, or Unreachable if it is unconfirmed at this moment."""
         if self.error is not None:
             raise self.error
         if not self._is_sure():
-            raise Unreachable(f"{self.location} is not confirmed at this moment", hint="it goes on once that is so")
+            raise Unreachable(f"{self.location} is not confirmed at this moment", hint="sending resumes once it is")
 
     def confirmed_seconds(self) -> float:
-        """For how many seconds from now on nobody else relies on having it, whatever is heard of it; 0 where unsure."""
+        """Return for how many seconds no other mover can hold the lease, whatever happens; 0 if unconfirmed."""
         if not self._is_sure():
             return 0.0
         now = self._now()
         return min(self._valid_until.loop - now.loop, self._valid_until.awake - now.awake)
 
     async def ready(self) -> None:
-        """Wait until it is ours, and nobody else takes it for theirs. Raises why it cannot be had."""
+        """Wait until the lease is held and no other mover relies on it. Raises why it cannot be held."""
         await asyncio.shield(self.acquired)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._sure_from):
                 raise await self.lost()
 
     async def lost(self) -> SbpairError:
-        """Wait until it is lost for good; why."""
+        """Wait until the lease is lost for good; return why."""
         await self._lost.wait()
-        assert self.error is not None  # noqa: S101  it is said first
+        assert self.error is not None  # noqa: S101  set first
         return self.error
 
-    # What keeps it.
+    # Maintenance.
 
     async def keep(self) -> None:
-        """Take it and renew it, until `release`. Raises nothing that was expected: `acquired` and `error` say it."""
+        """Acquire and renew the lease, until `release`. Expected errors are not raised: see `acquired` and `error`."""
         try:
             await self._keep()
         except SbpairError as error:
@@ -185,15 +185,15 @@ class SessionLease:
             raise
 
     def release(self) -> None:
-        """Have it given back."""
+        """Begin to release the lease."""
         self._closing.set()
         if self._session is not None:
             self._session.interrupt()
 
     def abort(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for answers."""
         if self._client is not None:
-            self._client.abort(Unreachable("no answer was waited for any more"))
+            self._client.abort(Unreachable("stopped waiting for an answer"))
 
     async def _keep(self) -> None:
         failures = 0
@@ -240,32 +240,32 @@ class SessionLease:
         with suppress(ServiceRefused, AccessError):
             state = await client.session_state(self.location.queue, self.location.session_id)
         if state == self._state:
-            # The link that we had before: to the service it is still there.
+            # Our earlier link: to the service it still exists.
             return Unreachable(f"{self.location} is still held by a connection that broke")
         return LeaseHeld(
             f"{LeaseHolder.decode(state) or 'another mover'} holds {self.location}",
-            hint="wait for it, or stop it; after a crash it is free once its lock has run out, in 5 minutes at most",
+            hint="wait for it or stop it; after a crash its lock expires within 5 minutes",
         )
 
     def _succeed(self, before: bytes | None) -> None:
         if before is not None:
             self._sure_from = self._loop.time() + VALID_SECONDS
             whose = LeaseHolder.decode(before) or "another mover"
-            log.warning("%s did not give %s back: it is waited for, for %g s", whose, self.location, VALID_SECONDS)
+            log.warning("%s did not release %s: waiting %g s", whose, self.location, VALID_SECONDS)
 
     async def _renew(self, client: AmqpClient) -> None:
-        """Renew the lock for as long as the link is there, and give it back in the end. Raises why it is gone."""
+        """Renew the lock while the link lives, and release it in the end. Raises why the link was lost."""
         session = self._session
-        assert session is not None  # noqa: S101  it was acquired
+        assert session is not None  # noqa: S101  acquired before
         while not self._closing.is_set():
-            # Nothing ever comes, since nothing is granted: this ends when it is time, or the link is gone.
+            # No credit, so no message: this ends when the time is over, or the link is lost.
             await session.take(1, seconds=max(0.0, self._renew_at - self._loop.time()))
             if self._closing.is_set():
                 break
             await self._renew_once(client, session)
         sure, self._valid_until = self._is_sure(), LONG_AGO
         if sure:
-            # Else somebody else may be, and whoever comes next has to wait for that.
+            # Do not clear the state while unsure: the next holder must observe the grace period.
             await client.set_session_state(session, None)
         session.close()
 
@@ -277,7 +277,7 @@ class SessionLease:
                 self._confirmed(asked, await client.renew_session(session))
         except TimeoutError:
             if not self._now().is_before(self._valid_until):
-                # A connection over which nothing comes any more may take minutes to be known as broken.
+                # A silent connection may take minutes to be detected as broken.
                 client.abort(TimedOut(f"{self.location} was not renewed in time"))
         except Unavailable as error:
             log.info("%s was not renewed: %s", self.location, error.message)
@@ -293,17 +293,15 @@ class SessionLease:
         self._valid_until = LONG_AGO
         if not self.acquired.done():
             self.acquired.set_exception(self._refusal(error))
-            self.acquired.exception()  # whoever waits for it is told; nobody need be waiting
+            self.acquired.exception()  # mark as retrieved: there may be no waiter
         elif not self._closing.is_set():
             self.error = self._loss(error)
             self._lost.set()
 
     def _refusal(self, error: SbpairError) -> SbpairError:
-        """Why it could not be had, as whoever asked for it understands it."""
+        """Translate the error into the terms of the caller."""
         if isinstance(error, EntityMissing):
-            text = (
-                f"there is no queue {self.location.queue!r} in {self.location.namespace}, and it was to carry the lease"
-            )
+            text = f"the queue of the lease, {self.location.queue!r}, does not exist in {self.location.namespace}"
             return EntityMissing(text, entity=self.location.queue, hint=f"{CREATE} {self.location.queue}")
         if isinstance(error, ServiceRefused):
             return UsageError(
@@ -315,8 +313,8 @@ class SessionLease:
     def _loss(self, error: SbpairError) -> SbpairError:
         if isinstance(error, (AccessError, LeaseLost)):
             return error
-        why = "its lock has run out" if isinstance(error, SessionLockLost) else error.message
-        return LeaseLost(f"{self.location} was lost: {why}", hint="start again, unless another mover is at work now")
+        why = "its lock expired" if isinstance(error, SessionLockLost) else error.message
+        return LeaseLost(f"{self.location} was lost: {why}", hint="start again, unless another mover is running now")
 
     def _is_sure(self) -> bool:
         if self._session is None or self._session.error is not None or self._loop.time() < self._sure_from:

@@ -36,7 +36,7 @@ class FileFormat:
     """One kind of file: its schema, and the words of its errors.
 
     `application_id` identifies the kind in SQLite's header. `schema` creates, among others, the table `meta`, which
-    holds the owner. `elsewhere` and `if_broken` are hints: how to choose another file, what to do with a broken one.
+    holds the owner. `elsewhere` and `if_broken` are hints: how to choose another file, how to handle a broken one.
     """
 
     name: str

@@ -134,14 +134,14 @@ class Machine(RuleBasedStateMachine):
         self.journal.close()
         self.doubtful[self.name].update(each[2] for batch in self.flying.values() for each in batch)
         for run, numbers in self.doubtful.items():
-            assert {doubt.sequence_number for doubt in doubts_of(self.state, run, gone=True)} == numbers
+            assert {doubt.sequence_number for doubt in doubts_of(self.state, run, ended=True)} == numbers
         self.begin_anew()
 
     @precondition(lambda self: self.on_disk)
     @rule()
     def killed_and_opened(self) -> None:
         in_flight = {each[2] for batch in self.flying.values() for each in batch}
-        found = {doubt.sequence_number for doubt in doubts_of(self.state, self.name, gone=True)}
+        found = {doubt.sequence_number for doubt in doubts_of(self.state, self.name, ended=True)}
         sure = self.doubtful[self.name] | in_flight
         assert sure <= found <= sure | self.unwritten
         self.doubtful[self.name] = found
@@ -226,7 +226,7 @@ def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Pat
         journal = Journal(state, run="r", may_send=lost)
         with pytest.raises(LeaseLost):
             sending(journal, [key(1)], "orders")
-        assert doubts_of(state, "r", gone=True) == []
+        assert doubts_of(state, "r", ended=True) == []
 
 
 # How much it remembers, and how long
@@ -332,7 +332,7 @@ def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_
             accepted(journal, flight)
         assert journal.was_accepted(key(1))
         journal.close()
-        assert [doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)] == [1]
+        assert [doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)] == [1]
 
 
 # Its log, which is folded into the file where nobody waits for it
@@ -356,7 +356,7 @@ async def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
             journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
             await journal.on_disk()
             sizes.append((tmp_path / "state.db-wal").stat().st_size)
-        assert len(doubts_of(state, "r", gone=True)) == 100_000
+        assert len(doubts_of(state, "r", ended=True)) == 100_000
         journal.close()
     assert len(folding) > 3
     assert threading.main_thread() not in folding
@@ -383,10 +383,10 @@ async def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, mon
         waiting = asyncio.create_task(journal.on_disk())
         for _ in range(100):
             await asyncio.sleep(0)
-        assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1]
+        assert [doubt.sequence_number for doubt in doubts_of(other, "r", ended=True)] == [1]
         may_end.set()
         await waiting
-        assert [doubt.sequence_number for doubt in doubts_of(other, "r", gone=True)] == [1, 2]
+        assert [doubt.sequence_number for doubt in doubts_of(other, "r", ended=True)] == [1, 2]
         journal.close()
 
 
@@ -409,7 +409,7 @@ async def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_a
         journal.close()
     monkeypatch.setattr(sqlite3, "connect", connect)
     with RunDatabase(tmp_path, PAIR) as state:
-        assert len(doubts_of(state, "r", gone=True)) == 10_000
+        assert len(doubts_of(state, "r", ended=True)) == 10_000
     assert 1 <= len(tries) <= 6
 
 
@@ -490,7 +490,7 @@ def test_a_kill_between_any_two_calls_forgets_nothing_that_was_accepted(tmp_path
     accepted, doubtful, perhaps = LEFT[kill_after]
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="next")
-        found = {doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)}
+        found = {doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)}
     for first in (0, 10, 20):
         numbers = range(first, first + 5)
         if first in accepted:
@@ -526,7 +526,7 @@ def test_a_file_that_may_not_grow_stops_it_and_what_was_accepted_before_is_there
     assert str(tmp_path) in message
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state)
-        in_doubt = {doubt.sequence_number for doubt in doubts_of(state, "r", gone=True)}
+        in_doubt = {doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)}
     assert len(sent) > 3
     for first in sent[:-1]:
         assert journal.was_accepted(key(first))

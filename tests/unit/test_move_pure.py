@@ -98,7 +98,7 @@ def test_what_remains_of_a_time_to_live(changed, now, expected):
 def test_what_is_past_its_time_expires_unless_it_could_go_nowhere():
     late = {"ttl_ticks": 600_000_000, "enqueued_at": 1_000_000}
     past = {"ttl": REMAINING, "now_ms": 1_060_000}
-    expired = Expire("TTLExpiredException", "its time to live was over before it could be brought back")
+    expired = Expire("TTLExpiredException", "its time to live ended before it could be moved back")
     assert route(facts(**late), **past) == expired
     assert route(facts(**late), **past) == expired
     assert isinstance(route(facts(**late, path=None), **past), DeadLetter)
@@ -117,7 +117,7 @@ def test_a_path_that_no_entity_can_have_is_dead_lettered_here(path):
     # Asked for a token for it, the service would call the key wrong, and not the path.
     decision = route(facts(path=path))
     assert isinstance(decision, DeadLetter)
-    assert "no entity can have that path" in decision.description
+    assert "which is not a valid path" in decision.description
 
 
 def test_slashes_around_a_path_are_nothing():

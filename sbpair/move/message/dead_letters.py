@@ -1,6 +1,6 @@
-"""Dead letters of a backlog queue: where they are, why they are there, and the message as it was before. Pure.
+"""Dead letters of a backlog queue: their path, their cause, and the original message. Pure.
 
-The law: what the service wrote when it put a message there is taken off, and every other byte stays.
+Invariant: only the properties that dead-lettering added are removed; every other byte stays.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
 
 
 class DeadLetterCause(NamedTuple):
-    """As the service, or whoever put the message there, has said it; None where nobody did."""
+    """The cause given by the service or the client that dead-lettered the message; None if not given."""
 
     reason: str | None = None
     description: str | None = None
 
 
 def dead_letter_path(path: str) -> str:
-    """The path of a queue's dead letters."""
+    """Return the path of a queue's dead-letter queue."""
     return path + SUFFIX
 
 
 def is_dead_letter_path(path: str) -> bool:
-    """Whether a path is that of some queue's dead letters."""
+    """Return whether a path is that of a dead-letter queue."""
     return path.lower().endswith(SUFFIX)
 
 
 def parent_path(path: str) -> str:
-    """The queue that has these dead letters; any other path as it is."""
+    """Return the queue of a dead-letter queue; any other path unchanged."""
     return path[: -len(SUFFIX)] if is_dead_letter_path(path) else path
 
 
 def cause_of(payload: bytes) -> DeadLetterCause:
-    """Why a message is there. Never raises: one that cannot be read does not say."""
+    """Return why a message was dead-lettered; an unreadable one has no cause. Never raises."""
     try:
         pairs = splice.map_pairs(Sections.split(payload).application_properties)
-        said = {key: codec.decode_all(value) for key, _, value in pairs if _is_ours(key)}
+        found = {key: codec.decode_all(value) for key, _, value in pairs if _is_cause(key)}
     except ProtocolError:
         return DeadLetterCause()
-    reason, description = (said.get(name) for name in (REASON, DESCRIPTION))
+    reason, description = (found.get(name) for name in (REASON, DESCRIPTION))
     return DeadLetterCause(_text(reason), _text(description))
 
 
 def without_cause(payload: bytes) -> bytes:
-    """The message without why it was dead-lettered. One that cannot be read stays as it is."""
+    """Return the message without its dead-letter cause; an unreadable one unchanged."""
     try:
         sections = Sections.split(payload)
-        kept = splice.without(sections.application_properties, _is_ours)
+        kept = splice.without(sections.application_properties, _is_cause)
     except ProtocolError:
         return payload
     if kept == sections.application_properties:
@@ -64,7 +64,7 @@ def without_cause(payload: bytes) -> bytes:
     return sections.join()
 
 
-def _is_ours(key: Value) -> bool:
+def _is_cause(key: Value) -> bool:
     return key in (REASON, DESCRIPTION) if isinstance(key, str) else False
 
 

@@ -1,6 +1,7 @@
-"""A backlog message's bytes, opened: what is known of it, and what a move keeps. Pure.
+"""The decoded bytes of a backlog message: its facts, and the content that a move keeps. Pure.
 
-The law: nothing is refused here. What cannot be read is in the facts as a flaw, and what is no message at all too.
+Invariant: nothing is refused here. The facts carry a flaw for anything unreadable, even for bytes that are not a
+message.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class GenericMessage(NamedTuple):
-    """A message that is not as they usually are."""
+    """A message that no template fits."""
 
     sections: Sections
 
     def restore(self, send: Send, now_ms: int) -> tuple[bytes, ...]:
-        """The message as it was before it went into the backlog, encoded, in parts that follow one another."""
+        """Return the message as it was before it entered the backlog, encoded, in consecutive parts."""
         return (envelope.restore(self.sections, send, now_ms),)
 
 
 Content: TypeAlias = TemplateMessage | GenericMessage
-"""What is kept of a message."""
+"""The part of a message that a move keeps."""
 
 
 class Decoded(NamedTuple):
-    """`content` is None of what is no message at all; `locked_until` is ms since 1970, 0 where nobody said so."""
+    """`content` is None for bytes that are not a message; `locked_until` is ms since 1970, 0 if unknown."""
 
     facts: Facts
     content: Content | None
@@ -46,24 +47,24 @@ _new_decoded = partial(tuple.__new__, Decoded)
 
 
 class Decoder:
-    """Opens the messages of one queue, most of them by the way in which the last ones were written."""
+    """Decodes messages of one queue, most of them by templates learnt from earlier ones."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._reader = TemplateReader(queue)
 
     def decode(self, payloads: Sequence[bytes]) -> list[Decoded]:
-        """What is no message has no id; whoever wants one for it gives it one."""
+        """Decode messages. Undecodable payloads get no message id; the caller may assign one."""
         found = self._reader.read(payloads)
         if all(found):
-            return list(map(_new_decoded, found))  # as Opened(*read) of each would be, at a third of its cost
+            return list(map(_new_decoded, found))  # a third of the cost of Decoded(*read)
         return [
-            self._open(payload) if read is None else _new_decoded(read)
+            self._decode_one(payload) if read is None else _new_decoded(read)
             for payload, read in zip(payloads, found, strict=True)
         ]
 
-    def _open(self, payload: bytes) -> Decoded:
-        # Since it was looked at, another one may have been learnt from.
+    def _decode_one(self, payload: bytes) -> Decoded:
+        # A template may have been learnt since the first attempt.
         [read] = self._reader.read([payload])
         if read is not None:
             return _new_decoded(read)

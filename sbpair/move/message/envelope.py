@@ -1,6 +1,6 @@
-"""A message's raw sections as Facts, and a Send applied to them: what a move changes, and nothing else. Pure.
+"""Facts from a message's raw sections, and a Send applied to them: all changes that a move makes. Pure.
 
-Body, footer and every property and application property that is not named here keep their bytes.
+Body, footer, and every property and application property not named here keep their bytes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ SERVICE_ANNOTATIONS = frozenset(
         "x-opt-deadletter-source",
     )
 )
-"""What the service writes on a message: it says where a message has been, and not what it is."""
+"""Annotations that the service writes: they describe where a message has been, not the message."""
 
-# Where these stand in the properties section.
+# Positions in the properties section.
 _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
 
 
 def read_facts(queue: str, payload: bytes) -> tuple[Sections, Facts]:
-    """Split a delivery and say what is known of it. Raises ProtocolError for what is no message at all.
+    """Split a delivery and return its sections and facts. Raises ProtocolError if it is not a message.
 
-    What is wrong inside of a section that a move reads or changes is the facts' flaw: `restore` is only for messages
-    without one, and does not fail for them.
+    Errors inside a section that a move reads or changes become the facts' flaw. `restore` takes only messages without a
+    flaw, and does not fail for them.
     """
     sections = Sections.split(payload)
     flaws: list[str] = []
@@ -68,7 +68,7 @@ def read_facts(queue: str, payload: bytes) -> tuple[Sections, Facts]:
 
 
 def restore(sections: Sections, send: Send, now_ms: int) -> bytes:
-    """The message as it was before it went into the backlog, encoded."""
+    """Return the message as it was before it entered the backlog, encoded."""
     return Sections(
         header=header_of(sections.header, send.ttl_ms),
         message_annotations=annotations_of(sections, send),
@@ -80,7 +80,7 @@ def restore(sections: Sections, send: Send, now_ms: int) -> bytes:
 
 
 def locked_until(sections: Sections) -> int:
-    """When the delivery's lock runs out, in ms since 1970; 0 where the service did not say."""
+    """Return when the delivery's lock expires, in ms since 1970; 0 if unknown."""
     return _annotation(sections, LOCKED_UNTIL)
 
 
@@ -94,17 +94,17 @@ def sequence_number(sections: Sections) -> int:
 
 
 def enqueued_at(sections: Sections) -> int:
-    """In ms since 1970."""
+    """Return when the message was enqueued, in ms since 1970."""
     return _annotation(sections, ENQUEUED)
 
 
 def is_deferred(sections: Sections) -> bool:
-    """Whether somebody has put the message aside: it counts, and is never delivered by itself."""
+    """Return whether a receiver deferred the message: it counts, but is delivered only by number."""
     return message_state(sections) == DEFERRED
 
 
 def message_state(sections: Sections) -> int:
-    """ACTIVE, DEFERRED or SCHEDULED, as the service says it of a message that is only looked at."""
+    """Return ACTIVE, DEFERRED or SCHEDULED; the service sets it on peeked messages only."""
     return _annotation(sections, MESSAGE_STATE)
 
 
@@ -123,19 +123,19 @@ def _read(what: str, read: Callable[[], T], flaws: list[str]) -> T | None:
 
 
 def _aliases(sections: Sections) -> Aliases:
-    ours = is_one_of(ALIASES)
+    is_alias = is_one_of(ALIASES)
     pairs = splice.map_pairs(sections.application_properties)
-    # The keys alone tell whether a value has to be decoded: one that is broken, and not ours, is none of our business.
-    return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if ours(key))
+    # Decode only the values of aliases: a broken one of another key is kept as it is.
+    return read_aliases((key, codec.decode_all(value)) for key, _, value in pairs if is_alias(key))
 
 
 def is_one_of(names: frozenset[str]) -> Callable[[Value], bool]:
-    # A key may be of any type, a list too, that no set takes.
+    # A key may be of any type, even an unhashable one.
     return lambda key: isinstance(key, str) and key in names
 
 
 def _printable(text: str | None) -> str | None:
-    """Half a surrogate pair is a legal char to AMQP, and stops every terminal and file."""
+    """Replace half a surrogate pair: a legal char in AMQP, but an error for terminals and files."""
     return None if text is None else text.encode(errors="replace").decode()
 
 
@@ -145,29 +145,29 @@ def _number(annotations: Map, name: str) -> int:
 
 
 def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
-    """The header as the sender wrote it, with its time to live back: nobody has delivered the message yet."""
-    had, ttl = Sections(header=raw).read_header(), None
+    """Return the sender's header with its TTL restored and delivery counts reset."""
+    original, ttl = Sections(header=raw).read_header(), None
     if ttl_ms is not None:
         ttl = min(ttl_ms, MAX_TTL_HEADER_MS)
-    elif had.ttl is not None and had.ttl != MAX_TTL_HEADER_MS:
-        # Nobody's alias, but somebody's wish all the same. The full value is what the service writes for "none".
-        ttl = had.ttl
-    if had.durable is None and had.priority is None and ttl is None:
+    elif original.ttl is not None and original.ttl != MAX_TTL_HEADER_MS:
+        # Without an alias, the sender's own TTL stays. The service writes the maximum for "none".
+        ttl = original.ttl
+    if original.durable is None and original.priority is None and ttl is None:
         return b""
-    return Header(durable=had.durable, priority=had.priority, ttl=ttl).encode()
+    return Header(durable=original.durable, priority=original.priority, ttl=ttl).encode()
 
 
 def annotations_of(sections: Sections, send: Send) -> bytes:
-    """The message annotations without the service's own, and with the schedule."""
-    doomed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
-    raw = splice.without(sections.message_annotations, is_one_of(doomed))
+    """Return the message annotations without the service's own, and with the schedule."""
+    removed = SERVICE_ANNOTATIONS if send.scheduled_at is None else SERVICE_ANNOTATIONS | {SCHEDULE}
+    raw = splice.without(sections.message_annotations, is_one_of(removed))
     if send.scheduled_at is None:
         return raw
     return splice.with_pairs(raw, MESSAGE_ANNOTATIONS, {SCHEDULE: Timestamp(send.scheduled_at)})
 
 
 def properties_of(sections: Sections, send: Send, now_ms: int) -> bytes:
-    """The properties with their session back, and an expiry where it stands there."""
+    """Return the properties with the session restored, and an absolute expiry if one is needed."""
     fields: dict[int, str | Timestamp] = {}
     if send.session_id is not None:
         fields[_GROUP_ID] = send.session_id
@@ -178,5 +178,5 @@ def properties_of(sections: Sections, send: Send, now_ms: int) -> bytes:
 
 
 def _states_expiry(sections: Sections, ttl_ms: int) -> bool:
-    """Whether the expiry is written out: where it does not fit the header, or where a stale one stands there."""
+    """Return whether an absolute expiry is written: the TTL does not fit the header, or a stale expiry is present."""
     return ttl_ms > MAX_TTL_HEADER_MS or sections.read_properties().absolute_expiry_time is not None

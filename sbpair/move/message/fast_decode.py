@@ -1,7 +1,6 @@
-"""Backlog messages as nearly all of them are written, read and restored without the general machinery. Pure.
+"""The fast path of decoding and restoring: messages that fit a template learnt from an earlier one. Pure.
 
-The law: this is a short cut, not a dialect. What it answers is what `envelope` would have answered, byte for byte;
-where a message is not as they usually are it answers nothing, and `envelope` is asked.
+Invariant: the result equals that of `envelope`, byte for byte. A message that fits no template is left to `envelope`.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
 
 REMEMBERED = 4096
 MAX_TEMPLATES = 4
-"""How many ways to write what stands before the properties a reader remembers. One service has one or two."""
+"""Limit of templates that a reader remembers. One service has one or two."""
 
 MAX_LAYOUTS = 256
-"""How many ways to go on after that it remembers of each: one for every length of an id, where all else is alike."""
+"""Limit of layouts per template: if all else is equal, one for each length of a message id."""
 
 _SHORT_PROPERTIES = section(PROPERTIES, b"\xc0")
 _BEFORE_ID = len(_SHORT_PROPERTIES) + 4
@@ -51,18 +50,18 @@ _GROUP_ID = 10
 _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, Timestamp(0))])))[:-8]
 
 PropertyFacts = tuple[str | None, bool, bytes]
-"""(content type, whether an absolute expiry is stated, all of it): what properties say behind the message id."""
+"""(content type, whether an absolute expiry is present, raw bytes): the properties after the message id."""
 
 Parts = tuple[bytes, ...]
 
 AliasFields = tuple[str, str | None, int | None, int | None, bytes]
-"""(path, session id, ticks to live, scheduled at, the application properties without them)"""
+"""(path, session id, TTL in ticks, scheduled at, the remaining application properties)"""
 
 
 class TemplateMessage(NamedTuple):
-    """A message with what is known of how it is written. `kept` are its own application properties.
+    """A message that fits a template. `kept` are its own application properties, without the aliases.
 
-    `rest_at` is where body and footer begin.
+    `rest_at` is the position of body and footer.
     """
 
     layout: FieldLayout
@@ -72,7 +71,7 @@ class TemplateMessage(NamedTuple):
     rest_at: int
 
     def restore(self, send: Send, now_ms: int) -> Parts:
-        """The message as it was before it went into the backlog, encoded, in parts that follow one another."""
+        """Return the message as it was before it entered the backlog, encoded, in consecutive parts."""
         layout, payload, properties, kept, rest_at = self
         around = _around_message_id(layout, properties, send)
         if around is None:
@@ -81,7 +80,7 @@ class TemplateMessage(NamedTuple):
         return before, payload[layout.id_at : layout.id_end], after, kept, payload[rest_at:]
 
     def _restore_now(self, send: Send, now_ms: int) -> Parts:
-        """As above, where the properties say what time it is, or are long."""
+        """Restore a message whose properties are long or depend on the time."""
         layout, payload = self.layout, self.payload
         raw = payload[layout.id_at - _BEFORE_ID : layout.map_at]
         properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
@@ -90,9 +89,9 @@ class TemplateMessage(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def _around_message_id(layout: FieldLayout, properties: PropertyFacts, send: Send) -> tuple[bytes, bytes] | None:
-    """What a restored message has before its id, and between that and its application properties.
+    """Return the restored bytes before the message id, and those between it and the application properties.
 
-    None where that depends on the time, or is not written in short.
+    None if they depend on the time, or do not fit the short form.
     """
     _, expires, tail = properties
     if send.ttl_ms is not None and (expires or send.ttl_ms > MAX_TTL_HEADER_MS):
@@ -119,14 +118,14 @@ def _before_properties(template: EnvelopeTemplate, send: Send) -> bytes:
 
 
 def _with_group_id(count: int, tail: bytes, group_id: bytes) -> tuple[bytes, int]:
-    """What stands behind a message id once there is a group id, and how many fields there are with it."""
+    """Return the bytes after the message id, with a group id, and the resulting number of fields."""
     fields = splice.fields(_without_id(count, tail))
     fields += [_NULL] * (_GROUP_ID + 1 - len(fields))
     return b"".join((*fields[1:_GROUP_ID], group_id, *fields[_GROUP_ID + 1 :])), len(fields)
 
 
 def _without_id(count: int, tail: bytes) -> bytes:
-    """Properties of which we know what stands behind the message id."""
+    """Return a properties section with a null message id before the given tail."""
     return section(PROPERTIES, bytes((0xC0, len(tail) + 2, count)) + _NULL + tail)
 
 
@@ -136,14 +135,16 @@ def _header(raw: bytes, ttl_ms: int | None) -> bytes:
 
 
 class EnvelopeTemplate:
-    """How one message was written up to its properties: what is the same in the next one, and where its numbers are.
+    """The fixed bytes of a message up to its properties, and the positions of its numbers.
 
-    `header`, `annotations` and `partition_key` are what is kept of it, and the same for every message of this template.
-    `layouts` are the ways in which they go on, by what stands between `size`, where the properties begin, and `id_at`.
+    `header`, `annotations` and `partition_key` are kept by a move, and equal for all messages of the template.
+    `layouts` are the continuations, by the bytes between `size`, where the properties begin, and `id_at`.
     """
 
     def __init__(self, sections: Sections, gaps: list[tuple[int, str]], names: list[str]) -> None:
-        """`gaps` are (position, format) of what differs, in order; `names` say what the numbers among them are."""
+        """Build a template. `gaps` are (position, format) of its variable parts, in order; `names` name the numbers
+        among them.
+        """
         self.before = sections.header + sections.delivery_annotations + sections.message_annotations
         self.size = len(self.before)
         self.id_at = self.size + _BEFORE_ID
@@ -160,7 +161,7 @@ class EnvelopeTemplate:
         self.layouts: dict[bytes, FieldLayout] = {}
 
     def learn_layout(self, payload: bytes) -> FieldLayout | None:
-        """How a message of this template goes on, the first of its kind; None where that is not as usual."""
+        """Return the layout of a message of this template, remembered for the next; None if it is not the usual one."""
         beginning = payload[self.size : self.id_at]
         if len(beginning) < _BEFORE_ID or not beginning.startswith(_SHORT_PROPERTIES):
             return None
@@ -173,7 +174,7 @@ class EnvelopeTemplate:
         return found
 
     def fits(self, payload: bytes) -> bool:
-        """Whether a message is written like this up to its properties."""
+        """Return whether a message equals the template up to its properties."""
         pattern = struct.Struct(f"{self.format}{self.size - self.end}s")
         if len(payload) < pattern.size:
             return False
@@ -182,7 +183,7 @@ class EnvelopeTemplate:
 
     @classmethod
     def learn(cls, payload: bytes, sections: Sections) -> EnvelopeTemplate | None:
-        """The template of a message that has been read in general; None where its numbers are not the usual ones."""
+        """Return the template of a decoded message; None if its numbers are not encoded as usual."""
         header, delivery = sections.header, sections.delivery_annotations
         if not payload.startswith(header + delivery + sections.message_annotations + sections.properties):
             return None
@@ -194,17 +195,17 @@ class EnvelopeTemplate:
         for name, at, code in _values(sections.message_annotations):
             if name in _NUMBERS:
                 if code not in _NUMBER_CODES:
-                    return None  # of two with one name the first counts, whatever it is
+                    return None  # the first of two equal names counts, whatever its type
                 names.append(name)
                 gaps.append((len(header) + len(delivery) + at, "q"))
         return cls(sections, gaps, names) if sorted(names) == sorted(_NUMBERS) else None
 
 
 class FieldLayout:
-    """How messages of one template are written up to the size of their application properties, where ids are as long.
+    """The layout of a template's messages up to the size of their application properties, for one length of ids.
 
-    `unpack` takes a message apart; `constant` picks what has to be `constants`, and `variable` the rest: the three
-    numbers, the message id, the properties behind it, and how long the application properties are.
+    `unpack` splits a message; `constant` picks the parts that must equal `constants`. `variable` picks the others: the
+    three numbers, the message id, the properties after it, and the size of the application properties.
     """
 
     __slots__ = (
@@ -240,13 +241,13 @@ class FieldLayout:
         )
 
     def fits(self, payload: bytes) -> bool:
-        """Whether a message is written like this up to its application properties."""
+        """Return whether a message has this layout up to its application properties."""
         return len(payload) >= self.size and self.constant(self.unpack(payload)) == self.constants
 
     def read(self, queue: str, payloads: Sequence[bytes]) -> list[Read]:
-        """What the messages of a queue say. Raises one of NOT_TEMPLATED where one of them is not as usual.
+        """Decode messages of a queue. Raises one of NOT_TEMPLATED if one of them does not fit.
 
-        Every message comes through here: whatever can be is done by one call for all of them.
+        Hot path: each step is one call for all messages.
         """
         if min(map(len, payloads)) < self.size:
             raise ProtocolError(_REASON)
@@ -262,14 +263,14 @@ class FieldLayout:
         if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, lengths, ends)), ends)):
             raise ProtocolError(_REASON)
         about = (ids, *directions, lengths, map(_content_type, properties))
-        # As Facts(…) would be, at a third of its cost; and Usual(…) too. What repeats has no end.
+        # A third of the cost of Facts(…) and TemplateMessage(…). `repeat` never ends.
         facts = map(_facts, zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
         messages = map(_new_message, zip(repeat(self), payloads, properties, kept, ends, strict=False))
         return list(zip(facts, messages, repeat(self.template.partition_key), locks, strict=False))
 
 
 NOT_TEMPLATED = (ProtocolError, IndexError, ValueError, struct.error)
-_REASON = "a message is written in another way"
+_REASON = "the message does not fit the template"
 _facts, _new_message = partial(tuple.__new__, Facts), partial(tuple.__new__, TemplateMessage)
 _content_type: Callable[[PropertyFacts], str | None] = itemgetter(0)
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
@@ -278,7 +279,7 @@ _TOKEN = 0x98
 
 
 def _values(raw: bytes) -> Iterator[tuple[Any, int, int]]:
-    """(key, position behind the constructor, constructor) of each value of a map section. Raises ProtocolError."""
+    """Yield (key, position after the constructor, constructor) of each value of a map section. Raises ProtocolError."""
     pairs = list(splice.map_pairs(raw))
     end = len(raw) - sum(len(pair) for _, pair, _ in pairs)
     for key, pair, value in pairs:
@@ -287,20 +288,20 @@ def _values(raw: bytes) -> Iterator[tuple[Any, int, int]]:
 
 
 Read = tuple[Facts, TemplateMessage, str | None, int]
-"""What `opened.Opened` has."""
+"""The fields of `decode.Decoded`."""
 
 
 class TemplateReader:
-    """Reads the messages of one queue. It knows them by the template of the last ones."""
+    """Decodes messages of one queue by the templates of recent ones."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._templates: list[EnvelopeTemplate] = []
 
     def read(self, payloads: Sequence[bytes]) -> list[Read] | list[Read | None]:
-        """(what is known, what is kept, its partition key, when its lock runs out) of each message.
+        """Return (facts, content, partition key, lock expiry) of each message.
 
-        None of one that is not as usual: `envelope` is to be asked.
+        None for a message that fits no template: it is left to `envelope`.
         """
         layout = self._layout(payloads[0]) if payloads else None
         if layout is not None:
@@ -309,7 +310,7 @@ class TemplateReader:
         return self._read_apart(payloads)
 
     def _read_apart(self, payloads: Sequence[bytes]) -> list[Read | None]:
-        """The same where not all of them are written alike: those that are are read together."""
+        """Decode messages of several layouts: those of one layout together."""
         found: list[Read | None] = [None] * len(payloads)
         alike: defaultdict[FieldLayout, list[int]] = defaultdict(list)
         for place, payload in enumerate(payloads):
@@ -338,10 +339,10 @@ class TemplateReader:
         return None
 
     def learn(self, payload: bytes, sections: Sections) -> None:
-        """Remember how a message is written that `envelope` has read, and found nothing wrong with."""
+        """Learn a template from a message that `envelope` decoded without a flaw."""
         if any(template.fits(payload) for template in self._templates):
-            return  # it is another thing that is not as usual
-        with suppress(*NOT_TEMPLATED):  # of delivery annotations `envelope` reads nothing: they may be anything
+            return  # another part of it is not as usual
+        with suppress(*NOT_TEMPLATED):  # `envelope` does not read delivery annotations: they may be anything
             template = EnvelopeTemplate.learn(payload, sections)
             if template is not None:
                 self._templates = [template, *self._templates[: MAX_TEMPLATES - 1]]
@@ -349,7 +350,7 @@ class TemplateReader:
 
 @lru_cache(REMEMBERED)
 def _property_facts(count: int, tail: bytes) -> PropertyFacts:
-    """What properties say behind the message id. Raises ProtocolError, ValueError where they are not to be read."""
+    """Decode the properties after the message id. Raises ProtocolError or ValueError if they are malformed."""
     raw = _without_id(count, tail)
     splice.with_fields(raw, PROPERTIES, {})
     properties = Sections(properties=raw).read_properties()
@@ -358,7 +359,7 @@ def _property_facts(count: int, tail: bytes) -> PropertyFacts:
 
 @lru_cache(REMEMBERED)
 def _aliases(raw: bytes) -> AliasFields:
-    """What application properties say. Raises one of NOT_TEMPLATED where they are not as usual."""
+    """Decode application properties. Raises one of NOT_TEMPLATED if they are not encoded as usual."""
     found: dict[str, bytes] = {}
     kept: list[bytes] = []
     position = 6
@@ -392,12 +393,12 @@ def _decode_aliases(found: dict[str, bytes], kept: list[bytes]) -> AliasFields:
     body = b"".join(kept)
     rest = _SHORT_MAP + bytes((len(body) + 1, 2 * len(kept))) + body if kept else b""
     session_id, ttl_ticks, scheduled_at = map(values.get, (SESSION_ID, TIME_TO_LIVE, SCHEDULED))
-    return path, session_id, ttl_ticks, scheduled_at, rest  # type: ignore[return-value]  # `alias_value` looks at types
+    return path, session_id, ttl_ticks, scheduled_at, rest  # type: ignore[return-value]  # `alias_value` checks types
 
 
 @lru_cache(REMEMBERED)
 def _alias(name: str, raw: bytes) -> str | int | None:
-    """What one alias says; None where it is not what it should be."""
+    """Return the value of one alias, or None if it is invalid."""
     try:
         return alias_value(name, codec.decode_all(raw))
     except (AliasError, ProtocolError):

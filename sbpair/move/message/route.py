@@ -1,6 +1,6 @@
-"""The decision on a backlog message. Pure: it sees Facts and no bytes, and the time is an argument.
+"""The routing decision for a backlog message. Pure: it sees Facts, not bytes, and the time is an argument.
 
-The source reads Facts out of a message; the link to its destination applies the decision to the bytes.
+The source reads Facts from a message; the link to the destination applies the decision to the bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple, TypeAlias
 from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
-"""The longest time to live that fits a message's header: 49.7 days."""
+"""The longest TTL that fits a message's header: 49.7 days."""
 
 
 class Facts(NamedTuple):
-    """What is known of a message in the backlog.
+    """The facts of a backlog message.
 
     `enqueued_at` and `scheduled_at` are milliseconds since 1970, `ttl_ticks` is in units of 100 ns, `size` in bytes.
-    `path` is None where the message cannot be routed, and `flaw` says why.
+    `path` is None if the message cannot be routed; `flaw` is the reason.
     """
 
     queue: str
@@ -40,13 +40,12 @@ class Facts(NamedTuple):
 
 
 class TimeToLive(StrEnum):
-    """What a restored time to live is counted from.
+    """The start of a restored TTL.
 
-    ORIGINAL: from when the primary accepts the message, as it was with the original.
+    ORIGINAL: the primary accepts the message, as with the original library.
 
-    REMAINING: from when it would have begun without the backlog: when the message was enqueued there, or the time that
-    it is scheduled for, where that is later, since the service does not count before it. So a message that is still to
-    be scheduled keeps all of its time; and one that never expires still never does.
+    REMAINING: the message was enqueued in the backlog, or its scheduled time if that is later, since the service starts
+    counting then. So a message still to be scheduled keeps its whole TTL, and one without a TTL never expires.
     """
 
     ORIGINAL = "original"
@@ -57,7 +56,7 @@ REMEMBERED = 4_096
 
 
 class Send(NamedTuple):
-    """Send it on. `ttl_ms` is None for a message that never expires."""
+    """Send the message. `ttl_ms` is None for a message that never expires."""
 
     destination: str
     session_id: str | None
@@ -67,7 +66,7 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """It is past its time: dead-letter it as expired."""
+    """Dead-letter the message as expired."""
 
     reason: str
     description: str
@@ -75,7 +74,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """It can go nowhere: keep it in the backlog's dead-letter queue, with why."""
+    """Keep the message, which has no destination, in the backlog's dead-letter queue, with the reason."""
 
     reason: str
     description: str
@@ -88,35 +87,35 @@ INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"
 MISSING = "DestinationNotFound"
 EXPIRED = "TTLExpiredException"
-"""The service's own word, so that whoever looks for what has expired finds these as well."""
+"""The service's own reason, so that a search for expired messages finds these too."""
 
 
 def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0) -> Route:
-    """Decide. `now_ms`, by the service's clock in ms since 1970, is only looked at for TimeToLive.REMAINING."""
+    """Return the decision. `now_ms`, the service's clock in ms since 1970, matters only for TimeToLive.REMAINING."""
     if facts.path is None:
         return DeadLetter(INVALID, facts.flaw or "the message has no destination")
-    decision = _directed(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
+    decision = _decide(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
     if isinstance(decision, DeadLetter):
         return decision
     if decision.ttl_ms is not None and ttl is TimeToLive.REMAINING:
         left_ms = decision.ttl_ms - waited_ms(facts, now_ms)
         if left_ms <= 0:
-            return Expire(EXPIRED, "its time to live was over before it could be brought back")
+            return Expire(EXPIRED, "its time to live ended before it could be moved back")
         decision = decision._replace(ttl_ms=left_ms)
     return decision
 
 
 def router(ttl: TimeToLive, now_ms: Callable[[], int]) -> Callable[[Sequence[Facts]], list[Route]]:
-    """`route` for many, with what is the same for all messages of a run."""
+    """Return a function that routes many messages by the same rules."""
     if ttl is TimeToLive.ORIGINAL:
-        return _as_they_were
+        return _route_original
     return lambda many: [route(facts, ttl=ttl, now_ms=now_ms()) for facts in many]
 
 
-def _as_they_were(many: Sequence[Facts]) -> list[Route]:
+def _route_original(many: Sequence[Facts]) -> list[Route]:
     if None in map(_path_of, many):
         return list(map(route, many))
-    return list(starmap(_directed, map(_direction_of, many)))
+    return list(starmap(_decide, map(_direction_of, many)))
 
 
 _path_of = attrgetter("path")
@@ -124,19 +123,19 @@ _direction_of = attrgetter("path", "session_id", "ttl_ticks", "scheduled_at")
 
 
 @lru_cache(REMEMBERED)
-def _directed(path: str, session_id: str | None, ttl_ticks: int | None, scheduled_at: int | None) -> Send | DeadLetter:
-    """Most messages say the same as one before them."""
+def _decide(path: str, session_id: str | None, ttl_ticks: int | None, scheduled_at: int | None) -> Send | DeadLetter:
+    """Route by content; cached, since most messages repeat an earlier one."""
     destination = path.strip("/")
     if len(destination) > PATH_LIMIT or not all(map(is_segment, destination.split("/"))):
-        return DeadLetter(INVALID, f"{PATH} is {path[:PATH_LIMIT]!r}, and no entity can have that path")
+        return DeadLetter(INVALID, f"{PATH} is {path[:PATH_LIMIT]!r}, which is not a valid path")
     ttl_ms = None if ttl_ticks is None else -(-ttl_ticks // TICKS_PER_MS)
     return Send(destination, session_id, ttl_ms, scheduled_at)
 
 
 def waited_ms(facts: Facts, now_ms: int) -> int:
-    """How much of its time to live a message has spent in the backlog, in ms.
+    """Return how much of its TTL a message has spent in the backlog, in ms.
 
-    Nothing where nobody said when it came: better that it lives too long than that it is taken for dead.
+    0 if its enqueued time is unknown: living too long is better than expiring too early.
     """
     if facts.enqueued_at <= 0:
         return 0
@@ -144,10 +143,10 @@ def waited_ms(facts: Facts, now_ms: int) -> int:
 
 
 def refused(destination: str, why: str) -> DeadLetter:
-    """What becomes of a message that the primary refuses for good."""
+    """Return the decision for a message that the primary refuses for good."""
     return DeadLetter(REFUSED, f"{destination!r} refused the message: {why}")
 
 
 def missing(destination: str, why: str) -> DeadLetter:
-    """What becomes of a message whose destination does not exist."""
-    return DeadLetter(MISSING, f"there is no queue or topic {destination!r} in the primary namespace: {why}")
+    """Return the decision for a message whose destination does not exist."""
+    return DeadLetter(MISSING, f"queue or topic {destination!r} does not exist in the primary namespace: {why}")

@@ -1,7 +1,7 @@
-"""The destinations of a backlog in the primary: whether they are there, and what they take. Reads only.
+"""The destinations of a backlog in the primary: their existence and limits. Only reads.
 
-Each is asked for once: by management where that may be done, else by opening a link to it over which nothing goes. Once
-nobody answers, nobody is asked again.
+Each destination is requested once: from management if permitted, else by opening an unused link. After one request
+without an answer no more are made.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 MAX_DESTINATIONS = 1_000
-"""How many destinations are told apart; what is for others is counted together, and not held against anything."""
+"""Limit of distinct destinations; messages for others are counted together and never held against a limit."""
 
 OTHERS = "*"
-"""Stands for all destinations beyond the most: no entity can have that path."""
+"""Name of all destinations beyond the limit: not a valid path."""
 
 
 class DestinationLookup:
-    """The destinations in the primary, each asked for once: by management, else by a link over which nothing goes."""
+    """Cached lookup of destinations in the primary. `unavailable` is why it stopped, or empty."""
 
     def __init__(
         self, endpoint: Endpoint, control: DestinationControl, stack: AsyncExitStack, get_token: GetToken | None
@@ -65,18 +65,18 @@ class DestinationLookup:
             return None
 
     def name(self, path: str) -> str:
-        """What a destination is counted as: Service Bus compares paths without regard to case."""
+        """Return the name a destination is counted under: Service Bus ignores the case of paths."""
         path = path.strip("/")
         if len(self._names) >= MAX_DESTINATIONS:
             return self._names.get(path.lower(), OTHERS)
         return self._names.setdefault(path.lower(), path)
 
     def entities(self) -> dict[str, DestinationEntity]:
-        """Those that were found, by what they are counted as."""
+        """Return the existing destinations, by name."""
         return {self._names[name]: found for name, found in self._found.items() if isinstance(found, DestinationEntity)}
 
     async def find(self, path: str) -> DestinationEntity | DeadLetter | None:
-        """What is there; what would become of a message where there is nothing; None where nobody says."""
+        """Return the entity, or the DeadLetter a message for it would get, or None if unknown."""
         name = self.name(path).lower()
         if name == OTHERS:
             return None
@@ -115,7 +115,7 @@ class DestinationLookup:
         except Unreachable:
             if self._client.error is not None:
                 raise
-            return DestinationEntity(path, is_topic=None, filters=None)  # it is there, and takes nothing for now
+            return DestinationEntity(path, is_topic=None, filters=None)  # it exists, but accepts nothing now
         sender.close()
         return DestinationEntity(path, is_topic=None, filters=None, message_bytes=sender.max_message_size or None)
 

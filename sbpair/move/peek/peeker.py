@@ -1,6 +1,6 @@
-"""Looking at the messages of a queue: page by page, from the first on.
+"""Peeks messages of a queue, page by page from the first.
 
-Nothing is locked, settled or received, and so no delivery count is raised.
+Nothing is locked, settled or received, so delivery counts stay.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from sbpair.move.rate_limit import RateLimiter
 
 PAGE = 250
-"""Messages asked for in one look; the service gives fewer as it sees fit."""
+"""Messages requested per peek; the service may return fewer."""
 
 MAX_BUSY = 10
-"""How often in a row the service may say that it is busy."""
+"""Limit of consecutive server-busy answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """Event: so many messages of a queue have been looked at so far."""
+    """Event: number of messages of a queue peeked so far."""
 
     queue: str
     messages: int
 
 
 class PeekedMessage(NamedTuple):
-    """One message. What is no message at all has no sections, and its facts say why."""
+    """One message. Bytes that are not a message have no sections, and facts with a flaw."""
 
     facts: Facts
     sections: Sections
@@ -46,9 +46,9 @@ class PeekedMessage(NamedTuple):
 
 @dataclass(slots=True)
 class PeekPosition:
-    """How far a queue has been looked at. In a partitioned queue, the partition is the highest part of a number.
+    """The position in a queue. In a partitioned queue, the highest bits of a number are the partition.
 
-    `ended` is whether there was nothing more; `truncated` whether an unreadable message hid what may lie behind it.
+    `ended`: no messages follow. `truncated`: an unreadable message hides the ones after it.
     """
 
     queue: str
@@ -59,7 +59,7 @@ class PeekPosition:
     truncated: bool = False
 
     def next_page(self) -> bool:
-        """False where this page did not say where the next one begins."""
+        """Move to the next page. Return False if this page did not reveal where it begins."""
         moved = self.highest >= self.start
         self.start = self.highest + 1
         return moved
@@ -70,9 +70,9 @@ OnMessage = Callable[[PeekedMessage], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Peeker:
-    """Looks into the queues of one namespace, no faster than `pace`, each over a connection of its own.
+    """Peeks queues of one namespace within the rate limit, each over a connection of its own.
 
-    `most` is how many messages of a queue are looked at; None for all of them.
+    `limit` is the maximum of messages per queue; None for all.
     """
 
     endpoint: Endpoint
@@ -84,11 +84,11 @@ class Peeker:
     limit: int | None = None
 
     async def peek(self, position: PeekPosition, on_message: OnMessage) -> None:
-        """Show `on_message` each message, once, in the order of the queue; broken off, it goes on from where it was.
+        """Call `on_message` for each message, once, in queue order; a retry continues at `position`.
 
         Raises EntityMissing, AccessError, Unavailable.
         """
-        what = f"look at {position.queue}"
+        what = f"peek {position.queue}"
         await attempt(what, lambda: self._pages(position, on_message), sleep=self.sleep, on_event=self.on_event)
 
     async def _pages(self, position: PeekPosition, on_message: OnMessage) -> None:
@@ -110,7 +110,7 @@ class Peeker:
         return PAGE if self.limit is None else min(PAGE, max(0, self.limit - position.messages))
 
     async def _page(self, client: AmqpClient, position: PeekPosition, wanted: int) -> list[bytes]:
-        """The next messages, as soon as the service has time for it."""
+        """Return the next messages, waiting while the service is busy."""
         for _ in range(MAX_BUSY):
             await self.sleep(self.rate_limiter.delay(self.clock(), 1))
             try:
