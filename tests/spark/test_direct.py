@@ -19,7 +19,7 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.move.message.dead_letters import parent_path
+from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import job, progress
@@ -343,7 +343,7 @@ def test_what_needs_an_archive_is_refused_by_name(
 
 
 def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: World, tmp_path: Path) -> None:
-    dead = [parent_path(queue) for queue in place.queues]
+    dead = [dead_letter_path(queue) for queue in place.queues]
     with pytest.raises(errors.UsageError, match="--deadletters does not go with --mode direct"):
         job.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
