@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.kit.async_tests import pytest_collection_finish, pytest_pyfunc_call
 
+pytest_plugins = ["tests.kit.fixtures"]
+
 __all__ = ["pytest_collection_finish", "pytest_pyfunc_call"]
 
 # On a busy machine drawing an example may take long for no fault of the test.

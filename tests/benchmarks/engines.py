@@ -21,7 +21,7 @@ from typing import Any
 from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.processes import emulated_environment, emulator, spent_by
 from tests.benchmarks.stranded import BATCH, PRIMARY, QUEUES, SECONDARY, Stranded, backlog_queues
-from tests.node import install
+from tests.integration.node import install
 
 HERE = Path(__file__).parent
 RELAYS = {"relay": "streams", "relay_protocol": "protocol"}

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
-from tests.spark.cluster import HASTY, Cluster, standalone
-from tests.spark.replays import is_java, offspring
+from tests.replay.cluster import HASTY, Cluster, standalone
+from tests.replay.replays import is_java, offspring
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import stranded
-from tests.node import install
+from tests.integration.node import install
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = 200

@@ -1,6 +1,6 @@
 """The official client for JavaScript, unmodified, against the emulator: a peer that shares no code with anything here.
 
-Its checks are in tests/node/checks.mjs. All run in one process of Node, at once, and each is a test of its own here.
+Its checks are in node/checks.mjs. All run in one process of Node, at once, and each is a test of its own here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from sbpair.emulator.testing import EmulatorOptions
 
-HERE = Path(__file__).parents[1] / "node"
+HERE = Path(__file__).parent / "node"
 RUN_SECONDS = 60
 CHECKS = re.findall(r'^  "([^"]+)": async', (HERE / "checks.mjs").read_text(), flags=re.MULTILINE)
 

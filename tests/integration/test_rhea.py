@@ -1,4 +1,4 @@
-"""The syphon against a broker built on rhea, which shares no code with anything here. See tests/node/broker.mjs.
+"""The syphon against a broker built on rhea, which shares no code with anything here. See node/broker.mjs.
 
 What holds in every one of these: a message is settled in the backlog only after the primary has accepted it, and not a
 frame is larger, a transfer earlier or a delivery more than rhea has allowed.
@@ -30,7 +30,7 @@ from sbpair.move import context
 from sbpair.move.context import MoveTimings
 from sbpair.syphon import runner, worker
 
-BROKER = Path(__file__).parents[1] / "node" / "broker.mjs"
+BROKER = Path(__file__).parent / "node" / "broker.mjs"
 TEST_SECONDS = 60.0
 QUEUES = 2
 MESSAGES = 60

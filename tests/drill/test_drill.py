@@ -1,0 +1,200 @@
+"""The drill, whole and for real: an emulator in a process of its own, and every message compared."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import drill, errors
+from sbpair.amqp.message import Sections
+from sbpair.drill import emulator_process, outages, scenario
+from sbpair.failover import sdk_messages
+from sbpair.failover.failover_send import Delivered
+from sbpair.move import events
+from sbpair.move.receipt import Tally
+
+if TYPE_CHECKING:
+    from tests.kit.failover_rig import Rig
+
+# The SDK leaves the sockets of what has failed to whoever collects the garbage.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+async def test_a_drill_brings_every_message_back_whole() -> None:
+    told: list[Any] = []
+    result = await drill.run_drill(messages=200, on_event=told.append)
+    gc.collect()
+    assert (result.sent, result.received) == (200, 200)
+    assert (result.lost, result.duplicated, result.altered, result.exit_code) == (0, 0, 0, 0), result.alterations
+    assert result.receipt.balanced
+    assert (result.receipt.sent, result.receipt.exit_code) == (200, 0)
+    phases = [each for each in told if isinstance(each, drill.DrillPhase)]
+    assert [each.name for each in phases if each.name != "sender"] == [
+        *("start", "provision", "strand", "syphon", "primary-down", "queue-down", "primary-up", "syphon", "compare"),
+    ]
+    assert result.timeline == tuple(phases)
+    assert [each.seconds for each in phases] == sorted(each.seconds for each in phases)
+    sending = result.sending
+    assert (sending.lost, sending.unexplained, sending.altered, sending.refused) == (0, 0, 0, 0), sending
+    assert (
+        sending.received == sending.sent + sending.duplicated == sending.primary + sending.backlog + sending.duplicated
+    )
+    assert (sending.receipt.sent, sending.receipt.balanced) == (sending.backlog, True)
+    assert [each for each in told if isinstance(each, drill.Written)][-1] == drill.Written(200, 200)
+    assert [each for each in told if isinstance(each, drill.ComparisonProgress)][-1] == drill.ComparisonProgress(
+        200, 200
+    )
+    # Each queue is emptied once of what was stranded, and once of what was sent.
+    assert sum(isinstance(each, events.QueueDone) for each in told) == 20
+
+
+async def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    ready = emulator_process._ready
+
+    async def seen(process: asyncio.subprocess.Process) -> Any:
+        started.append(process)
+        return await ready(process)
+
+    monkeypatch.setattr(emulator_process, "_ready", seen)
+
+    stranding = asyncio.Event()
+
+    def on_event(event: Any) -> None:
+        if isinstance(event, drill.Written):
+            stranding.set()
+
+    task = asyncio.create_task(drill.run_drill(messages=100, queues=2, on_event=on_event))
+    await stranding.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gc.collect()
+    assert started[0].returncode is not None
+
+
+async def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator_process.sys, "executable", "/bin/false")
+    with pytest.raises(errors.MachineLacks, match="the emulator did not start"):
+        await drill.run_drill(messages=1)
+
+
+TAG = "0123456789ab"
+
+
+async def on_own(rig: Rig, told: list[Any]) -> drill.DrillResult:
+    return await drill.drill_against(rig.pair, TAG, on_event=told.append)
+
+
+def left_of(rig: Rig) -> list[str]:
+    return [
+        queue.path
+        for namespace in (rig.running.namespace, rig.running.other)
+        for queue in rig.do(lambda namespace=namespace: list(namespace.queues()))
+        if "drill" in queue.path
+    ]
+
+
+async def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig: Rig) -> None:
+    told: list[Any] = []
+    result = await on_own(rig, told)
+    gc.collect()
+    assert (result.exit_code, result.sent, result.sending.lost) == (0, 0, 0), result
+    assert result.sending.backlog >= 20
+    assert result.sending.received == result.sending.sent
+    states = [each.text for each in told if isinstance(each, drill.DrillPhase) and each.name == "sender"]
+    for state in ("is failing", "is failed over", "is out of the rotation", "is healthy"):
+        assert any(state in text for text in states), states
+    assert left_of(rig) == []
+    # What the pair itself has was not touched.
+    assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
+
+
+async def test_a_story_that_does_not_come_about_says_so_and_cleans_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenario, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(outages.SimulatedOutages, "primary_away", lambda _self: asyncio.sleep(0))
+    with pytest.raises(errors.TimedOut, match="a failover did not happen"):
+        await on_own(rig, [])
+    gc.collect()
+    assert left_of(rig) == []
+
+
+async def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> None:
+    rig.do(lambda: rig.running.namespace.create_queue(f"sbpair-drill-{TAG}"))
+    with pytest.raises(errors.NameTaken, match="is there already"):
+        await on_own(rig, [])
+    assert left_of(rig) == [f"sbpair-drill-{TAG}"]
+
+
+def sections(**own: Any) -> Sections:
+    message = sdk_messages.outgoing({"body": b"b", "message_id": "m", "application_properties": {"n": 1}, **own})
+    return Sections.split(sdk_messages.encoded(message))
+
+
+@pytest.mark.parametrize(
+    ("arrived", "wrong"),
+    [
+        (sections(), []),
+        (sections(message_id="other"), ["nobody sent it"]),
+        (sections(body=b"c"), ["the bytes of its body are others"]),
+        (sections(application_properties={"n": 2}), ["the bytes of its application_properties are others"]),
+        (sections(session_id="s"), ["its group_id is another"]),
+        (sections(subject="s"), ["its subject is another"]),
+    ],
+)
+def test_what_is_not_as_it_was_sent_is_found(arrived: Sections, wrong: list[str]) -> None:
+    assert scenario._compared({"m": sections()}, arrived.join())[1] == wrong
+
+
+def test_what_cannot_be_read_is_found() -> None:
+    assert scenario._compared({}, b"\x00\x53\x75")[1][0].startswith("it cannot be read")
+
+
+def test_a_time_to_live_that_is_lost_is_found() -> None:
+    lived, lost = sections(time_to_live=timedelta(days=1)), sections()
+    assert scenario._compared({"m": lived}, lived.join())[1] == []
+    assert scenario._compared({"m": lived}, lost.join())[1] == ["its time to live is another"]
+
+
+class Sent:
+    """What an application has sent, without any that sends."""
+
+    def __init__(self, **own: Any) -> None:
+        self.sent = {"m": sections(), "n": sections(message_id="n")}
+        self.doubtful: set[str] = set()
+        self.refused = 0
+        self.sender = SimpleNamespace(entity_name="q", delivered=Delivered(primary=2))
+        vars(self).update(own)
+
+
+M, N = sections().join(), sections(message_id="n").join()
+
+
+@pytest.mark.parametrize(
+    ("own", "back", "failed", "counted"),
+    [
+        ({}, [M, N], False, (2, 0, 0, 0)),
+        ({}, [M], True, (1, 1, 0, 0)),
+        ({}, [M, M, N], True, (3, 0, 1, 1)),
+        ({"doubtful": {"m"}}, [M, M, N], False, (3, 0, 1, 0)),
+        ({"refused": 1}, [M, N], True, (2, 0, 0, 0)),
+    ],
+)
+def test_the_account_fails_for_what_nobody_named(
+    own: dict[str, Any], back: list[bytes], failed: bool, counted: tuple[int, ...]
+) -> None:
+    sending = scenario.accounted(Sent(**own), back, Tally().receipt())  # type: ignore[arg-type]
+    assert (sending.received, sending.lost, sending.duplicated, sending.unexplained) == counted
+    assert sending.failed is failed
+
+
+async def test_a_drill_without_messages_is_refused() -> None:
+    with pytest.raises(errors.UsageError):
+        await drill.run_drill(messages=0)

@@ -1,0 +1,521 @@
+"""The AMQP door on real sockets, with a peer that says exactly what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp import codec
+from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkAttached, LinkDetached
+from sbpair.amqp.message import BATCH_FORMAT, Header, Properties, Sections, data_body, encode_map, section, value_body
+from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
+from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
+from sbpair.emulator.frontends.amqp.request_messages import Reply
+from tests.emulator.peer import open_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ODD_PROPERTIES = Map(
+    [
+        ("span", Described(Symbol("com.microsoft:timespan"), Long(600_000_000))),
+        ("char", Char("x")),
+        ("decimal", Decimal128(bytes(range(16)))),
+        ("ubyte", UByte(1)),
+        ("time", Timestamp(1)),
+        ("symbol", Symbol("s")),
+    ]
+)
+
+
+def plain(text: str = "x", **properties: Any) -> bytes:
+    return Sections(
+        properties=Properties(**properties).encode() if properties else b"", body=data_body(text.encode())
+    ).join()
+
+
+def odd_message() -> Sections:
+    """Everything that a careless broker would write in another way: long forms, odd types, several body sections."""
+    long_id = b"\x00\x80" + (0x73).to_bytes(8) + b"\xd0\x00\x00\x00\x0b\x00\x00\x00\x01\xb1\x00\x00\x00\x02id"
+    return Sections(
+        header=Header(durable=True, priority=7, ttl=60_000, first_acquirer=True, delivery_count=9).encode(),
+        delivery_annotations=encode_map(0x71, Map([(Symbol("x-opt-hop"), "mine")])),
+        message_annotations=encode_map(0x72, Map([(Symbol("x-opt-partition-key"), "k"), (Symbol("x-mine"), UInt(1))])),
+        properties=long_id,
+        application_properties=encode_map(0x74, ODD_PROPERTIES),
+        body=data_body(b"one") + section(0x75, b"\xb0\x00\x00\x00\x03two"),
+        footer=encode_map(0x78, Map([(Symbol("f"), ULong(2**63))])),
+    )
+
+
+async def test_what_nobody_has_to_touch_leaves_as_it_came() -> None:
+    async with open_stage() as stage:
+        sent = odd_message()
+        async with stage.connect() as peer:
+            await peer.send(await peer.attach_sender("amqps://127.0.0.1:1/Orders"), sent.join())
+            (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+        got = Sections.split(delivery.payload)
+        for name in ("properties", "application_properties", "body", "footer"):
+            assert getattr(got, name) == getattr(sent, name), name
+        header = got.read_header()
+        assert (header.durable, header.priority, header.ttl) == (True, 7, 60_000)
+        assert (header.first_acquirer, header.delivery_count) == (None, 0)
+        annotations = got.read_message_annotations()
+        assert (annotations["x-opt-partition-key"], annotations["x-mine"]) == ("k", 1)
+        assert type(annotations["x-opt-sequence-number"]) is Long
+        assert type(annotations["x-opt-locked-until"]) is Timestamp
+        (token,) = [value for _, value in got.read_delivery_annotations().pairs]
+        assert token.bytes_le == delivery.tag
+
+
+async def test_a_dead_letter_is_spliced_not_encoded_again() -> None:
+    async with open_stage() as stage:
+        sent = odd_message()
+        reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
+        async with stage.connect() as peer:
+            await peer.send(await peer.attach_sender("orders"), sent.join())
+            (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+            await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
+            dead = await peer.attach_receiver("orders/$DeadLetterQueue")
+            (delivery,) = await peer.take(dead, 1)
+        got = Sections.split(delivery.payload)
+        theirs = codec.encode(ODD_PROPERTIES)[3:]
+        assert got.application_properties[12 : 12 + len(theirs)] == theirs
+        properties = got.read_application_properties()
+        assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("r", "d" * 300)
+        assert (got.properties, got.body, got.footer) == (sent.properties, sent.body, sent.footer)
+        assert got.read_message_annotations()["x-opt-deadletter-source"] == "orders"
+
+
+async def test_a_dead_letter_sent_again_says_only_why_it_died_last() -> None:
+    async with open_stage() as stage:
+        old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
+        payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
+        reason = Map([(Symbol("DeadLetterReason"), "new")])
+        async with stage.connect() as peer:
+            await peer.send(await peer.attach_sender("orders"), payload)
+            (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+            await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
+            (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+        properties = Sections.split(delivery.payload).read_application_properties()
+        assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
+
+
+async def test_the_members_of_a_batch_are_messages_of_their_own() -> None:
+    async with open_stage() as stage:
+        members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
+        batch = b"".join(map(data_body, members))
+        async with stage.connect() as peer:
+            (answer,) = await peer.send(await peer.attach_sender("orders"), batch, message_format=BATCH_FORMAT)
+            assert isinstance(answer.state, Accepted)
+            got = await peer.take(await peer.attach_receiver("orders"), 3)
+        assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
+
+
+async def test_a_message_that_is_none_is_rejected_by_itself() -> None:
+    async with open_stage() as stage:
+        broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
+        async with stage.connect() as peer:
+            link = await peer.attach_sender("orders")
+            for payload in (b"\xff\xff", b"\x00\x53\x75\xb0\xff\xff\xff\xff", broken):
+                (answer,) = await peer.send(link, payload)
+                assert isinstance(answer.state, Rejected)
+                assert answer.state.error.condition in ("amqp:decode-error", "amqp:invalid-field")
+            (answer,) = await peer.send(link, plain())
+            assert isinstance(answer.state, Accepted)
+        assert stage.queue.counts().active == 1
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
+async def test_one_bad_message_in_a_breath_costs_no_other(bad: bytes) -> None:
+    async with open_stage() as stage:
+        good = [plain(str(number), message_id=str(number)) for number in range(6)]
+        async with stage.connect() as peer:
+            answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
+            refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
+            assert [len(answer.deliveries) for answer in refused] == [1]
+            got = await peer.take(await peer.attach_receiver("orders"), 6)
+        assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
+
+
+async def test_a_queue_that_fills_up_in_one_breath_takes_what_fits() -> None:
+    async with open_stage() as stage:
+        one = plain("z" * 1_000)
+        stage.queue._max_bytes = 3 * len(one)
+        async with stage.connect() as peer:
+            answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
+        taken = sum(len(answer.deliveries) for answer in answers if isinstance(answer.state, Accepted))
+        assert (taken, stage.queue.counts().active) == (3, 3)
+        full = [answer.state.error.condition for answer in answers if isinstance(answer.state, Rejected)]
+        assert set(full) == {"amqp:resource-limit-exceeded"}
+
+
+async def test_a_range_is_settled_at_once_and_echoed() -> None:
+    async with open_stage() as stage:
+        queue = stage.queue
+        async with stage.connect() as peer:
+            answers = await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(300)])
+            assert len(answers) <= 3
+            got = await peer.take(await peer.attach_receiver("orders"), 300)
+            assert queue.messages.locked_count == 300
+            answer = await peer.settle(got[0], last=got[-1])
+            assert isinstance(answer.state, Accepted)
+            assert answer.settled
+            assert len(answer.deliveries) == 300
+        assert queue.counts().total == 0
+
+
+async def test_each_outcome_is_echoed_and_does_what_it_says() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), plain())
+        link = await peer.attach_receiver("orders")
+        for outcome, count in ((Released(), 0), (Modified(delivery_failed=True), 1), (Modified(), 2)):
+            (delivery,) = await peer.take(link, 1)
+            answer = await peer.settle(delivery, outcome)
+            assert (type(answer.state), answer.settled) == (type(outcome), True)
+            (peeked,) = stage.queue.messages.peek(0, 10)
+            assert peeked.delivery_count == count
+
+
+async def test_a_settlement_that_comes_too_late_is_told_so() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
+        first, second = await peer.take(await peer.attach_receiver("orders"), 2)
+        stage.emulator.advance(61_000)
+        answer = await peer.settle(first, last=second)
+        assert isinstance(answer.state, Rejected)
+        assert answer.state.error.condition == "com.microsoft:message-lock-lost"
+
+
+@pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
+async def test_what_a_lost_link_held_comes_back(how: str) -> None:
+    """A peaceful end gives back what was held, an abrupt one counts as a failed delivery."""
+
+    async with open_stage() as stage:
+        async with stage.connect() as other:
+            await other.send(await other.attach_sender("orders"), plain())
+            waiting = await other.attach_receiver("orders")
+            async with stage.connect() as peer:
+                link = await peer.attach_receiver("orders")
+                await peer.take(link, 1)
+                waiting.grant(1)
+                await other.flush()
+                if how == "break":
+                    peer.writer.transport.abort()
+                else:
+                    {"detach": link.close, "end": link.session.end, "close": peer.connection.close}[how]()
+                    await peer.flush()
+                delivery = await other.wait(Delivery)
+        count = Sections.split(delivery.payload).read_header().delivery_count
+        assert count == (1 if how == "break" else 0)
+
+
+async def test_a_link_that_will_come_back_keeps_its_locks() -> None:
+    async with open_stage() as stage:
+        queue = stage.queue
+        async with stage.connect() as peer:
+            await peer.send(await peer.attach_sender("orders"), plain())
+            link = await peer.attach_receiver("orders")
+            (delivery,) = await peer.take(link, 1)
+            message = queue.messages.get_locked(delivery.tag)
+            peer.connection.put(
+                link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40"
+            )
+            arguments = Map([("lock-tokens", Array([message.lock_uuid])), ("disposition-status", "completed")])
+            answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
+            assert answer["statusCode"] == 200
+        assert queue.counts().total == 0
+
+
+async def test_a_link_that_is_attached_again_takes_the_place_of_the_first() -> None:
+    async with open_stage() as stage:
+        stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+        async with stage.connect() as peer:
+            session = await peer.begin()
+            first = await peer.attach_receiver("orders", session=session)
+            first.grant(1)
+            elsewhere = await peer.attach_receiver("orders")
+            second = await peer.attach_receiver("orders", session=session)
+            stolen = await peer.wait(LinkDetached, of=first)
+            assert stolen.error.condition == "amqp:link:stolen"
+            await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
+            (taken,) = await peer.take(second, 1)
+            await peer.settle(taken)
+            assert len(await peer.take(elsewhere, 1)) == 1
+            # What the first one held of a session is free for the second.
+            wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
+            for _ in range(2):
+                holder = session.receiver("holder")
+                holder.open(source=wanted, target=Target("peer"))
+                await peer.wait(LinkAttached, of=holder)
+            assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
+
+
+async def test_draining_gives_the_credit_back() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), plain())
+        link = await peer.attach_receiver("orders")
+        link.grant(10)
+        link.drain()
+        await peer.wait(Delivery)
+        await peer.flush()
+        while link.credit:
+            await peer.read()
+
+
+async def test_waiting_receivers_take_turns() -> None:
+    async with open_stage() as stage, stage.connect() as one, stage.connect() as two, stage.connect() as sender:
+        links = [await one.attach_receiver("orders"), await two.attach_receiver("orders")]
+        for peer, link in zip((one, two), links, strict=True):
+            link.grant(1)
+            await peer.flush()
+        out = await sender.attach_sender("orders")
+        await sender.send(out, plain("1"), plain("2"))
+        await one.wait(Delivery)
+        await two.wait(Delivery)
+
+
+async def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue() -> None:
+    async with open_stage() as stage:
+        queue = stage.queue
+        async with stage.connect() as sender, stage.connect() as peer:
+            out = await sender.attach_sender("orders")
+            for _ in range(10):
+                await sender.send(out, *[plain("x" * 100_000)] * 20)
+            link = await peer.attach_receiver("orders")
+            peer.writer.transport.pause_reading()
+            link.grant(1_000)
+            peer.connection.put(link.session.channel, b"")  # an empty frame: nothing is lost if it is read or not
+            peer.writer.write(peer.connection.take())
+            await sender.send(out, plain("the door has had its turn"))
+            held = queue.messages.locked_count
+            assert 0 < held < 150
+            peer.writer.transport.resume_reading()
+            for _ in range(201):
+                await peer.wait(Delivery)
+
+
+async def test_nothing_is_taken_beyond_the_window_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpair.amqp.session.WINDOW", 10)
+
+    async with open_stage() as stage:
+        queue = stage.queue
+        async with stage.connect() as peer:
+            out = await peer.attach_sender("orders")
+            for number in range(10):
+                await peer.send(out, plain(str(number)), plain(str(number)))
+            link = await peer.attach_receiver("orders")
+            link.grant(1_000)
+            for number in range(20):
+                await peer.wait(Delivery)
+                assert queue.messages.locked_count <= number + 11
+
+
+# Who may do what
+
+
+async def test_a_wrong_key_does_not_sign_in() -> None:
+    async with open_stage() as stage:
+        stage.namespace.keys = (AuthorizationRule("RootManageSharedAccessKey", "other", "another"),)
+        with pytest.raises(AssertionError, match="ended"):
+            async with stage.connect():
+                pass
+
+
+@pytest.mark.parametrize("address", ["orders", "orders/$management", "nowhere"])
+async def test_without_a_token_there_is_nothing(address: str) -> None:
+    async with open_stage() as stage, stage.connect(signed_in=False) as peer:
+        error = await peer.refusal_of(peer.attach_receiver(address))
+        assert error.condition == "amqp:unauthorized-access"
+
+
+async def test_an_entity_that_is_missing_is_not_found() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
+            error = await peer.refusal_of(peer.attach_receiver(address))
+            assert error.condition == "amqp:not-found"
+        error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
+        assert error.condition == "amqp:not-allowed"
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [
+        (lambda rule: sign(rule, "sb://127.0.0.1/orders", 1 << 40), 202),
+        (lambda rule: sign(rule, "http://any.host/", 1 << 40), 202),
+        (lambda rule: sign(rule, "sb://127.0.0.1/orders", 1), 401),
+        (lambda rule: sign(rule, "sb://127.0.0.1/other", 1 << 40), 401),
+        (lambda _: "SharedAccessSignature sr=x", 401),
+        (lambda _: "eyJ0eXAiOiJKV1QifQ.e30.x", 401),
+    ],
+)
+async def test_a_token_is_judged_by_its_value(token: Callable[[AuthorizationRule], str], status: int) -> None:
+    async with open_stage() as stage:
+        rule = stage.namespace.keys[0]
+        async with stage.connect(signed_in=False) as peer:
+            name = "sb://127.0.0.1:5672/orders"
+            answer = await peer.ask("$cbs", "put-token", token(rule), name=name, type="jwt")
+            assert answer["status-code"] == status
+            assert "error-condition" not in answer
+            if status == 202:
+                await peer.attach_receiver("orders")
+                assert not any(isinstance(event, LinkDetached) for event in peer.events)
+
+
+async def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed() -> None:
+    async with open_stage() as stage:
+        namespace = stage.namespace
+        namespace.create_queue("other")
+        now = namespace.clock.now_ms() // 1000
+        async with stage.connect(signed_in=False) as peer:
+            for entity in ("orders", "other", "orders"):
+                name = f"sb://h/{entity}"
+                lasts = 600 if entity == "orders" else 300
+                answer = await peer.ask("$cbs", "put-token", sign(namespace.keys[0], name, now + lasts), name=name)
+                assert answer["status-code"] == 202
+            kept, lost = await peer.attach_sender("orders"), await peer.attach_sender("other")
+            stage.emulator.advance(301_000)
+            detached = await peer.wait(LinkDetached)
+            assert detached.link is lost
+            assert detached.error.condition == "amqp:unauthorized-access"
+            await peer.send(kept, plain())
+
+
+async def test_a_claim_is_for_what_it_says() -> None:
+    async with open_stage() as stage:
+        namespace = stage.namespace
+        rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
+        namespace.keys = (rule,)
+        name = "sb://h/orders"
+        async with stage.connect(signed_in=False) as peer:
+            await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name)
+            error = await peer.refusal_of(peer.attach_sender("orders"))
+            assert error.condition == "amqp:unauthorized-access"
+            body = Map([("messages", [Map([("message", plain())])])])
+            answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
+            assert (answer["statusCode"], answer["errorCondition"]) == (401, "amqp:unauthorized-access")
+            await peer.attach_receiver("orders")
+
+
+# Asking the management node
+
+
+async def test_an_unknown_operation_is_not_implemented() -> None:
+    async with open_stage() as stage, stage.connect() as peer:
+        answer = await peer.ask("orders/$management", "com.microsoft:make-coffee", Map())
+        assert (answer["statusCode"], answer["errorCondition"]) == (501, "amqp:not-implemented")
+        answer = await peer.ask("orders/$management", "com.microsoft:peek-message", "no map")
+        assert (answer["statusCode"], answer["errorCondition"]) == (400, "com.microsoft:argument-error")
+
+
+KEPT = "SharedAccessKey=secret"
+
+
+def at_fault(_target: Any, _arguments: Map) -> Reply:
+    raise RuntimeError(KEPT)
+
+
+@pytest.mark.parametrize("made", [at_fault, lambda *_: Reply(body=Map([("count", 1)])), lambda *_: None])
+async def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: Any
+) -> None:
+    monkeypatch.setitem(
+        management_operations.OPERATIONS,
+        "com.microsoft:fail",
+        management_operations.Operation(AccessRight.LISTEN, made),
+    )
+
+    async with open_stage() as stage, stage.connect() as peer:
+        answer = await peer.ask("orders/$management", "com.microsoft:fail", Map())
+        assert (answer["statusCode"], answer["errorCondition"]) == (500, "amqp:internal-error")
+        assert "unable to process" in answer["statusDescription"]
+        body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+        assert (await peer.ask("orders/$management", "com.microsoft:peek-message", body))["statusCode"] == 204
+        await peer.send(await peer.attach_sender("orders"), plain())
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "com.microsoft:fail" in said
+    assert KEPT not in caplog.text
+
+
+async def test_a_mistake_with_a_token_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_stage() as stage, stage.connect(signed_in=False) as peer:
+        monkeypatch.setattr(stage.namespace, "keys", None)
+        asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
+        assert (await asked)["status-code"] == 500
+        monkeypatch.undo()
+        asked = peer.ask("$cbs", "put-token", sign(ROOT_RULE, "sb://h/orders", 1 << 40), name="sb://h/orders")
+        assert (await asked)["status-code"] == 202
+    assert "put-token" in caplog.text
+    assert "SharedAccessSignature" not in caplog.text
+
+
+async def test_nothing_to_peek_at_is_no_content() -> None:
+    async with open_stage() as stage:
+        body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+        async with stage.connect() as peer:
+            answer = await peer.ask("orders/$management", "com.microsoft:peek-message", body)
+            assert answer["statusCode"] == 204
+
+
+async def test_replies_go_where_the_request_wants_them() -> None:
+    """Two pairs of links to one node on one connection, told apart by their reply address."""
+
+    async with open_stage() as stage, stage.connect() as peer:
+        session = await peer.begin()
+        requests = await peer.attach_sender("orders/$management", session=session)
+        replies = []
+        for name in ("first", "second"):
+            link = session.receiver(name)
+            link.open(source=Source("orders/$management"), target=Target(name))
+            link.grant(5) if link.is_open else None
+            replies.append(link)
+        await peer.flush()
+        while not all(link.is_open for link in replies):
+            await peer.read()
+        for link in replies:
+            link.grant(5)
+        for name, link in (("second", replies[1]), ("first", replies[0])):
+            request = Sections(
+                properties=Properties(message_id=ULong(7), reply_to=name).encode(), body=value_body(Map())
+            )
+            await peer.send(requests, request.join())
+            reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
+            assert type(reply.read_properties().correlation_id) is ULong
+
+
+# Time
+
+
+async def test_a_handshake_that_takes_too_long_is_cut_off() -> None:
+    async with open_stage(ConnectionLimits(open_seconds=0.05)) as stage:
+        host, _, port = stage.namespace.authority.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"AMQP\x03\x01\x00\x00")
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(100):
+                    pass
+        writer.close()
+
+
+async def test_an_outage_breaks_every_connection() -> None:
+    async with open_stage() as stage:
+        async with stage.connect() as peer:
+            fault = stage.emulator.faults.namespace_down("contoso")
+            with pytest.raises((AssertionError, ConnectionResetError)):
+                await peer.wait(CreditChanged)
+            stage.emulator.faults.end(fault)
+        async with stage.connect() as peer:
+            answers = await peer.send(await peer.attach_sender("orders"), plain())
+            assert isinstance(answers[0], Disposed)

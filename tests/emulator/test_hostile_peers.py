@@ -1,0 +1,250 @@
+"""Peers that send garbage, halves, lies and floods: each costs its own connection, while others go on working."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from sbpair.amqp import transfer
+from sbpair.amqp.events import LinkDetached
+from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
+from sbpair.amqp.message import Sections, data_body, encode_map, value_body
+from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
+from sbpair.amqp.types import Long, Map
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
+from sbpair.emulator.frontends.amqp.incoming_link import OVERSIZE_FACTOR
+from tests.emulator.peer import Stage, open_stage
+
+SECONDS = 20
+
+SIGN_IN = SASL_HEADER + frame(SaslInit("ANONYMOUS").encode(), kind=1) + AMQP_HEADER
+OPENED = SIGN_IN + frame(Open("hostile", "h").encode())
+BEGUN = OPENED + frame(Begin(None, 0, 5000, 5000).encode())
+
+
+def described(code: int, body: bytes) -> bytes:
+    return b"\x00\x53" + bytes((code,)) + body
+
+
+GARBAGE = random.Random(7).randbytes(4000)
+LISTS_IN_LISTS = b"\xd0" + b"\x00\x00\x10\x00\x00\x00\x00\x01\xd0" * 400
+
+HOSTILE = {
+    "nothing of AMQP": b"\x16\x03\x01\x02\x00" + GARBAGE,
+    "garbage after a header": SASL_HEADER + GARBAGE,
+    "another version": b"AMQP\x00\x02\x00\x00",
+    "garbage after signing in": SIGN_IN + GARBAGE,
+    "a frame of 4 GB": SIGN_IN + struct.pack(">IBBH", 0xFFFFFFFF, 2, 0, 0) + GARBAGE,
+    "a frame of no bytes": SIGN_IN + struct.pack(">IBBH", 0, 2, 0, 0),
+    "a frame that is all header": SIGN_IN + struct.pack(">IBBH", 8, 255, 0, 0),
+    "a frame of another type": SIGN_IN + struct.pack(">IBBH", 8, 2, 9, 0),
+    "SASL twice": SIGN_IN + SASL_HEADER,
+    "a mechanism that is none": SASL_HEADER + frame(SaslInit("MAGIC").encode(), kind=1),
+    "no performative": OPENED + frame(b"\x54\x01"),
+    "a performative of SASL": BEGUN + frame(SaslInit("PLAIN").encode()),
+    "opening twice": OPENED + frame(Open("again").encode()),
+    "a list of 4 billion": OPENED + frame(described(0x11, b"\xd0\xff\xff\xff\xff\xff\xff\xff\xff")),
+    "an array of 4 billion nulls": OPENED + frame(described(0x11, b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40")),
+    "a string longer than its frame": OPENED + frame(described(0x10, b"\xc0\x06\x01\xb1\x7f\xff\xff\xff")),
+    "lists in lists": OPENED + frame(described(0x12, LISTS_IN_LISTS)),
+    "a channel too far": OPENED + frame(Begin(None, 0, 1, 1).encode(), channel=0xFFFF),
+    "a handle too far": BEGUN + frame(Attach("x", 0xFFFFFFFF, False, initial_delivery_count=0).encode()),
+    "a handle twice": BEGUN + 2 * frame(Attach("x", 0, True, source=Source("q"), target=Target("t")).encode()),
+    "a transfer to nowhere": BEGUN + frame(described(0x14, b"\xc0\x08\x04\x43\x43\xa0\x01\x00\x43") + b"payload"),
+    "a transfer of nothing": BEGUN + frame(described(0x14, b"")),
+    "attaching what is not there": BEGUN + frame(described(0x12, b"\xc0\x02\x01\x40")),
+}
+
+
+class Good:
+    """A client that sends and receives until it is told to stop, and may never be disturbed."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._stop = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.done = 0
+
+    async def work(self) -> None:
+        async with self._stage.connect() as peer:
+            sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
+            while not self._stop.is_set():
+                await peer.send(sender, data_body(b"good"))
+                (delivery,) = await peer.take(receiver, 1)
+                await peer.settle(delivery)
+                self.done += 1
+                self.ready.set()
+
+    async def during(self, attack: Any) -> None:
+        async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
+            group.create_task(self.work(), name="good client")
+            await self.ready.wait()
+            before = self.done
+            await attack
+            # It has been served since, and goes on being.
+            while self.done < before + 3:
+                self.ready.clear()
+                await self.ready.wait()
+            self._stop.set()
+
+
+async def raw(stage: Stage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = stage.namespace.authority.rpartition(":")
+    connected = socket.socket()
+    # Little of what is said and not read stays in the kernel, where nobody can see it.
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connected.connect((host, int(port)))
+    return await asyncio.open_connection(sock=connected)
+
+
+async def until_cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    said = b""
+    try:
+        while data := await reader.read(65536):
+            said += data
+    except ConnectionError:
+        pass
+    writer.transport.abort()
+    return said
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_breaks_the_protocol_costs_its_own_connection(name: str) -> None:
+    async with open_stage() as stage:
+
+        async def attack() -> None:
+            reader, writer = await raw(stage)
+            writer.write(HOSTILE[name])
+            await until_cut_off(reader, writer)
+
+        await Good(stage).during(attack())
+
+
+async def test_halves_of_everything_are_waited_for_a_while_and_cut_off() -> None:
+    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
+
+        async def half(size: int) -> None:
+            reader, writer = await raw(stage)
+            writer.write(OPENED[:size])
+            await until_cut_off(reader, writer)
+
+        async def attack() -> None:
+            # The first four bytes find the door; without them there is no handshake to be slow in.
+            sizes = range(4, len(OPENED))
+            await asyncio.gather(*(half(size) for size in sizes))
+
+        await Good(stage).during(attack())
+
+
+async def test_slow_bytes_are_cut_off_too() -> None:
+    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
+
+        async def attack() -> None:
+            reader, writer = await raw(stage)
+            cut_off = asyncio.create_task(until_cut_off(reader, writer), name="reading")
+            for byte in SIGN_IN + struct.pack(">IBBH", 60_000, 2, 0, 0) + bytes(59_000):
+                if cut_off.done():
+                    break
+                writer.write(bytes((byte,)))
+                await asyncio.wait([cut_off], timeout=0.001)
+            await cut_off
+
+        await Good(stage).during(attack())
+
+
+async def test_links_without_end_are_cut_off() -> None:
+    async with open_stage(ConnectionLimits(max_links=20)) as stage:
+
+        async def attack() -> None:
+            reader, writer = await raw(stage)
+            writer.write(BEGUN)
+            for handle in range(30):
+                attach = Attach(f"link {handle}", handle, True, source=Source("orders"), target=Target("t"))
+                writer.write(frame(attach.encode()))
+            assert b"amqp:resource-limit-exceeded" in await until_cut_off(reader, writer)
+
+        await Good(stage).during(attack())
+
+
+async def test_a_message_in_endless_parts_costs_its_link() -> None:
+    async with open_stage() as stage:
+
+        async def attack() -> None:
+            async with stage.connect() as peer:
+                link = await peer.attach_sender("orders")
+                part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
+                for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
+                    peer.connection.put(link.session.channel, part)
+                detached = await peer.wait(LinkDetached)
+                assert detached.error.condition == "amqp:link:message-size-exceeded"
+
+        await Good(stage).during(attack())
+
+
+async def test_parts_of_nothing_do_not_add_up() -> None:
+    async with open_stage() as stage, stage.connect() as peer, stage.connect() as other:
+        out = await other.attach_sender("orders")
+        link = await peer.attach_sender("orders")
+        part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True)
+        flood = frame(part, channel=link.session.channel) * 1_000
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                peer.writer.write(flood)
+                await peer.writer.drain()
+                await other.send(out, data_body(b"x"))
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # A byte kept of each of the 20 000 parts would be 700 kB.
+        assert held < 500_000
+        last = transfer.write(link.handle, 0, b"t", 0, settled=False, more=False)
+        peer.connection.put(link.session.channel, last + data_body(b"whole"))
+        await peer.flush()
+        delivery = (await peer.take(await peer.attach_receiver("orders"), 21))[-1]
+        assert delivery.payload.endswith(b"whole")
+
+
+@pytest.mark.parametrize("how", ["does not read", "goes away", "closes its window"])
+async def test_a_flood_of_questions_is_answered_as_far_as_answers_are_taken(how: str) -> None:
+    """A few bytes ask for 200 KB each time: what is not read is not asked for again, and in the end not even read."""
+
+    async with open_stage() as stage:
+        stage.namespace.create_queue("large")
+
+        async def attack() -> None:
+            body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+            operation = encode_map(0x74, Map([("operation", "com.microsoft:peek-message")]))
+            request = Sections(application_properties=operation, body=value_body(body)).join()
+            async with stage.connect() as peer:
+                await peer.send(await peer.attach_sender("large"), data_body(bytes(200_000)))
+                session = await peer.begin()
+                requests = await peer.attach_sender("large/$management", session=session)
+                replies = await peer.attach_receiver("large/$management", session=session)
+                replies.grant(100_000)
+                if how == "does not read":
+                    peer.writer.transport.pause_reading()
+                if how == "closes its window":
+                    peer.connection.put(session.channel, Flow(0, 0, 0, 5_000).encode())
+                for number in range(4_000):
+                    requests.credit = 1
+                    requests.send(request, b"%d" % number, settled=True)
+                peer.writer.write(peer.connection.take())
+                if how != "goes away":
+                    async with stage.connect() as other:
+                        await other.attach_receiver("orders")
+
+        tracemalloc.start()
+        try:
+            await Good(stage).during(attack())
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 30_000_000

@@ -1,0 +1,163 @@
+"""The syphon inside an application: it brings the backlog back, harms nobody, and goes when the client goes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from sbpair.errors import UsageError
+from sbpair.failover import failover_send, syphon_supervisor
+from sbpair.failover.events import SyphonFaulted
+from sbpair.move.events import QueueOpened
+from sbpair.runs.lease import Lease
+from sbpair.syphon import worker
+from tests.kit.failover_rig import PATIENCE_SECONDS, Rig, ids
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
+
+
+class Arrivals:
+    """What the primary's queue takes in, which a test may wait for."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._count = threading.Semaphore(0)
+        enqueue = rig.orders.messages.enqueue
+
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            taken = enqueue(*arguments, **keywords)
+            self._count.release()
+            return taken
+
+        rig.orders.messages.enqueue = watched  # type: ignore[method-assign]
+
+    def wait(self) -> None:
+        assert self._count.acquire(timeout=PATIENCE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)
+    monkeypatch.setattr(syphon_supervisor, "FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(syphon_supervisor, "LEASE_WAIT_SECONDS", 0.05)
+
+
+def syphon_of(client: Any, **options: Any) -> Any:
+    """Its handle; of an aio client, made in its loop."""
+    made = getattr(client, "_wrapped", client)
+    if made is client:
+        return client.syphon(**options)
+    import asyncio
+
+    async def make() -> Any:
+        return made.syphon(**options)
+
+    return asyncio.run_coroutine_threadsafe(make(), client._loop).result(PATIENCE_SECONDS)
+
+
+def strand(client: Any, name: str) -> None:
+    client.force_failover("orders")
+    client.get_queue_sender("orders").send_messages(ServiceBusMessage(name.encode(), message_id=name))
+    client.failback("orders")
+
+
+@KINDS
+def test_what_an_application_strands_it_brings_back_itself(rig: Rig, kind: str) -> None:
+    arrivals = Arrivals(rig)
+    with rig.client(kind) as (client, told):
+        handle = syphon_of(client)
+        strand(client, "first")
+        arrivals.wait()
+        strand(client, "second")
+        arrivals.wait()
+        assert handle.running
+        with pytest.raises(UsageError, match="has a syphon already"):
+            syphon_of(client)
+    assert not handle.running
+    assert (handle.result.receipt.sent, handle.result.receipt.balanced, handle.result.stopped) == (2, True, True)
+    assert sorted(ids(rig.in_queue(rig.orders))) == ["first", "second"]
+    assert rig.in_backlog() == []
+    assert told.of(SyphonFaulted) == []
+    assert not [each.name for each in threading.enumerate() if each.name == "sbpair syphon"]
+
+
+@KINDS
+def test_a_fault_of_it_is_told_and_the_application_goes_on(rig: Rig, kind: str) -> None:
+    arrivals = Arrivals(rig)
+    rig.with_key("secondary", "d3Jvbmc=")
+    with rig.client(kind) as (client, told):
+        syphon_of(client)
+        first = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
+        assert "does not accept" in first.reason or "signature" in first.reason
+        told.wait_for(lambda event: isinstance(event, SyphonFaulted) and event is not first)
+        client.get_queue_sender("orders").send_messages(ServiceBusMessage(b"m"))
+        arrivals.wait()
+
+
+def test_an_error_that_nobody_expected_is_told_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_arguments: Any, **_options: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(syphon_supervisor.runner, "run", broken)
+    with rig.client() as (client, told):
+        syphon_of(client)
+        fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
+        assert str(fault) == "the syphon rests for 0.05 s: unexpected ZeroDivisionError"
+
+
+def test_it_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path) -> None:
+    arrivals = Arrivals(rig)
+    with rig.client() as (client, told):
+        strand(client, "m")
+        with Lease(tmp_path, "another-run"):
+            syphon_of(client, state=tmp_path)
+            fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
+            assert "is moving messages of this pair" in fault.reason
+            assert rig.in_queue(rig.orders) == []
+        arrivals.wait()
+
+
+def test_a_closed_client_gives_back_what_a_stalled_primary_does_not_take(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.failover.sync.CLOSE_SECONDS", 0.5)
+    opened = threading.Event()
+    with rig.client() as (client, _told):
+        handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, QueueOpened) else None)
+        assert opened.wait(PATIENCE_SECONDS)
+        with rig.broken("swallow_acks", "contoso", "orders"):
+            arrivals = Arrivals(rig)
+            strand(client, "m")
+            arrivals.wait()
+            client.close()
+        assert not handle.running
+    assert handle.result.receipt.balanced
+    assert handle.result.hurried
+
+
+def test_a_client_that_is_closed_starts_none(rig: Rig) -> None:
+    with rig.client() as (client, _told):
+        client.close()
+        with pytest.raises(ValueError, match="has been closed"):
+            syphon_of(client)
+
+
+def test_a_stop_is_no_end_of_the_client_and_another_may_begin(rig: Rig) -> None:
+    arrivals = Arrivals(rig)
+    with rig.client() as (client, _told):
+        first = syphon_of(client)
+        first.stop()
+        assert not first.running
+        second = syphon_of(client)
+        strand(client, "m")
+        arrivals.wait()
+        assert second.running

@@ -1,0 +1,423 @@
+"""The paired client over real sockets, with the faults that it is for: nothing that a send returned for is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+)
+
+import sbpair
+from sbpair import aio
+from sbpair.azure.data_errors import from_sdk_error
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.errors import EntityMissing, NameInvalid, UsageError
+from sbpair.failover.client_base import ShortTimeout
+from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
+from sbpair.failover.states import State
+from tests.kit.failover_rig import Rig, ids
+
+pytestmark = [
+    pytest.mark.usefixtures("impatient"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
+# Both decide the same: where a test is about that, the second is for whoever has time.
+SYNC_FIRST = pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
+PRIMARY = "contoso"
+HOUR = timedelta(hours=1)
+
+
+def a_message(name: str, **own: Any) -> ServiceBusMessage:
+    return ServiceBusMessage(name.encode(), message_id=name, **own)
+
+
+def is_missing(error: Any) -> bool:
+    """The SDK gives a missing entity the class of a wrong key: what it means is in what caused it."""
+    return isinstance(from_sdk_error(error, "sending"), EntityMissing)
+
+
+OLD_CLIENTS_BYTES = (
+    b"\xa1\x09x-ms-path\xa1\x06orders\xa1\x0ex-ms-sessionid\xa1\x01s"
+    b"\xa1\x0fx-ms-timetolive\x00\xa3\x16com.microsoft:timespan\x81" + (36_000_000_000).to_bytes(8, "big")
+)
+"""The aliases of a message for `orders` in session `s` that lives for an hour."""
+
+
+OUTAGES = [
+    ("sync", "namespace_down", (PRIMARY,)),
+    pytest.param("aio", "namespace_down", (PRIMARY,), marks=pytest.mark.slow),
+    ("aio", "entity_down", (PRIMARY, "orders")),
+    ("sync", "stall", (PRIMARY,)),
+    ("sync", "throttle", (PRIMARY, "orders")),
+    pytest.param("aio", "swallow_acks", (PRIMARY, "orders"), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("kind", "fault", "where"), OUTAGES)
+def test_sending_goes_on_while_the_primary_is_away(rig: Rig, kind: str, fault: str, where: tuple[str, ...]) -> None:
+    with rig.client(kind) as (client, told):
+        sender = client.get_queue_sender("orders")
+        sender.send_messages(a_message("before"))
+        with rig.broken(fault, *where):
+            sender.send_messages(a_message("first"), timeout=8)
+            sender.send_messages(a_message("second", session_id="s", time_to_live=HOUR), timeout=8)
+            first, second = rig.in_backlog()
+            assert (ids([first]), ids([second])) == (["first"], ["second"])
+            assert second.application_properties.endswith(OLD_CLIENTS_BYTES)
+        told.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+        assert told.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
+        sender.send_messages(a_message("after"))
+        assert "after" in ids(rig.in_queue(rig.orders))
+    arrived = rig.brought_back()
+    counted = Counter(each for each in ids(arrived) if each in ("before", "first", "second", "after"))
+    assert counted.keys() == {"before", "first", "second", "after"}
+    assert {each for each, times in counted.items() if times > 1} <= told.doubted
+    # No ping is among them: the service hands it to nobody.
+    assert sum(counted.values()) == len(arrived)
+    second = next(each for each in arrived if each.read_properties().message_id == "second")
+    assert second.read_properties().group_id == "s"
+    assert second.read_header().ttl == 3_600_000
+
+
+@pytest.mark.parametrize("rule", ["default", "article"])
+def test_what_says_that_the_client_is_misconfigured_does_not_count(rig: Rig, rule: Any) -> None:
+    rig.with_key("primary", "d3Jvbmc=")
+    with rig.client(failover_on=rule) as (client, told):
+        sender = client.get_queue_sender("orders")
+        with pytest.raises((ServiceBusAuthenticationError, ServiceBusAuthorizationError)):
+            sender.send_messages(a_message("m"), timeout=5)
+        assert told.events == []
+    assert rig.in_backlog() == []
+
+
+@SYNC_FIRST
+def test_a_queue_that_is_missing_does_not_count(rig: Rig, kind: str) -> None:
+    with rig.client(kind) as (client, told):
+        with pytest.raises(ServiceBusError) as raised:
+            client.get_queue_sender("nowhere").send_messages(a_message("m"), timeout=5)
+        assert is_missing(raised.value)
+        assert told.events == []
+
+
+def test_by_the_article_a_missing_queue_counts_and_by_a_predicate_what_it_says(rig: Rig) -> None:
+    for rule in ("article", is_missing):
+        with rig.client(failover_on=rule) as (client, told):
+            client.get_queue_sender("nowhere").send_messages(a_message("m"), timeout=5)
+            assert told.path[:2] == [State.FAILING, State.FAILED_OVER]
+    with rig.client(failover_on=lambda _error: False) as (client, told), rig.broken("throttle", PRIMARY, "orders"):
+        with pytest.raises(ServiceBusServerBusyError):
+            client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
+        assert told.events == []
+
+
+def test_a_full_queue_does_not_count(rig: Rig) -> None:
+    rig.do(lambda: rig.running.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=1)))
+    with rig.client() as (client, told), client.get_queue_sender("full") as sender:
+        for _ in range(5):
+            sender.send_messages(ServiceBusMessage(b"x" * 200_000), timeout=5)
+        with pytest.raises(ServiceBusQuotaExceededError):
+            sender.send_messages(ServiceBusMessage(b"x" * 200_000), timeout=5)
+        assert told.events == []
+
+
+def test_until_the_interval_has_passed_callers_see_the_errors_and_a_success_ends_it(rig: Rig) -> None:
+    with rig.client(failover_interval=60) as (client, told):
+        sender = client.get_queue_sender("orders")
+        with rig.broken("throttle", PRIMARY, "orders"):
+            for _ in range(2):
+                with pytest.raises(ServiceBusServerBusyError):
+                    sender.send_messages(a_message("m"), timeout=5)
+            assert client.states() == {"orders": State.FAILING}
+        sender.send_messages(a_message("m"))
+        assert told.path == [State.FAILING, State.HEALTHY]
+    assert (rig.in_backlog(), ids(rig.in_queue(rig.orders))) == ([], ["m"])
+
+
+def test_a_send_may_wait_for_the_primary(rig: Rig) -> None:
+    with rig.client(failover_interval=60, on_failure="wait") as (client, told):
+        sender = client.get_queue_sender("orders")
+        with rig.broken("throttle", PRIMARY, "orders", count=1):
+            sender.send_messages(a_message("m"), timeout=20)
+        assert told.path == [State.FAILING, State.HEALTHY]
+    assert ids(rig.in_queue(rig.orders)) == ["m"]
+
+
+def test_a_send_that_waits_is_there_when_the_entity_fails_over(rig: Rig) -> None:
+    with rig.client(failover_interval=1, on_failure="wait") as (client, told), rig.broken("namespace_down", PRIMARY):
+        client.get_queue_sender("orders").send_messages(a_message("m"), timeout=20)
+        assert told.path[:2] == [State.FAILING, State.FAILED_OVER]
+    assert ids(rig.in_backlog()) == ["m"]
+
+
+def test_a_send_may_go_to_the_backlog_before_the_entity_has_failed_over(rig: Rig) -> None:
+    with rig.client(failover_interval=60, on_failure="backlog-now") as (client, told):
+        sender = client.get_queue_sender("orders")
+        with rig.broken("throttle", PRIMARY, "orders"):
+            sender.send_messages(a_message("first"), timeout=5)
+        sender.send_messages(a_message("second"))
+        assert told.path == [State.FAILING, State.HEALTHY]
+    assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == (["first"], ["second"])
+
+
+@SYNC_FIRST
+def test_a_backlog_queue_that_fails_is_left_by_every_sender_and_comes_back(rig: Rig, kind: str) -> None:
+    with rig.client(kind) as (client, told):
+        client.force_failover()
+        sender = client.get_queue_sender("orders")
+        sender.send_messages(a_message("m0"))
+        mine, other = (0, 1) if rig.in_queue(rig.backlog[0]) else (1, 0)
+        with rig.broken("throttle", "contoso-dr", rig.paths[mine]):
+            sender.send_messages(a_message("m1"), timeout=20)
+            assert [event.queue for event in told.of(QueueLeft)] == [rig.paths[mine]]
+            client.get_queue_sender("orders").send_messages(a_message("m2"), timeout=20)
+        assert ids(rig.in_queue(rig.backlog[other])) == ["m1", "m2"]
+        told.wait_for(lambda event: event == QueueReturned(rig.paths[mine]))
+        assert client.known.queues_out == set()
+
+
+def test_with_both_sides_down_the_error_is_raised_and_the_next_send_tries_again(rig: Rig) -> None:
+    with rig.client() as (client, told):
+        sender = client.get_queue_sender("orders")
+        with rig.broken("namespace_down", PRIMARY), rig.broken("namespace_down", "contoso-dr"):
+            for _ in range(2):
+                with pytest.raises(ServiceBusError) as raised:
+                    sender.send_messages(a_message("lost"), timeout=5)
+            assert "no backlog queue" in str(raised.value.__notes__)
+            assert {event.queue for event in told.of(QueueLeft)} == set(rig.paths)
+        with rig.broken("namespace_down", PRIMARY):
+            sender.send_messages(a_message("kept"), timeout=5)
+    assert ids(rig.in_backlog()) == ["kept"]
+
+
+def test_an_entity_that_is_gone_for_good_raises_instead_of_filling_the_backlog(rig: Rig) -> None:
+    with rig.client() as (client, told):
+        sender = client.get_queue_sender("orders")
+        with rig.broken("entity_down", PRIMARY, "orders"):
+            sender.send_messages(a_message("m"), timeout=5)
+        rig.do(lambda: rig.running.namespace.delete_queue("orders"))
+        told.wait_for(lambda event: getattr(event, "after", None) is State.BROKEN)
+        for _ in range(2):
+            with pytest.raises(ServiceBusError) as raised:
+                sender.send_messages(a_message("refused"), timeout=5)
+            assert is_missing(raised.value)
+        rig.orders = rig.do(lambda: rig.running.namespace.create_queue("orders"))
+        told.wait_for(lambda event: getattr(event, "before", None) is State.BROKEN)
+        sender.send_messages(a_message("again"))
+    assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == (["m"], ["again"])
+
+
+@KINDS
+def test_whatever_a_plain_sender_takes_goes_to_either_side(rig: Rig, kind: str) -> None:
+    with rig.client(kind) as (client, _told):
+        sender = client.get_queue_sender("orders")
+        for side in ("p", "b"):
+            batch = sender.create_message_batch()
+            batch.add_message(a_message(f"{side}6"))
+            redacted = ServiceBusMessageBatch()
+            redacted.add_message(a_message(f"{side}7"))
+            sender.send_messages(a_message(f"{side}0"))
+            sender.send_messages([a_message(f"{side}1"), a_message(f"{side}2")])
+            sender.send_messages(a_message(f"{side}{number}") for number in (3,))
+            sender.send_messages({"body": "x", "message_id": f"{side}4"})
+            sender.send_messages(AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": f"{side}5"}))
+            sender.send_messages(batch)
+            sender.send_messages(redacted)
+            sender.send_messages([])
+            sender.send_messages(sender.create_message_batch())
+            client.force_failover("ORDERS")
+        client.failback()
+        sender.send_messages(AmqpAnnotatedMessage(data_body=b"x"))
+    waiting = rig.in_backlog()
+    assert ids(waiting) == [f"b{number}" for number in range(8)]
+    assert {each.read_application_properties().get("x-ms-path") for each in waiting} == {"orders"}
+    straight = ids(rig.in_queue(rig.orders))
+    assert straight[:-1] == [f"p{number}" for number in range(8)]
+    assert straight[-1], "it was given an id"
+
+
+def test_a_batch_that_aliases_make_too_large_is_split(rig: Rig) -> None:
+    with rig.client() as (client, _told):
+        sender = client.get_queue_sender("orders")
+        batch = sender.create_message_batch()
+        number = 0
+        with suppress(MessageSizeExceededError):
+            while True:
+                batch.add_message(
+                    ServiceBusMessage(b"x" * 2000, message_id=f"m{number}", session_id="s", time_to_live=HOUR)
+                )
+                number += 1
+        client.force_failover()
+        sender.send_messages(batch)
+    assert number > 100
+    assert ids(rig.in_backlog()) == [f"m{each}" for each in range(number)]
+    assert sorted(ids(rig.brought_back())) == sorted(f"m{each}" for each in range(number))
+
+
+def test_several_that_are_split_and_do_not_all_fit_say_how_far_they_came(rig: Rig) -> None:
+    def make_small() -> list[Any]:
+        for path in rig.paths:
+            rig.running.other.delete_queue(path)
+        return [rig.running.other.create_queue(path, QueueDescription(max_size_in_megabytes=1)) for path in rig.paths]
+
+    rig.backlog = rig.do(make_small)
+    with rig.client() as (client, told):
+        client.force_failover()
+        messages = [ServiceBusMessage(b"x" * 100_000, message_id=f"m{number}") for number in range(24)]
+        with pytest.raises(ServiceBusQuotaExceededError) as raised:
+            client.get_queue_sender("orders").send_messages(messages, timeout=30)
+        assert {event.queue for event in told.of(QueueLeft)} == set(rig.paths)
+    arrived = ids(rig.in_backlog())
+    assert sorted(arrived, key=lambda each: int(each[1:])) == [f"m{number}" for number in range(len(arrived))]
+    assert f"{len(arrived)} of the 24 messages, the first ones, are in the backlog." in raised.value.__notes__
+
+
+def test_a_message_too_large_for_the_backlog_is_refused_while_it_is_not_needed(rig: Rig) -> None:
+    with rig.client() as (client, told):
+        sender = client.get_queue_sender("orders")
+        fits = ServiceBusMessage(b"x" * 261_500, message_id="fits")
+        sender.send_messages(fits)
+        with pytest.raises(MessageSizeExceededError, match=r"has 26\d{4} bytes, and 26\d{4} .* may have 262144"):
+            sender.send_messages(ServiceBusMessage(b"x" * 262_080, message_id="large", session_id="s"))
+        assert ids(rig.in_queue(rig.orders)) == ["fits"]
+        client.force_failover()
+        sender.send_messages(fits)
+        assert told.of(SendInDoubt) == []
+    assert ids(rig.in_backlog()) == ["fits"]
+
+
+@SYNC_FIRST
+def test_scheduling_and_cancelling(rig: Rig, kind: str) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + HOUR
+    with rig.client(kind) as (client, _told):
+        sender = client.get_queue_sender("orders")
+        numbers = sender.schedule_messages([a_message("kept"), a_message("cancelled")], at)
+        sender.cancel_scheduled_messages(numbers[1])
+        client.force_failover()
+        waiting = sender.schedule_messages(a_message("later"), at)
+        assert all(number < 0 for number in waiting)
+        with pytest.raises(UsageError, match="backlog"):
+            sender.cancel_scheduled_messages(waiting)
+        assert sender.schedule_messages([], at) == []
+    (alias,) = (each.read_application_properties().get("x-ms-scheduledenqueuetimeutc") for each in rig.in_backlog())
+    assert alias == at.timestamp() * 1000
+    held = rig.brought_back()
+    assert ids(held) == ["kept", "later"]
+    schedules = {each.read_message_annotations().get("x-opt-scheduled-enqueue-time") for each in held}
+    assert schedules == {at.timestamp() * 1000}
+
+
+def test_a_topic_fails_over_too(rig: Rig) -> None:
+    topic = rig.do(lambda: rig.running.namespace.create_topic("news"))
+    del topic
+    with rig.client() as (client, _told):
+        sender = client.get_topic_sender("news")
+        sender.send_messages(a_message("straight"))
+        client.force_failover("news")
+        sender.send_messages(a_message("around"))
+    (waiting,) = rig.in_backlog()
+    assert waiting.read_application_properties().get("x-ms-path") == "news"
+
+
+@pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
+def test_everything_arrives_through_an_outage_that_comes_and_goes(rig: Rig, kind: str) -> None:
+    names = [f"m{number}" for number in range(60)]
+    with rig.client(kind, on_failure="backlog-now", failover_interval=1) as (client, told):
+        sender = client.get_queue_sender("orders")
+        for number, name in enumerate(names):
+            if number % 10 == 5:
+                rig.do(lambda: rig.faults.detach(PRIMARY))
+            if number % 20 == 0:
+                fault = rig.do(lambda: rig.faults.throttle(PRIMARY, "orders"))
+            if number % 20 == 8:
+                rig.do(lambda fault=fault: rig.faults.end(fault))
+            sender.send_messages(a_message(name), timeout=10)
+    counted = Counter(ids(rig.brought_back()))
+    assert counted.keys() == set(names)
+    assert {each for each, times in counted.items() if times > 1} <= told.doubted
+
+
+async def test_a_send_that_is_cancelled_leaves_a_sender_that_works(rig: Rig) -> None:
+    async with aio.AsyncPairedClient(rig.pair) as client, client.get_queue_sender("orders") as sender:
+        await sender.send_messages(a_message("before"))
+        with rig.broken("swallow_acks", PRIMARY):
+            sending = asyncio.create_task(sender.send_messages(a_message("cancelled")))
+            while "cancelled" not in ids(await asyncio.to_thread(rig.in_queue, rig.orders)):
+                continue
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+        await sender.send_messages(a_message("after"))
+    assert ids(rig.in_queue(rig.orders)) == ["before", "cancelled", "after"]
+
+
+def test_threads_may_share_a_sender(rig: Rig) -> None:
+    with rig.client() as (client, _told):
+        sender = client.get_queue_sender("orders")
+        client.force_failover()
+
+        def send(first: int) -> None:
+            for number in range(first, first + 10):
+                sender.send_messages(a_message(f"m{number:02}"))
+
+        threads = [threading.Thread(target=send, args=(first,)) for first in (0, 10, 20, 30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(ids(rig.in_backlog())) == [f"m{number:02}" for number in range(40)]
+
+
+def test_bad_input_is_refused_with_the_reason_and_before_anything_is_sent(rig: Rig) -> None:
+    for wrong in ({"failover_on": "everything"}, {"on_failure": "ignore"}, {"retries": -1}):
+        with pytest.raises(UsageError):
+            sbpair.PairedClient(rig.pair, **wrong)
+    with pytest.raises(ValueError, match="greater than 0"):
+        sbpair.PairedClient(rig.pair, timeout=0)
+    with rig.client() as (client, told):
+        for wrong in ("", "a//b", "/orders", "no spaces", "x" * 261):
+            with pytest.raises(NameInvalid):
+                client.get_queue_sender(wrong)
+        sender = client.get_queue_sender("orders")
+        with pytest.raises(UsageError, match="x-ms-path already"):
+            sender.send_messages(ServiceBusMessage("x", application_properties={"x-ms-path": "elsewhere"}))
+        for thing in (None, 7, "text", [a_message("fine"), "text"]):
+            with pytest.raises(TypeError):
+                sender.send_messages(thing)
+        for seconds in (0, -1):
+            with pytest.raises(ValueError, match="greater than 0"):
+                sender.send_messages(a_message("m"), timeout=seconds)
+        with pytest.warns(ShortTimeout, match="more than 15 s"):
+            sender.send_messages(a_message("short"), timeout=15)
+        sender.close()
+        with pytest.raises(ValueError, match="closed"):
+            sender.send_messages(a_message("m"))
+        assert told.events == []
+    with pytest.raises(ValueError, match="closed"):
+        client.get_queue_sender("orders")
+    assert ids(rig.in_queue(rig.orders)) == ["short"]
+
+
+def test_importing_the_package_loads_no_sdk() -> None:
+    program = "import sbpair, sbpair.aio, sys; sys.exit(any(name.startswith('azure') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert {"PairedClient", "aio"} <= set(dir(sbpair))

@@ -1,0 +1,284 @@
+"""The paired client with an outbox, over real sockets: what neither side takes is kept, in order, until one does."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+import sbpair
+from sbpair import aio
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.errors import LeaseHeld, StateRefused, UsageError
+from sbpair.failover.events import (
+    OutboxBegun,
+    OutboxClosed,
+    OutboxEmptied,
+    OutboxExpired,
+    OutboxRefused,
+    OutboxStuck,
+    SendInDoubt,
+)
+from sbpair.failover.outbox import summary
+from sbpair.failover.states import State
+from tests.kit.failover_rig import Rig, ids
+
+pytestmark = [
+    pytest.mark.usefixtures("impatient"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+HOUR = timedelta(hours=1)
+ROOT = Path(__file__).parents[2]
+
+
+def a_message(name: str, **own: Any) -> ServiceBusMessage:
+    return ServiceBusMessage(name.encode(), message_id=name, **own)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@contextmanager
+def both_down(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Close one of them to bring that side back."""
+    with ExitStack() as primary, ExitStack() as secondary:
+        primary.enter_context(rig.broken("namespace_down", PRIMARY))
+        secondary.enter_context(rig.broken("namespace_down", SECONDARY))
+        yield {"primary": primary, "secondary": secondary}
+
+
+def is_empty(event: Any) -> bool:
+    return isinstance(event, OutboxEmptied)
+
+
+@pytest.mark.parametrize(("kind", "back"), [("sync", "primary"), ("aio", "primary"), ("sync", "secondary")])
+def test_with_both_sides_away_messages_wait_and_arrive_in_order(rig: Rig, path: Path, kind: str, back: str) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + HOUR
+    with rig.client(kind, outbox=path) as (client, told):
+        sender = client.get_queue_sender("orders")
+        with both_down(rig) as sides:
+            sender.send_messages(a_message("m0"), timeout=8)
+            sender.send_messages([a_message("m1"), a_message("m2", session_id="s", time_to_live=HOUR)], timeout=8)
+            batch = sender.create_message_batch()
+            batch.add_message(a_message("m3"))
+            sender.send_messages(batch, timeout=8)
+            assert all(number < 0 for number in sender.schedule_messages(a_message("m4"), at, timeout=8))
+            assert [len(told.of(each)) for each in (OutboxBegun, OutboxEmptied)] == [1, 0]
+            assert summary(path)["orders"].messages == 5
+            sides[back].close()
+            told.wait_for(is_empty)
+            there = rig.in_backlog() if back == "secondary" else rig.in_queue(rig.orders)
+            assert ids(there) == ["m0", "m1", "m2", "m3", "m4"]
+    assert (summary(path), told.events[-1]) == ({}, OutboxClosed(str(path), 0))
+    arrived = {each.read_properties().message_id: each for each in rig.brought_back()}
+    assert arrived.keys() == {"m0", "m1", "m2", "m3", "m4"}
+    assert [each.body for each in arrived.values()] == [b"\x00\x53\x75\xa0\x02" + each.encode() for each in arrived]
+    assert arrived["m2"].read_properties().group_id == "s"
+    assert 3_500_000 < arrived["m2"].read_header().ttl <= 3_600_000
+    annotations = arrived["m4"].read_message_annotations()
+    assert annotations.get("x-opt-scheduled-enqueue-time") == at.timestamp() * 1000
+
+
+@KINDS
+def test_what_one_client_leaves_the_next_one_delivers(rig: Rig, path: Path, kind: str) -> None:
+    with both_down(rig):
+        with rig.client(kind, outbox=path) as (client, told):
+            client.force_failover()
+            sender = client.get_queue_sender("orders")
+            for number in range(3):
+                sender.send_messages(a_message(f"m{number}"), timeout=5)
+        assert told.events[-1] == OutboxClosed(str(path), 3)
+        other = sbpair.Pair("p", rig.pair.secondary, rig.pair.primary)
+        with pytest.raises(StateRefused, match="outbox of contoso and contoso-dr, and not of contoso-dr and contoso"):
+            {"sync": sbpair.PairedClient, "aio": aio.AsyncPairedClient}[kind](other, outbox=path)
+    with rig.client(kind, outbox=path) as (client, told):
+        # Nobody asks it for a sender of this entity.
+        told.wait_for(is_empty)
+        with pytest.raises(LeaseHeld), rig.client(kind, outbox=path):
+            pass
+        assert client.states() == {"orders": State.HEALTHY}
+    assert ids(rig.in_queue(rig.orders)) == ["m0", "m1", "m2"]
+    assert told.of(OutboxBegun) == told.of(SendInDoubt) == []
+
+
+async def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> None:
+    with both_down(rig), rig.client(outbox=path) as (client, _told):
+        client.force_failover()
+        client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
+    emptied = asyncio.Event()
+    client = aio.AsyncPairedClient(
+        rig.pair, outbox=path, on_event=lambda event: emptied.set() if is_empty(event) else None
+    )
+
+    async def deliver() -> None:
+        async with client:
+            await emptied.wait()
+
+    await asyncio.wait_for(deliver(), 20)
+    assert ids(rig.in_queue(rig.orders)) == ["m"]
+
+
+def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> None:
+    """Whatever is well meanwhile: the first delivery is held back at its only message, and others come."""
+    with rig.client(outbox=path) as (client, told):
+        sender = client.get_queue_sender("orders")
+        other = client.get_queue_sender("ORDERS")
+        with both_down(rig) as sides:
+            sender.send_messages(a_message("m0"), timeout=5)
+            with rig.broken("throttle", PRIMARY, "orders"):
+                sides["primary"].close()
+                client.failback()
+                for number in range(1, 4):
+                    (sender, other)[number % 2].send_messages(a_message(f"m{number}"), timeout=5)
+                assert summary(path)["orders"].messages == 4
+            told.wait_for(is_empty)
+            other.send_messages(a_message("m4"), timeout=5)
+    assert ids(rig.in_queue(rig.orders)) == [f"m{number}" for number in range(5)]
+
+
+@KINDS
+def test_a_full_outbox_raises_what_was_raised_without_it_and_names_it(rig: Rig, path: Path, kind: str) -> None:
+    with rig.client(kind, outbox=path, outbox_messages=2) as (client, _told):
+        sender = client.get_queue_sender("orders")
+        with both_down(rig):
+            with pytest.raises(ServiceBusError) as raised:
+                sender.send_messages([a_message(f"too many {number}") for number in range(3)], timeout=5)
+            assert "outbox.db is full: it holds 0 messages" in raised.value.__notes__[-1]
+            sender.send_messages([a_message("m0"), a_message("m1")], timeout=5)
+            with pytest.raises(ServiceBusError, match="'orders' that were sent before are in the outbox") as raised:
+                sender.send_messages(a_message("m2"), timeout=5)
+            assert "may hold 2 of" in raised.value.__notes__[-1]
+    assert summary(path)["orders"].messages == 2
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_a_delivery_had_no_answer_for_is_sent_again_and_named(rig: Rig, path: Path, arrives: bool) -> None:
+    with both_down(rig), rig.client(outbox=path) as (client, _told):
+        client.get_queue_sender("orders").send_messages([a_message("m0"), a_message("m1")], timeout=5)
+    with rig.broken("swallow_acks", PRIMARY, "orders") if arrives else rig.broken("stall", PRIMARY):
+        with rig.client(outbox=path) as (client, told):
+            if arrives:
+                while not rig.in_queue(rig.orders):
+                    continue
+        assert told.events[-1] == OutboxClosed(str(path), 2)
+    with rig.client(outbox=path) as (client, told):
+        told.wait_for(is_empty)
+    assert ids(rig.in_queue(rig.orders)) == ["m0", "m1"] * (2 if arrives else 1)
+    assert told.doubted == ({"m0", "m1"} if arrives else set())
+
+
+def test_one_message_that_the_entity_refuses_does_not_keep_the_others(rig: Rig, path: Path) -> None:
+    with both_down(rig), rig.client(outbox=path) as (client, told):
+        client.force_failover()
+        sender = client.get_queue_sender("orders")
+        sender.send_messages(a_message("m0"), timeout=5)
+        # Nobody can say how much a side takes.
+        sender.send_messages(ServiceBusMessage(b"x" * 262_200, message_id="large"), timeout=5)
+        sender.send_messages(a_message("m1"), timeout=5)
+    for _ in range(2):
+        with rig.client(outbox=path) as (client, told):
+            told.wait_for(lambda event: isinstance(event, OutboxRefused))
+            told.wait_for(is_empty)
+            client.get_queue_sender("orders").send_messages(a_message("m2"))
+        assert [event.message_ids for event in told.of(OutboxRefused)] == [("large",)]
+        assert told.events[-1] == OutboxClosed(str(path), 1)
+    assert ids(rig.in_queue(rig.orders)) == ["m0", "m1", "m2", "m2"]
+
+
+@KINDS
+def test_an_entity_that_is_gone_keeps_its_messages_in_the_outbox_and_says_so(rig: Rig, path: Path, kind: str) -> None:
+    with both_down(rig), rig.client(kind, outbox=path) as (client, _told):
+        client.force_failover()
+        client.get_queue_sender("orders").send_messages(a_message("m0"), timeout=5)
+        client.get_queue_sender("gone").send_messages(a_message("g0"), timeout=5)
+    with rig.client(kind, outbox=path) as (client, told):
+        told.wait_for(is_empty)
+        told.wait_for(lambda event: isinstance(event, OutboxStuck))
+        with pytest.raises(ServiceBusError, match="gone"):
+            client.get_queue_sender("gone").send_messages(a_message("g1"), timeout=5)
+        queue = rig.do(lambda: rig.running.namespace.create_queue("gone"))
+        told.wait_for(lambda event: event == OutboxEmptied("gone"))
+        client.get_queue_sender("gone").send_messages(a_message("g2"))
+    assert (ids(rig.in_queue(rig.orders)), ids(rig.in_queue(queue))) == (["m0"], ["g0", "g2"])
+    assert [event.entity for event in told.of(OutboxStuck)] == ["gone"], "once, for as long as the reason is the same"
+
+
+def test_what_outlives_its_time_in_the_outbox_is_for_the_entity_to_judge(rig: Rig, path: Path) -> None:
+    strict = QueueDescription(dead_lettering_on_message_expiration=True)
+    queue = rig.do(lambda: rig.running.namespace.create_queue("strict", strict))
+    with both_down(rig), rig.client(outbox=path) as (client, _told):
+        client.force_failover()
+        sender = client.get_queue_sender("strict")
+        # The SDK counts the lives of its own messages in seconds.
+        properties = {"message_id": "brief"}
+        brief = AmqpAnnotatedMessage(data_body=b"x", header={"time_to_live": 1}, properties=properties)
+        sender.send_messages([brief, a_message("lasting", time_to_live=HOUR)], timeout=5)
+    with rig.client(outbox=path) as (client, told):
+        told.wait_for(is_empty)
+    assert told.of(OutboxExpired) == [OutboxExpired("strict", ("brief",))]
+    rig.running.advance(1)
+    assert ids(rig.in_queue(queue)) == ["lasting"]
+    dead = rig.do(lambda: queue.dead_letters.peek(0, 10))
+    assert ids([each.sections for each in dead]) == ["brief"]
+
+
+SENDS = """
+import sys, warnings
+from azure.servicebus import ServiceBusMessage
+from sbpair import Pair, PairedClient
+from sbpair.model.connection_string import endpoint_from_connection_string
+
+warnings.simplefilter("ignore")
+path, *ends = sys.argv[1:]
+ends = [endpoint_from_connection_string(each, name=name) for each, name in zip(ends, ("contoso", "contoso-dr"))]
+pair = Pair("p", *ends, backlog_queues=2, failover_interval=0, ping_interval=1)
+client = PairedClient(pair, retries=0, outbox=path)
+client.force_failover()
+sender = client.get_queue_sender("orders")
+for number in range(10_000):
+    sender.send_messages(ServiceBusMessage(b"x", message_id=f"m{number}"), timeout=5)
+    print(f"m{number}", flush=True)
+"""
+
+
+def test_whatever_a_send_returned_for_arrives_although_its_process_was_killed(rig: Rig, path: Path) -> None:
+    ends = [each.connection_string for each in rig.running.ready]
+    with both_down(rig):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SENDS, str(path), *ends], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        returned = [child.stdout.readline().strip() for _ in range(25)]
+        child.kill()
+        returned += child.communicate()[0].split()
+    with rig.client(outbox=path) as (_client, told):
+        told.wait_for(is_empty)
+    arrived = ids(rig.in_queue(rig.orders))
+    assert arrived[: len(returned)] == returned == [f"m{number}" for number in range(len(returned))]
+    # What was killed on its way back to its caller may be there too.
+    assert len(arrived) - len(returned) <= 1
+    assert max(Counter(arrived).values()) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"outbox": ""}, {"outbox": "/"}, {"outbox_messages": 0}, {"outbox_bytes": 0}])
+@pytest.mark.parametrize("client", [sbpair.PairedClient, aio.AsyncPairedClient])
+def test_an_outbox_that_can_be_none_is_refused(rig: Rig, path: Path, client: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        client(rig.pair, **{"outbox": path, **wrong})

@@ -1,0 +1,241 @@
+"""The paired client's promise, fault by fault: what a send returned for arrives unaltered, and twice only if named."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.options import EmulatorOptions
+from sbpair.failover.states import State
+from sbpair.model.pair import Identity
+from tests.kit.failover_rig import Rig, ids
+from tests.kit.running import Running
+
+pytestmark = [
+    pytest.mark.usefixtures("impatient"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+
+
+def body(name: str) -> bytes:
+    return f"{name}: \u00e4 ".encode() * 40
+
+
+def outbox_is_empty(client: Any) -> None:
+    """Wait until all that was in it has been delivered."""
+    while client.outbox is not None and client.outbox.holds("orders"):
+        continue
+
+
+class Promised:
+    """What a sender's sends returned for, and what they raised for."""
+
+    def __init__(self, sender: Any, seconds: float = 3) -> None:
+        self._sender, self._seconds = sender, seconds
+        self.names: list[str] = []
+        self.raised: list[Exception] = []
+
+    def send(self, *names: str) -> None:
+        messages = [
+            ServiceBusMessage(body(name), message_id=name, application_properties={"name": name}, subject="proof")
+            for name in names
+        ]
+        try:
+            self._sender.send_messages(messages if len(messages) > 1 else messages[0], timeout=self._seconds)
+        except ServiceBusError as error:
+            self.raised.append(error)
+        else:
+            self.names += names
+
+    def are_kept(self, rig: Rig, doubted: set[str]) -> None:
+        arrived = rig.brought_back()
+        counted = Counter(ids(arrived))
+        assert set(self.names) <= counted.keys()
+        assert {name for name, times in counted.items() if times > 1} <= doubted
+        for each in arrived:
+            name = each.read_properties().message_id
+            assert each.body == b"\x00\x53\x75\xb0" + len(body(name)).to_bytes(4) + body(name)
+            assert each.read_properties().subject == "proof"
+            assert each.read_application_properties().pairs == (("name", name),)
+
+
+Broken = Callable[[Rig], AbstractContextManager[Any]]
+
+
+def the_entity(rig: Rig) -> AbstractContextManager[Any]:
+    return rig.broken("entity_down", PRIMARY, "orders")
+
+
+def the_namespace(rig: Rig) -> AbstractContextManager[Any]:
+    return rig.broken("namespace_down", PRIMARY)
+
+
+def stalled(rig: Rig) -> AbstractContextManager[Any]:
+    return rig.broken("stall", PRIMARY)
+
+
+def throttled(rig: Rig) -> AbstractContextManager[Any]:
+    return rig.broken("throttle", PRIMARY, "orders")
+
+
+def unanswered(rig: Rig) -> AbstractContextManager[Any]:
+    return rig.broken("swallow_acks", PRIMARY, "orders")
+
+
+def a_queue_too(rig: Rig) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(the_namespace(rig))
+    stack.enter_context(rig.broken("entity_down", SECONDARY, rig.paths[0]))
+    return stack
+
+
+def all_queues_too(rig: Rig) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(the_namespace(rig))
+    for path in rig.paths:
+        stack.enter_context(rig.broken("throttle", SECONDARY, path))
+    return stack
+
+
+def both(rig: Rig) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(the_namespace(rig))
+    stack.enter_context(rig.broken("namespace_down", SECONDARY))
+    return stack
+
+
+def slow(kind: str, fault: Broken) -> Any:
+    return pytest.param(kind, fault, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("sync", a_queue_too),
+        ("aio", all_queues_too),
+        ("sync", both),
+        slow("sync", the_entity),
+        slow("aio", the_entity),
+        slow("sync", the_namespace),
+        slow("aio", the_namespace),
+        slow("sync", throttled),
+        slow("aio", throttled),
+        slow("aio", a_queue_too),
+        slow("sync", all_queues_too),
+        slow("aio", both),
+        slow("sync", stalled),
+        slow("aio", stalled),
+        slow("sync", unanswered),
+        slow("aio", unanswered),
+    ],
+)
+def test_while_something_is_away_every_send_returns_and_everything_arrives(
+    rig: Rig, tmp_path: Path, kind: str, fault: Broken
+) -> None:
+    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
+        promised = Promised(client.get_queue_sender("orders"))
+        promised.send("before")
+        with fault(rig):
+            for number in range(2):
+                promised.send(f"m{number}")
+            promised.send("m2", "m3")
+        told.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+        promised.send("after")
+        outbox_is_empty(client)
+    assert not promised.raised
+    promised.are_kept(rig, told.doubted)
+
+
+@pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
+def test_flapping_loses_nothing_and_names_what_may_be_double(rig: Rig, tmp_path: Path, kind: str) -> None:
+    faults: list[Broken] = [the_namespace, both, throttled, a_queue_too]
+    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
+        promised = Promised(client.get_queue_sender("orders"))
+        for turn, fault in enumerate(faults):
+            with fault(rig):
+                promised.send(f"away{turn}")
+            # Wherever the entity is by now, and whatever is being delivered.
+            promised.send(f"between{turn}")
+        outbox_is_empty(client)
+    assert not promised.raised
+    promised.are_kept(rig, told.doubted)
+
+
+def test_what_is_no_outage_is_raised_and_nothing_goes_round(rig: Rig, tmp_path: Path) -> None:
+    rig.do(lambda: rig.running.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=1)))
+    with rig.client(outbox=tmp_path / "outbox.db") as (client, told):
+        for entity in ("full", "missing"):
+            promised = Promised(client.get_queue_sender(entity))
+            while not promised.raised:
+                promised.send(*(f"m{number}" for number in range(200)))
+        assert told.events == []
+    rig.with_key("primary", "d3Jvbmc=")
+    with rig.client(outbox=tmp_path / "outbox.db") as (client, told):
+        promised = Promised(client.get_queue_sender("orders"))
+        promised.send("wrong key")
+        assert promised.raised
+    assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
+
+
+def test_without_backlog_queues_the_error_says_what_is_missing(rig: Rig) -> None:
+    for path in rig.paths:
+        rig.do(lambda path=path: rig.running.other.delete_queue(path))
+    with rig.client() as (client, _told):
+        client.force_failover()
+        promised = Promised(client.get_queue_sender("orders"))
+        promised.send("m")
+    (raised,) = promised.raised
+    assert "There is no queue contoso/x-servicebus-transfer/" in raised.__notes__[-1]
+    assert "`sbpair provision` creates" in raised.__notes__[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "secured"),
+    [
+        ("sync", "tls"),
+        ("aio", "identity"),
+        pytest.param("aio", "tls", marks=pytest.mark.slow),
+        pytest.param("sync", "identity", marks=pytest.mark.slow),
+    ],
+)
+def test_over_tls_and_signed_in_by_an_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, secured: str
+) -> None:
+    with Running(options=EmulatorOptions(tls=secured == "tls", identity=secured == "identity")) as running:
+        rig = Rig(running, queues=2)
+        if secured == "tls":
+            ca_file = str(running.emulator.ready.ca_file)
+            ends = {
+                side: replace(getattr(rig.pair, side), tls=True, ca_file=ca_file) for side in ("primary", "secondary")
+            }
+        else:
+            for name, value in running.emulator.ready.identity.environment.items():
+                monkeypatch.setenv(name, value)
+            ends = {side: replace(getattr(rig.pair, side), credential=Identity()) for side in ("primary", "secondary")}
+        rig.pair = replace(rig.pair, **ends)
+        with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
+            promised = Promised(client.get_queue_sender("orders"), seconds=15)
+            promised.send("before")
+            with both(rig):
+                promised.send("kept")
+            told.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+            outbox_is_empty(client)
+            client.force_failover()
+            promised.send("around")
+            outbox_is_empty(client)  # it went there where both backlog queues were still resting
+        assert promised.raised == []
+        promised.are_kept(rig, told.doubted)
+    gc.collect()

@@ -1,0 +1,85 @@
+"""A rehearsed outage: the client that has it behaves as in a real one, and nobody else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
+from sbpair.failover import failover_send
+from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
+from sbpair.failover.simulated_outage import SimulatedOutage
+from sbpair.failover.states import State
+from tests.kit.failover_rig import Rig, ids
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
+
+
+def a_message(name: str) -> ServiceBusMessage:
+    return ServiceBusMessage(name.encode(), message_id=name)
+
+
+# Both decide the same: the drill goes through one with aio.
+@pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
+def test_a_client_goes_through_a_whole_failover_that_nobody_else_notices(rig: Rig, kind: str) -> None:
+    outage = SimulatedOutage()
+    with rig.client(kind, outage=outage) as (client, told), rig.client() as (other, told_other):
+        sender, others = client.get_queue_sender("orders"), other.get_queue_sender("orders")
+        sender.send_messages(a_message("before"))
+        outage.begin("primary")
+        sender.send_messages(a_message("during"))
+        others.send_messages(a_message("another's"))
+        outage.begin("backlog", sender.backlog_queue)
+        sender.send_messages(a_message("to the other queue"))
+        assert len(told.of(QueueLeft)) == 1
+        outage.end()
+        told.wait_for(lambda event: isinstance(event, EntityChanged) and event.after is State.HEALTHY)
+        told.wait_for(lambda event: isinstance(event, QueueReturned))
+        sender.send_messages(a_message("after"))
+        assert told.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
+        assert told_other.events == []
+    assert set(ids(rig.in_queue(rig.orders))) >= {"before", "another's", "after"}
+    assert sorted(ids(rig.in_backlog())) == ["during", "to the other queue"]
+
+
+def test_one_entity_alone_may_be_away(rig: Rig) -> None:
+    outage = SimulatedOutage()
+    rig.do(lambda: rig.running.namespace.create_queue("billing"))
+    with rig.client(outage=outage) as (client, _told):
+        outage.begin("primary", "ORDERS")
+        client.get_queue_sender("billing").send_messages(a_message("m"))
+        client.get_queue_sender("orders").send_messages(a_message("n"))
+        assert client.states() == {"billing": State.HEALTHY, "orders": State.FAILED_OVER}
+
+
+def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
+    outage = SimulatedOutage()
+    outage.begin("primary")
+    with (
+        rig.client(outage=outage, failover_interval=60) as (client, _),
+        pytest.raises(ServiceBusConnectionError, match="a rehearsed outage: orders cannot be reached"),
+    ):
+        client.get_queue_sender("orders").send_messages(a_message("m"))
+
+
+def test_what_waits_in_the_outbox_stays_there_until_the_rehearsal_ends(rig: Rig, tmp_path: Path) -> None:
+    outage = SimulatedOutage()
+    with rig.client(outage=outage, outbox=tmp_path / "outbox.db") as (client, told):
+        outage.begin("primary")
+        outage.begin("backlog")
+        client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
+        told.wait_for(lambda event: isinstance(event, OutboxBegun))
+        assert (rig.in_queue(rig.orders), rig.in_backlog()) == ([], [])
+        outage.end()
+        told.wait_for(lambda event: isinstance(event, OutboxEmptied))
+        assert ids(rig.in_queue(rig.orders) + rig.in_backlog()) == ["m"]

@@ -1,0 +1,147 @@
+"""What a paired sender costs, counted and not timed: steps to the backlog, bytecodes of a send, tasks of an outage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from sbpair.failover import client_aio, client_sync, pinger
+from sbpair.failover.failover_send import FailoverSend, SendPolicy
+from sbpair.failover.failover_state import JITTER, FailoverState
+from sbpair.failover.failures import is_passing
+from sbpair.failover.pinger import ERRANDS_AT_ONCE, Pinger
+from sbpair.failover.side_connections import Side, SideConnections
+from sbpair.failover.steps import Call
+from tests.failover.test_reusable_timeout import VirtualTime
+from tests.failover.test_states import a_pair
+
+
+class Plain:
+    """An SDK's sender that a message costs nothing: what is counted beside it is what the pair costs."""
+
+    def __init__(self, side: str = "primary", path: str = "orders") -> None:
+        self.side, self.path = side, path
+
+    def send_messages(self, message: Any, *, timeout: float | None = None) -> None:
+        pass
+
+
+class PlainAio(Plain):
+    async def send_messages(self, message: Any, *, timeout: float | None = None) -> None:  # type: ignore[override]  # noqa: ASYNC109
+        pass
+
+
+def an_exchange(**terms: Any) -> FailoverSend:
+    known = FailoverState(a_pair(failover_interval=0, **terms), chance=random.Random(7))
+    known.register("orders")
+    lane: SideConnections[Side] = SideConnections(Plain)
+    return FailoverSend(known, lane, "orders", SendPolicy(is_passing, "raise", 0), lambda: 0.0)
+
+
+def test_from_the_failure_to_the_backlog_it_is_one_send_more() -> None:
+    exchange = an_exchange()
+    steps = exchange.send(ServiceBusMessage(b"x"), 60)
+    first = next(steps)
+    assert isinstance(first, Call)
+    assert first.on.side == "primary"
+    second = steps.throw(OperationTimeoutError())
+    assert isinstance(second, Call)
+    assert (second.on.side, second.on.path[:29]) == ("backlog", "contoso/x-servicebus-transfer")
+    with pytest.raises(StopIteration):
+        steps.send(None)
+    assert (exchange.delivered.primary, exchange.delivered.backlog) == (0, 1)
+
+
+def bytecodes(run: Callable[[], None]) -> int:
+    count = 0
+
+    def counting(_frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        return counting
+
+    def tracing(frame: FrameType, _event: str, _: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return counting
+
+    before = sys.gettrace()
+    sys.settrace(tracing)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+SDKS_BYTECODES = {"sync": 8_000, "aio": 10_400}
+"""What the SDK's own senders take for a message of 1 KB: see tests/benchmarks/sender.py for the time."""
+
+
+@pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout")
+def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
+    message = ServiceBusMessage(b"x" * 1024)
+    client = client_sync.FailoverClient(a_pair())
+    sender = client.get_queue_sender("orders")
+    sender._lane._make = lambda *_: Plain()
+    sender.send_messages(message)
+    count = bytecodes(lambda: sender.send_messages(message, timeout=60))
+    assert 0 < count < 0.03 * SDKS_BYTECODES["sync"]
+
+
+async def test_so_does_one_that_is_awaited() -> None:
+    message = ServiceBusMessage(b"x" * 1024)
+
+    sender = client_aio.AsyncFailoverClient(a_pair()).get_queue_sender("orders")
+    sender._lane._make = lambda *_: PlainAio()
+    for _ in range(2):
+        await sender.send_messages(message)
+
+    def drive() -> None:
+        assert next(sender.send_messages(message, timeout=60).__await__(), "ended") == "ended"
+
+    assert 0 < bytecodes(drive) < 0.04 * SDKS_BYTECODES["aio"]
+    sender._watch.end()
+
+
+async def unanswered(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+def test_ten_thousand_entities_that_are_failed_over_cost_one_task_and_one_timer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("ERROR", "sbpair")
+    monkeypatch.setattr(pinger, "ping", unanswered)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        pair = a_pair(failover_interval=60, ping_interval=60)
+        known = FailoverState(pair, chance=random.Random(7))
+        pings = Pinger(pair, known, loop.time)
+        known.on_sooner = pings.wake
+        running = asyncio.create_task(pings.run())
+        before = threading.active_count()
+        for number in range(10_000):
+            known.register(f"queue-{number}")
+            known.failed(f"queue-{number}", TimeoutError(), loop.time())
+        await asyncio.sleep(61)
+        assert len([each for each in known.states().values() if each.value == "failed over"]) == 10_000
+        assert (len(asyncio.all_tasks()), threading.active_count()) == (2, before)
+        assert len(loop._scheduled) == 1  # type: ignore[attr-defined]
+        # And when all of them are pinged, so many at a time.
+        await asyncio.sleep(60 * (1 + JITTER))
+        assert len(asyncio.all_tasks()) == 2 + ERRANDS_AT_ONCE
+        running.cancel()
+        await asyncio.wait((running,))
+
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        runner.run(story())

@@ -1,0 +1,274 @@
+"""A stream through the paired sender, to real sockets: every message comes to one end, and what is left is a suffix."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.failover import failover_send, ping
+from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
+from sbpair.failover.failover_send import Delivered
+from sbpair.failover.outbox import Outbox, summary
+from sbpair.failover.ping import Health
+from sbpair.failover.states import State
+from sbpair.message_io import send_lines
+from sbpair.message_io.line_reader import LineReader
+from sbpair.message_io.message_json import of_bytes, of_json
+
+if TYPE_CHECKING:
+    from sbpair.message_io.send_lines import SendResult
+    from tests.kit.failover_rig import Rig
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
+
+
+async def fed(
+    rig: Rig,
+    text: bytes,
+    *,
+    parse: Any = of_bytes,
+    skip: int = 0,
+    meanwhile: Callable[[Any, asyncio.Event, asyncio.Event, int], Any] | None = None,
+    **options: Any,
+) -> SendResult:
+    """What became of a stream; `meanwhile` is told every event, with both stops and the end to write more into."""
+    if meanwhile is not None:
+        reading, writing = os.pipe()
+        os.write(writing, text)
+    else:
+        # A pipe does not hold as much.
+        reading = writing = os.memfd_create("lines")
+        os.write(writing, text)
+        os.lseek(reading, 0, os.SEEK_SET)
+
+    try:
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        heard = (lambda event: meanwhile(event, stop, hurry, writing)) if meanwhile else lambda _event: None
+        of_pipe = LineReader(reading, "stdin", parse, skip)
+        entity = options.pop("entity", "orders")
+        return await send_lines.run(rig.pair, entity, of_pipe, stop=stop, hurry=hurry, on_event=heard, **options)
+    finally:
+        for descriptor in {reading, writing}:
+            os.close(descriptor)
+
+
+def bodies(messages: Any) -> list[bytes]:
+    """Of messages whose bodies are short: behind the five bytes that say what they are."""
+    return [each.body[5:] for each in messages]
+
+
+def balanced(result: SendResult) -> bool:
+    delivered = result.delivered
+    ends = (delivered.primary, delivered.backlog, delivered.outbox, result.in_doubt, result.failed)
+    return result.messages == sum(ends)
+
+
+async def test_every_line_arrives_in_its_order(rig: Rig) -> None:
+    result = await fed(rig, b"".join(b"%04d\n" % number for number in range(500)))
+    assert (result.delivered, result.exit_code, result.next_line) == (Delivered(primary=500), 0, 501)
+    assert balanced(result)
+    assert bodies(rig.in_queue(rig.orders)) == [b"%04d" % number for number in range(500)]
+
+
+async def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
+    rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
+    text = b"".join(b'{"body": "%d", "session_id": "s%d"}\n' % (number, number // 3) for number in range(9))
+    result = await fed(rig, text, parse=of_json, entity="sessions")
+    assert result.delivered == Delivered(primary=9)
+
+
+async def test_what_the_primary_does_not_take_goes_to_the_backlog_and_is_counted_there(rig: Rig) -> None:
+    events: list[Any] = []
+    with rig.broken("entity_down", "contoso", "orders"):
+        result = await fed(
+            rig, b"a\nb\nc\n", meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 3))
+        )
+    assert result.delivered == Delivered(backlog=3)
+    assert (result.exit_code, result.next_line) == (0, 4)
+    assert balanced(result)
+    assert [each.after for each in events if isinstance(each, EntityChanged)] == [State.FAILING, State.FAILED_OVER]
+    assert len(rig.in_backlog()) == 3
+
+
+def stop_at(event: Any, stop: asyncio.Event, count: int) -> None:
+    if isinstance(event, Delivered) and event.primary + event.backlog >= count:
+        stop.set()
+
+
+async def test_a_rehearsal_sends_to_the_backlog_though_the_primary_is_well(rig: Rig) -> None:
+    result = await fed(rig, b"a\nb\n", to_backlog=True)
+    assert (result.delivered, rig.in_queue(rig.orders)) == (Delivered(backlog=2), [])
+
+
+async def test_with_raise_the_first_failure_ends_it_and_names_the_line(rig: Rig) -> None:
+    rig.pair = replace(rig.pair, failover_interval=60)
+    with rig.broken("throttle", "contoso", "orders"):
+        result = await fed(rig, b"a\nb\n", on_failure="raise", skip=1)
+    assert (result.messages, result.failed, result.in_doubt, result.line, result.next_line) == (1, 1, 0, 2, 2)
+    assert (result.exit_code, result.doubtful) == (6, ())
+    assert isinstance(result.error, errors.Throttled)
+
+
+async def test_what_was_never_answered_is_in_doubt(rig: Rig) -> None:
+    rig.pair = replace(rig.pair, failover_interval=60)
+    with rig.broken("swallow_acks", "contoso", "orders"):
+        result = await fed(rig, b"a\n", on_failure="raise", seconds=1.5)
+    assert (result.in_doubt, result.failed, result.exit_code) == (1, 0, 6)
+    assert balanced(result)
+    assert result.doubtful == ()
+
+
+async def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
+    result = await fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=of_json)
+    assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
+    assert isinstance(result.error, errors.UsageError)
+    assert "line 2" in result.error.message
+    # The same stream again, from where it said, once the line has been mended.
+    again = await fed(rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=of_json, skip=result.next_line - 1)
+    assert (again.delivered, again.next_line) == (Delivered(primary=2), 4)
+    assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
+
+
+async def test_a_wrong_first_line_is_a_usage_error(rig: Rig) -> None:
+    assert (await fed(rig, b"{}\n", parse=of_json)).exit_code == 2
+
+
+async def test_what_an_entity_refuses_for_good_ends_it_at_that_line(rig: Rig) -> None:
+    result = await fed(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
+    assert (result.delivered, result.failed, result.line, result.next_line) == (Delivered(primary=1), 1, 2, 2)
+    assert result.exit_code == 3
+    assert bodies(rig.in_queue(rig.orders)) == [b"a"]
+
+
+async def test_a_missing_entity_takes_nothing(rig: Rig) -> None:
+    result = await fed(rig, b"a\n", entity="nowhere")
+    assert (result.failed, result.exit_code) == (1, 2)
+    assert rig.in_backlog() == []
+
+
+async def test_lines_go_as_they_come_and_a_stop_does_not_wait_for_more(rig: Rig) -> None:
+    def meanwhile(event: Any, stop: asyncio.Event, _hurry: asyncio.Event, writing: int) -> None:
+        if event == Delivered(primary=1):
+            os.write(writing, b"b\n")
+        stop_at(event, stop, 2)
+
+    result = await fed(rig, b"a\n", meanwhile=meanwhile)
+    assert (result.delivered, result.stopped, result.next_line) == (Delivered(primary=2), True, 3)
+
+
+async def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None:
+    def meanwhile(event: Any, stop: asyncio.Event, hurry: asyncio.Event, _writing: int) -> None:
+        if isinstance(event, EntityChanged) and event.after is State.FAILING:
+            stop.set()
+            hurry.set()
+
+    rig.pair = replace(rig.pair, failover_interval=60)
+    with rig.broken("throttle", "contoso", "orders"):
+        result = await fed(rig, b"a\nb\n", meanwhile=meanwhile)
+    assert (result.messages, result.stopped, result.next_line) == (2, True, 1)
+    assert balanced(result)
+
+
+@pytest.mark.slow
+async def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Rig) -> None:
+    events: list[Any] = []
+    with rig.broken("entity_down", "contoso-dr", rig.paths[0]):
+        for _ in range(4):
+            assert (
+                await fed(
+                    rig,
+                    b"a\n",
+                    to_backlog=True,
+                    meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 1)),
+                )
+            ).exit_code == 0
+            if any(isinstance(each, QueueLeft) for each in events):
+                break
+    assert len(rig.in_backlog()) == len([each for each in events if isinstance(each, Delivered)])
+
+
+async def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_next(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 0.1)
+    outbox = tmp_path / "outbox.db"
+    events: list[Any] = []
+    with rig.broken("throttle", "contoso", "orders"), rig.broken("namespace_down", "contoso-dr"):
+        result = await fed(
+            rig,
+            b"a\nb\n",
+            outbox=outbox,
+            seconds=6,
+            meanwhile=lambda event, stop, *_: (
+                events.append(event),
+                stop.set() if isinstance(event, Delivered) else None,
+            ),
+        )
+    assert (result.delivered.outbox, result.failed, result.in_doubt) == (result.messages, 0, 0)
+    assert any(isinstance(each, OutboxClosed) for each in events)
+    monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 5.0)
+    assert (await fed(rig, b"c\n", outbox=outbox)).exit_code == 0
+    assert summary(outbox) == {}
+    assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
+
+
+async def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.db", rig.pair)
+    with pytest.raises(errors.LeaseHeld):
+        await fed(rig, b"a\n", outbox=tmp_path / "outbox.db")
+    outbox.close()
+
+
+async def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    reserve = send_lines.RateLimiter.reserve
+
+    def counted(self: Any, now: float, messages: int, cost_each: float = 1.0) -> float:
+        asked.append(messages)
+        return reserve(self, now, messages, cost_each)
+
+    monkeypatch.setattr(send_lines.RateLimiter, "reserve", counted)
+    assert (await fed(rig, b"a\n" * 50, rate=1_000.0)).delivered == Delivered(primary=50)
+    assert sum(asked) == 50
+
+
+async def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
+    rig.do(lambda: rig.running.namespace.create_queue("down"))
+    rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
+    with rig.broken("entity_down", "contoso", "down"):
+        names = ["orders", "down", "sessions", "nowhere"]
+        answers = await ping.run(rig.pair.primary, names, seconds=20)
+    assert [each.entity for each in answers] == names
+    assert [each.health for each in answers] == [Health.UP, Health.DOWN, Health.UP, Health.BROKEN]
+    assert [ping.exit_code_of(answers[:count]) for count in (1, 2)] == [0, 6]
+    assert ping.exit_code_of(answers[2:]) == 3
+    # Nobody is given a ping.
+    assert rig.do(rig.orders.counts).active <= 1
+
+
+async def test_a_ping_with_a_wrong_key_is_broken_for_want_of_access(rig: Rig) -> None:
+    rig.with_key("primary", "d3Jvbmc=")
+    answers = await ping.run(rig.pair.primary, ["orders"], seconds=20)
+    assert (answers[0].health, ping.exit_code_of(answers)) == (Health.BROKEN, 5)
+
+
+async def test_a_ping_that_nobody_answers_is_down(rig: Rig) -> None:
+    with rig.broken("stall", "contoso"):
+        answers = await ping.run(rig.pair.primary, ["orders"], seconds=1)
+    assert (answers[0].health, ping.exit_code_of(answers)) == (Health.DOWN, 6)

@@ -1,0 +1,85 @@
+"""What the tests of the Spark part need of a machine, and the reason that is shown where it is not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.replay.spark import SETTINGS
+from tests.replay.world import HASTY, World, exported
+
+
+def java() -> str | None:
+    """The Java that Spark would start, or None."""
+    home = os.environ.get("JAVA_HOME")
+    candidate = Path(home, "bin", "java") if home else None
+    if candidate is not None and candidate.exists():
+        return str(candidate)
+    return shutil.which("java")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if java() is not None:
+        return
+    missing = pytest.mark.skip(reason="no Java on this machine: install Java 17, 21 or 25 to run the Spark tests")
+    for item in items:
+        if item.get_closest_marker("java") is not None:
+            item.add_marker(missing)
+
+
+def end_java() -> None:
+    """Workers have the environment that Java was started with: whoever has another needs a Java of its own."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def own_java() -> Iterator[None]:
+    end_java()
+    yield
+    end_java()
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Two namespaces and two backlog queues, which Java is told of where it is needed."""
+    if request.node.get_closest_marker("java") is not None:
+        request.getfixturevalue("own_java")
+    with exported(monkeypatch, queues=2) as made:
+        yield made
+
+
+@pytest.fixture
+def spark(tmp_path_factory: pytest.TempPathFactory, own_java: None) -> Iterator[Any]:  # noqa: ARG001  # it is there for what it does
+    """A Spark of two local cores."""
+    from pyspark.sql import SparkSession
+
+    # Workers would take whatever python3 is first on the PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("sbpair tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.ansi.enabled", SETTINGS["spark.sql.ansi.enabled"])
+        .config(map=HASTY)
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,88 @@
+"""Tasks of a replay in this very process: what Spark would have them do, and no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sbpair.backlog import Aliases
+from sbpair.move.raw_source import RawSource
+from sbpair.replay.archive import DRAINED, SEGMENTS, Archive
+from sbpair.replay.drain_task import Drain, remaining_in_queues
+from sbpair.replay.plan_sql import ORDER
+from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob, save
+from sbpair.replay.schema import KEY
+from sbpair.replay.send_task import send_all
+from sbpair.replay.verify import Proof, verify
+from sbpair.runs.database import identity
+from tests.replay.world import VARIABLES, World
+
+if TYPE_CHECKING:
+    import pytest
+
+QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
+
+
+def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
+    """A run of one shard that has just begun."""
+    pair = place.pair
+    run = ReplayRun("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
+    archive = Archive(str(directory), run.id)
+    save(archive, run)
+    reaches = (
+        NamespaceAccess.of(side, name) for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True)
+    )
+    return TaskJob(run, archive.url, *reaches, tasks=1)
+
+
+def drain(job: TaskJob) -> None:
+    for queue in job.run.queues:
+        asyncio.run(Drain(job, queue).run())
+    job.open().write_json(DRAINED, {"remaining_in_queues": left(job)})
+
+
+def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one more come to the first queue whenever somebody looks for another one, as many times as there are."""
+    take = RawSource.receive
+
+    async def fed(self: Any, limit: int, *, seconds: float) -> Any:
+        number = next(coming, None)
+        if number is not None:
+            await asyncio.to_thread(place.strand, 0, f"later-{number}", Aliases(place.destinations[0]))
+            await asyncio.sleep(0.01)
+        return await take(self, limit, seconds=seconds)
+
+    monkeypatch.setattr(RawSource, "receive", fed)
+
+
+def left(job: TaskJob) -> dict[str, int]:
+    return asyncio.run(remaining_in_queues(job))
+
+
+def send(job: TaskJob) -> None:
+    asyncio.run(send_all(job, iter(planned(job))))
+
+
+def planned(job: TaskJob) -> list[pa.RecordBatch]:
+    """Every row of the segments once, in order, as the plan would have it."""
+    archive = job.open()
+    tables = [archive.read_table(path) for path in archive.files(SEGMENTS)]
+    whole = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER])
+    seen: set[tuple[Any, ...]] = set()
+    firsts = []
+    for row in whole.select(list(KEY)).to_pylist():
+        key = tuple(row.values())
+        firsts.append(key not in seen)
+        seen.add(key)
+    rows = whole.filter(pa.array(firsts))
+    return list(rows.append_column("shard", pa.array([0] * len(rows), pa.int32())).to_batches())
+
+
+def proof_of(job: TaskJob) -> Proof:
+    return verify(job.open(), job.run)

@@ -1,0 +1,162 @@
+"""Messages are read from where they lie: those that were asked for, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.replay import segment_reader
+from sbpair.replay.archive import Archive, segment_path
+from sbpair.replay.segment_reader import LruCache, SegmentReader
+from tests.replay.segments import write_segment
+
+if TYPE_CHECKING:
+    from sbpair.replay.ledger import Key
+
+QUEUES = ("contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1")
+ROWS = 30
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return filled(tmp_path)
+
+
+def filled(directory: Path, *, group: int = 7) -> Archive:
+    """Two segments of each queue; rows are numbered through all of them, from 0."""
+    archive = Archive(str(directory), "r1")
+    archive.create()
+    for index in range(4):
+        numbers = range(ROWS * index, ROWS * (index + 1))
+        write_segment(archive, f"s{index}", [*map(key, numbers)], [*map(message, numbers)], group=group)
+    return archive
+
+
+def message(number: int) -> bytes:
+    return b"message %d " % number * (number % 5)
+
+
+def key(number: int) -> Key:
+    return QUEUES[number // ROWS % 2], number, 1_000 + number, None if number % 3 else f"m{number}"
+
+
+def place(number: int) -> segment_reader.Place:
+    return f"s{number // ROWS}", number % ROWS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wanted=st.lists(st.lists(st.integers(0, 4 * ROWS - 1), max_size=40), max_size=6),
+    group=st.sampled_from([1, 7, ROWS]),
+    files=st.sampled_from([1, 2, 64]),
+    held=st.sampled_from([0, 500, 10**6]),
+)
+def test_each_is_the_message_of_its_row_whatever_is_held(
+    wanted: Sequence[Sequence[int]], group: int, files: int, held: int
+) -> None:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(segment_reader, "MAX_FILES", files)
+        patched.setattr(segment_reader, "GROUPS_BYTES", held)
+        reader = SegmentReader(filled(Path(directory), group=group))
+        for numbers in wanted:
+            assert reader.at([*map(place, numbers)]) == [(key(number), message(number)) for number in numbers]
+
+
+def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(
+        SegmentReader,
+        "_read",
+        lambda reader, which, real=SegmentReader._read: read.append(which) or real(reader, which),
+    )
+    reader = SegmentReader(archive)
+    for number in range(ROWS):
+        reader.at([place(number), place(ROWS + number)])
+
+    assert len(read) == len(set(read)) == 2 * 5
+
+
+def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
+    reader = SegmentReader(archive)
+    reader.at([place(number) for number in range(6)])
+    assert [*reader._groups._held] == [("s0", 0)]
+    reader.at([place(6), place(7)])
+    assert [*reader._groups._held] == [("s0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (("s0", ROWS), "it has fewer rows than were planned"),
+        (("s4", 0), "it is there no more"),
+    ],
+)
+def test_a_row_that_is_not_there_is_refused_by_the_name_of_its_segment(
+    archive: Archive, said: segment_reader.Place, why: str
+) -> None:
+    with pytest.raises(errors.StateRefused, match=f"{said[0]}.*{why}"):
+        SegmentReader(archive).at([place(0), said])
+
+
+def test_a_segment_that_was_taken_away_since_is_refused(archive: Archive) -> None:
+    reader = SegmentReader(archive)
+    archive.remove(segment_path(QUEUES[0], "s0"))
+
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
+        reader.at([place(0)])
+
+
+def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
+    other = Archive(archive.url, "r2")
+    other.create()
+    write_segment(other, "s0", [key(0)], [message(0)])
+    path = segment_path(QUEUES[0], "s0")
+    archive.write(path, other.read(path))
+
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it is of another run"):
+        SegmentReader(archive).at([place(0)])
+
+
+@pytest.mark.parametrize("left", [0, 3, 300])
+def test_a_segment_that_was_cut_short_since_it_was_planned_is_refused(archive: Archive, left: int) -> None:
+    path = Path(archive.root, segment_path(QUEUES[0], "s0"))
+    path.write_bytes(path.read_bytes()[:left])
+
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
+        SegmentReader(archive).at([place(0)])
+
+
+def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
+    path = Path(archive.root, segment_path(QUEUES[0], "s0"))
+    chunk = archive.parquet(segment_path(QUEUES[0], "s0")).metadata.row_group(1).column(15)
+    assert chunk.path_in_schema == "message"
+    data = bytearray(path.read_bytes())
+    data[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
+    path.write_bytes(data)
+
+    reader = SegmentReader(archive)
+    assert reader.at([place(0)]) == [(key(0), message(0))]
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
+        reader.at([place(8)])
+
+
+def test_of_what_was_made_as_much_is_held_as_may_be() -> None:
+    made: list[int] = []
+
+    def make(size: int) -> int:
+        made.append(size)
+        return size
+
+    latest = LruCache(make, 10, lambda size: size)
+    assert latest[7] == 7
+    del latest[7]
+    made.clear()
+    assert [latest[size] for size in (4, 5, 4, 3, 4, 5, 20, 4, 20)] == [4, 5, 4, 3, 4, 5, 20, 4, 20]
+    assert made == [4, 5, 3, 5, 20, 4, 20]

@@ -1,0 +1,193 @@
+"""What is chosen is sent, what is not stays in the archive; and a choice that cannot be made is refused first."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.backlog import Aliases
+from sbpair.move.message import dead_letters
+from sbpair.replay import job, selection, spark
+from sbpair.replay.archive import QUARANTINE, SEGMENTS, Archive
+from sbpair.replay.run import DedupMode, ReplayOptions
+from sbpair.replay.selection import EVERYTHING, Selection
+from tests.replay.world import HASTY, HOUR_TICKS, World
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
+]
+QUICK = ReplayOptions(empty_seconds=0.1)
+
+TAKEN = (
+    "destination = 'orders'",
+    "size < 65536 AND session_id IS NULL -- small ones",
+    "timestamp_millis(enqueued_at_ms) < current_timestamp() - INTERVAL 1 HOUR",
+    "dead_letter_reason <> 'TTLExpiredException' OR ttl_ticks IS NULL",
+    "true",
+)
+REFUSED = {
+    "destinaton = 'orders'": "`destinaton` cannot be resolved",
+    "message IS NOT NULL": "`message` cannot be resolved",
+    "segment = 'x'": "`segment` cannot be resolved",
+    "position > 3": "`position` cannot be resolved",
+    "destination =": "Syntax error",
+    "destination = 'orders": "Syntax error",
+    "": "Syntax error",
+    "size > 1) OR (true": "Syntax error",
+    "size > 1 ORDER BY size": "Syntax error",
+    "size > 1 GROUP BY size": "Syntax error",
+    "size > 1 AS big": "Syntax error",
+    "size > 1; DROP TABLE messages": "Syntax error",
+    "/* size > 1": "unclosed",
+    "size": "not a boolean",
+    "'true'": "not a boolean",
+    "size > :most": "unbound parameter",
+    "size > ${env:HOME}": "Syntax error",
+    "nonsense(size)": "`nonsense`",
+    "count(1) > 0": "count(1)",
+    "row_number() OVER (ORDER BY size) = 1": "window functions",
+    "explode(array(true))": "generator",
+    "hash(*) > 0": "all columns",
+    "size IN (SELECT 1)": "has a query in it",
+    "EXISTS (SELECT 1)": "has a query in it",
+    "rand() > 0.5": "something else each time",
+    "uuid() > 'a'": "something else each time",
+    "java_method('java.lang.System', 'getenv', 'HOME') = 'x'": "something else each time",
+    "input_file_name() = 'x'": "something else each time",
+}
+IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
+"""What Spark 3.5 does not take itself."""
+
+
+@pytest.mark.slow
+def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_path: Path) -> None:
+    """In one go, for it takes ten seconds to start a Spark."""
+    strand(place)
+    a_choice_that_cannot_be_made_leaves_everything_where_it_is(place, tmp_path)
+
+    chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
+    both = [*place.queues, *map(dead_letters.dead_letter_path, place.queues)]
+    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, selection=chosen)
+    result = job.start(place.request(tmp_path), options, both, 4, lambda _event: None)
+
+    proof = result.proof
+    # The other twin was chosen, and waits for the one that was not: it comes before it.
+    assert (proof.archived, proof.acknowledged, proof.unsent, proof.exit_code) == (9, 3, 6, 3)
+    assert (proof.contradictions, proof.unknown) == (0, 0)
+    assert sorted(place.ids()) == ["buried", "m0", "m2"]
+    assert place.left() == 0
+    archive = Archive(str(tmp_path / "archive"), result.run.id)
+    the_archive_says_why_a_dead_letter_was_one(archive)
+    the_primary_gets_it_as_it_was(place)
+    everything_else_is_sent_when_it_is_asked_for(place, tmp_path, archive)
+
+
+def strand(place: World) -> None:
+    """Of m0 to m3, the even ones are for orders."""
+    place.strand_many(4)
+    for index in range(2):
+        place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
+        place.running.advance(0.001)
+    place.strand(0, "nowhere", None)
+    place.bury(0, "buried", Aliases("orders", None, HOUR_TICKS), "DestinationNotFound", "there is no orders")
+    place.bury(1, "lost", None, "InvalidBacklogMessage", "the message has no destination")
+
+
+@pytest.mark.usefixtures("own_java")
+def test_a_condition_is_taken_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    with spark.session("local[2,4]", HASTY) as session:
+        for where in TAKEN:
+            selection.check(session, Selection((), where))
+        capfd.readouterr()
+        for where, said in REFUSED.items():
+            with pytest.raises(errors.UsageError) as refused:
+                selection.check(session, Selection((), where))
+            assert said in refused.value.message or IN_3_5.get(where, said) in refused.value.message, where
+            assert not re.search(r"\bpos \d", refused.value.message), "a place in SQL that nobody has written"
+            assert "\n" not in refused.value.message
+            assert "the columns are queue, sequence_number" in refused.value.hint
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def a_choice_that_cannot_be_made_leaves_everything_where_it_is(place: World, tmp_path: Path) -> None:
+    there = place.left()
+    refused = (
+        (Selection((), "destinaton = 'orders'"), errors.UsageError, "destinaton"),
+        (Selection(("orders", "not-there")), errors.EntityMissing, "has no not-there; nothing was received"),
+    )
+    for chosen, kind, said in refused:
+        with pytest.raises(kind, match=said):
+            job.start(place.request(tmp_path), replace(QUICK, selection=chosen), place.queues, 4, lambda _event: None)
+    assert place.left() == there
+    assert place.ids() == []
+    assert [*(tmp_path / "archive").iterdir()] == []
+
+
+def the_archive_says_why_a_dead_letter_was_one(archive: Archive) -> None:
+    rows = [row for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()]
+    why = {row["message_id"]: (row["dead_letter_reason"], row["dead_letter_description"]) for row in rows}
+    assert why["buried"] == ("DestinationNotFound", "there is no orders")
+    assert why["m0"] == (None, None)
+    [buried] = [row for row in rows if row["message_id"] == "buried"]
+    assert buried["queue"].endswith("/0/$deadletterqueue")
+    assert b"DeadLetterReason" in buried["message"]
+
+
+def the_primary_gets_it_as_it_was(place: World) -> None:
+    [buried] = [each for each in place.arrived()["orders"] if b"buried" in each.sections.body]
+    assert buried.sections.application_properties == b""
+    assert place.altered() == []
+
+
+def everything_else_is_sent_when_it_is_asked_for(place: World, tmp_path: Path, archive: Archive) -> None:
+    def resume(chosen: Selection | None) -> Any:
+        return job.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
+
+    with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
+        resume(Selection((), "cast(message_id AS int) > 3"))
+    assert archive.run in failed.value.hint
+    assert resume(None).unsent == 6
+
+    proof = resume(EVERYTHING)
+
+    assert (proof.unsent, proof.acknowledged, proof.deduplicated, proof.quarantined) == (0, 6, 1, 2)
+    assert proof.balanced
+    assert sorted(place.ids()) == ["buried", "m0", "m1", "m2", "m3", "twin"]
+    # What still can go nowhere is in the archive, and in no dead-letter queue again.
+    assert place.left() == 0
+    kept = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
+    assert sorted(row["message_id"] for row in kept) == ["lost", "nowhere"]
+    assert all(row["message_id"].encode() in row["message"] for row in kept)
+
+
+@pytest.mark.slow
+def test_without_order_with_repetitions_and_with_a_destination_that_is_missing(place: World, tmp_path: Path) -> None:
+    place.strand_many(30)
+    for index in range(2):
+        place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
+    place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
+    options = replace(QUICK, ordered=False, allow_missing=True, dedup=DedupMode.REPORT)
+
+    result = job.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
+
+    proof = result.proof
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (33, 32, 1, 0)
+    assert proof.balanced
+    assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(30)), "again", "again"])
+    assert place.altered() == []
+    assert place.left() == 0
+    [reason] = proof.reasons
+    assert "not-there" in reason
+    archive = Archive(str(tmp_path / "archive"), result.run.id)
+    flows = archive.read_json("report/plan.json")["flows"]
+    assert sum(flow["again"] for flow in flows) == 1
+    assert {flow["verdict"] for flow in flows} == {"send"}
+    [homeless] = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
+    assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")

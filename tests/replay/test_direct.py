@@ -1,0 +1,445 @@
+"""A direct replay's task, run where the test sees it: what it moves and writes down, and what a killed one has left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.backlog import Aliases
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.route import Facts, TimeToLive
+from sbpair.move.raw_source import RawReceivedMessage, RawSource
+from sbpair.replay import job, progress
+from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
+from sbpair.replay.direct_task import Direct, RecordedSource, _entries, accepted_at_death
+from sbpair.replay.drain_task import tasks_of
+from sbpair.replay.ledger import Entry, Ledger, read_held
+from sbpair.replay.progress import ReplayPhase, moved
+from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save
+from sbpair.replay.selection import Selection
+from sbpair.replay.spark_action import watched
+from sbpair.replay.task_lease import HeldLease
+from sbpair.replay.verify import Proof, verify
+from sbpair.runs.database import identity
+from tests.replay.tasks import go_on_sending
+from tests.replay.world import HOUR_TICKS, VARIABLES, World
+
+QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
+
+
+def job_of(place: World, directory: Path, options: ReplayOptions = QUICK, tasks: int = 2) -> TaskJob:
+    pair = place.pair
+    run = ReplayRun("r1", identity(pair), tuple(place.queues), len(place.queues), 2**53, options)
+    archive = Archive(str(directory), run.id)
+    save(archive, run)
+    sides = (NamespaceAccess.of(pair.primary, VARIABLES[0]), NamespaceAccess.of(pair.secondary, VARIABLES[1]))
+    return TaskJob(run, str(directory), *sides, tasks)
+
+
+def move(made: TaskJob, queues: Sequence[str] | None = None) -> Proof:
+    for queue in queues or made.run.queues:
+        asyncio.run(Direct(made, queue).run())
+    return verify(made.open(), made.run)
+
+
+def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place: World, tmp_path: Path) -> None:
+    place.strand_many(60, body=b"a secret of some kind")
+    place.strand(0, "nowhere", None)
+    made = job_of(place, tmp_path)
+
+    proof = move(made)
+
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (61, 60, 1, 0)
+    assert proof.balanced
+    assert proof.exit_code == 3
+    assert sorted(place.ids()) == sorted(f"m{number}" for number in range(60))
+    assert place.altered() == []
+    assert made.open().files(SENDING) == []
+    assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> None:
+    place.strand_many(2)
+    made = job_of(place, tmp_path)
+    told = job.document(move(made), made.run)
+    assert (told["mode"], told["archived"], told["unsent"], told["received"], told["in_doubt"]) == (
+        "direct",
+        None,
+        None,
+        2,
+        0,
+    )
+    assert told["queues"][place.queues[0]] == {
+        "received": 1,
+        "acknowledged": 1,
+        "expired": 0,
+        "quarantined": 0,
+        "deduplicated": 0,
+        "in_doubt": 0,
+    }
+
+
+def test_what_can_go_nowhere_is_dead_lettered_where_it_was(place: World, tmp_path: Path) -> None:
+    place.strand(0, "nowhere", None)
+    place.strand(0, "late", Aliases("orders", None, 1))
+    place.running.advance(1)
+    made = job_of(place, tmp_path, replace(QUICK, ttl=TimeToLive.REMAINING))
+
+    proof = move(made)
+
+    assert (proof.quarantined, proof.expired) == (1, 1)
+    assert place.left() == 2
+    dead = place.running.do(lambda: place.running.other.queue(place.queues[0]).counts().dead_letter)
+    assert dead == 2
+
+
+def test_the_order_of_a_queue_is_kept(place: World, tmp_path: Path) -> None:
+    place.queues = place.queues[:1]
+    place.strand_many(300)
+    move(job_of(place, tmp_path))
+    assert all(numbers == sorted(numbers) for numbers in place.by_session().values())
+
+
+@pytest.mark.parametrize(("ordered", "tasks"), [(True, 2), (False, 5)])
+def test_a_queue_has_several_tasks_only_where_nobody_minds_the_order(
+    place: World, tmp_path: Path, ordered: bool, tasks: int
+) -> None:
+    made = job_of(place, tmp_path, replace(QUICK, ordered=ordered), tasks=5)
+    assert len(tasks_of(made)) == tasks
+    archived = replace(made, run=replace(made.run, options=ReplayOptions()))
+    assert len(tasks_of(archived)) == 5
+
+
+def keys(place: World, index: int = 0) -> list[Any]:
+    def look() -> list[Any]:
+        queue = place.queues[index]
+        found = place.running.other.queue(queue).messages.peek(0, 100)
+        return [
+            (queue, each.sequence_number, each.enqueued_at_ms, each.sections.read_properties().message_id)
+            for each in found
+        ]
+
+    return place.running.do(look)
+
+
+def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: World, tmp_path: Path) -> None:
+    """It had three in hand: of the first, the ledger knows; the second may have arrived; the third was let go."""
+    place.strand_many(6)
+    made = job_of(place, tmp_path)
+    first, second, third = keys(place)
+    dead = Ledger(made.open(), made.run.shards, "dead")
+    dead.write(LEDGER, 0, [Entry(first, "orders")])
+    dead.has_in_hand([Entry(first, "orders"), Entry(second, "orders")])
+
+    before = verify(made.open(), made.run)
+    assert (before.archived, before.acknowledged, before.unsent) == (2, 1, 1)
+    proof = move(made)
+
+    assert (proof.archived, proof.acknowledged, proof.unsent) == (6, 6, 0)
+    assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
+    assert place.left() == 0
+    assert [each["message_id"] for each in proof.doubtful] == [second[3]]
+    assert third[3] in place.ids()
+
+
+def test_a_list_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on(place: World, tmp_path: Path) -> None:
+    place.strand_many(3)
+    made = job_of(place, tmp_path)
+    Ledger(made.open(), made.run.shards, "dead").has_in_hand([Entry(key, "orders") for key in keys(place)])
+    [path] = made.open().files(SENDING)
+    Path(made.open().root, path).write_bytes(b"")
+    proof = move(made)
+    assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
+
+
+def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on_either(
+    place: World, tmp_path: Path
+) -> None:
+    place.strand_many(3)
+    made = job_of(place, tmp_path)
+    dead = Ledger(made.open(), made.run.shards, "dead")
+    first, second = keys(place)
+    dead.has_in_hand([Entry(second, "orders")])
+    dead.write(LEDGER, 0, [Entry(key, "orders") for key in (first, second)])
+    [path] = made.open().files(LEDGER)
+    Path(made.open().root, path).write_bytes(Path(made.open().root, path).read_bytes()[:-9])
+
+    assert progress.moved(made.open()).look().messages == 0
+    proof = move(made)
+    assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
+    assert [each["message_id"] for each in proof.doubtful] == [second[3]]
+
+
+def test_whatever_a_loss_of_power_has_taken_of_an_unsynced_chunk_keeps_nobody_from_going_on(
+    place: World, tmp_path: Path
+) -> None:
+    """Its end may be there, and what is before it not; and what was written of doubts is no more durable."""
+    place.strand_many(3)
+    made = job_of(place, tmp_path)
+    dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
+    first, second = keys(place)
+    dead.has_in_hand([Entry(first, "orders")])
+    dead.doubt(Entry(second, "orders", "no answer"))
+    dead.write(LEDGER, 0, [Entry(first, "orders")])
+    [chunk], [doubts] = made.open().files(LEDGER), made.open().files(DOUBTFUL)
+    whole = Path(made.open().root, chunk).read_bytes()
+    Path(made.open().root, chunk).write_bytes(whole[:4] + bytes(200) + whole[204:])
+    Path(made.open().root, doubts).write_bytes(b"")
+
+    proof = move(made)
+    assert (proof.acknowledged, sorted(proof.unreadable), place.left()) == (3, sorted([chunk, doubts]), 0)
+    assert [each["message_id"] for each in proof.doubtful] == [first[3]]
+
+
+def test_a_move_comes_to_its_end_while_senders_go_on(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(8)
+    made = job_of(place, tmp_path)
+    made = replace(made, run=replace(made.run, started_ms=int(time.time() * 1000)))
+    coming = iter(range(300))
+    place.running.advance(120)
+    go_on_sending(place, coming, monkeypatch)
+    move(made)
+    assert next(coming, None) is not None
+    assert set(place.ids()) >= {f"m{number}" for number in range(8)}
+
+
+def test_what_the_ledger_has_of_a_message_that_only_looks_alike_is_sent(place: World, tmp_path: Path) -> None:
+    place.strand_many(2)
+    made = job_of(place, tmp_path)
+    [[queue, number, at, message_id]] = keys(place)
+    dead = Ledger(made.open(), made.run.shards, "dead")
+    other = Entry((queue, number, at - 1, message_id), "orders")
+    dead.write(LEDGER, 0, [other])
+    dead.has_in_hand([other])
+    move(made)
+    assert sorted(place.ids()) == ["m0", "m1"]
+
+
+def test_what_was_accepted_and_not_settled_is_known_to_the_next(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locks run out between the primary's word and the backlog's."""
+    place.strand_many(8)
+    made = job_of(place, tmp_path)
+    complete, broken = RecordedSource.complete, Counter[str]()
+
+    async def late(self: Any, arrivals: Any) -> Any:
+        if not broken[self.queue]:
+            broken[self.queue] += 1
+            place.running.do(lambda: place.running.emulator.faults.expire_locks("contoso-dr", self.queue))
+        return await complete(self, arrivals)
+
+    monkeypatch.setattr(RecordedSource, "complete", late)
+    proof = move(made)
+
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert (proof.acknowledged, proof.balanced, proof.doubtful) == (8, True, [])
+    assert place.left() == 0
+
+
+def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the ledger, and may come again: among those in hand it is looked for."""
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    first, second, later = (
+        RawReceivedMessage(Facts("q", number, 1_000, f"m{number}", "orders"), 60.0, None, None, number)  # type: ignore[arg-type]
+        for number in range(3)
+    )
+
+    async def settled(_self: Any, arrivals: Any) -> Any:
+        return [(each, errors.Unreachable("no answer came")) for each in arrivals if each is second]
+
+    monkeypatch.setattr(RawSource, "complete", settled)
+    source = RecordedSource.__new__(RecordedSource)
+    source.keep_books(Ledger(archive, 1, "dead"), 0, set())
+    for arrivals in ([first, second], [later]):
+        source._in_hand.take(dict(zip(arrivals, _entries(arrivals), strict=True)))
+    assert [each for each, _ in asyncio.run(source.complete([first, second]))] == [second]
+
+    assert ("q", 1, 1_000, "m1") in accepted_at_death(archive, "q", 0)
+
+
+def test_a_run_that_is_asked_to_stop_takes_nothing(place: World, tmp_path: Path) -> None:
+    place.strand_many(4)
+    made = job_of(place, tmp_path)
+    made.open().write(STOP_FILE, b"")
+    proof = move(made)
+    assert (proof.archived, place.left()) == (0, 4)
+
+
+def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(4)
+    made = job_of(place, tmp_path)
+
+    def full(_ledger: Ledger, _kind: str, _shard: int, entries: Any) -> None:
+        if entries:
+            raise errors.MachineLacks("the archive is full", hint="make room")
+
+    monkeypatch.setattr(Ledger, "write", full)
+    with pytest.raises(errors.MachineLacks, match="full"):
+        move(made)
+    assert place.left() == 4
+    held = [key for path in made.open().files(SENDING) for key in read_held(made.open(), path)]
+    assert held, "what may be there twice can be told"
+
+
+def test_without_the_drivers_word_nothing_is_sent(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.task_lease.READY_SECONDS", 0.0)
+    place.strand_many(4)
+    made = replace(job_of(place, tmp_path), beacon="lease/none.json")
+    with pytest.raises(errors.Unreachable):
+        move(made)
+    assert (place.ids(), place.left()) == ([], 4)
+
+
+def test_a_destination_that_is_not_there_is_dead_lettered_as_the_syphon_does(place: World, tmp_path: Path) -> None:
+    place.strand_many(4)
+    place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
+    made = job_of(place, tmp_path)
+    proof = move(made)
+    assert (proof.acknowledged, proof.quarantined) == (4, 1)
+    [path] = made.open().files(QUARANTINE)
+    assert made.open().read_table(path).column("message").to_pylist() == [None]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("--dedup message-id", {"dedup": DedupMode.MESSAGE_ID}),
+        ("--destination", {"selection": Selection(("orders",))}),
+        ("--where", {"selection": Selection((), "size < 3")}),
+    ],
+)
+def test_what_needs_an_archive_is_refused_by_name(
+    place: World, tmp_path: Path, said: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(errors.UsageError, match=f"{said} does not go with --mode direct"):
+        job.start(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
+    assert not (tmp_path / "archive").exists()
+
+
+def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: World, tmp_path: Path) -> None:
+    dead = [dead_letter_path(queue) for queue in place.queues]
+    with pytest.raises(errors.UsageError, match="--deadletters does not go with --mode direct"):
+        job.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
+    made = job_of(place, tmp_path / "archive")
+    with pytest.raises(errors.UsageError, match="run r1 was direct"):
+        job.proved(made.open())
+    with pytest.raises(errors.UsageError, match="run r1 is direct"):
+        job.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())
+
+
+def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path: Path) -> None:
+    place.strand_many(6)
+    made = job_of(place, tmp_path)
+    assert job.status(made.open())["phase"] == "move"
+    move(made)
+    told = job.status(made.open())
+    assert (told["mode"], told["acknowledged_rows"], told["archived_rows"]) == ("direct", 6, 0)
+    assert told["queues"] == dict.fromkeys(place.queues, 3)
+
+
+def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.spark_action.LOOK_SECONDS", 0.01)
+    # A shell has what it starts in the background ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    archive = job_of(place, tmp_path).open()
+    told, finished = list[Any](), list[bool]()
+    begun, stopped, looked = threading.Event(), threading.Event(), threading.Event()
+
+    def act() -> None:
+        assert begun.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        finished.append(stopped.wait(10) and looked.wait(10))
+
+    def tell(event: Any) -> None:
+        told.append(event)
+        begun.set()
+        if isinstance(event, ReplayPhase):
+            stopped.set()
+        elif stopped.is_set():
+            looked.set()
+
+    try:
+        watched(moved(archive), archive, act, HeldLease(), tell)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert archive.stopped()
+    assert finished == [True], "it was not waited for"
+    assert [event.name for event in told if isinstance(event, ReplayPhase)] == ["stop"]
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, own_java: None) -> None:
+    del own_java
+    place.strand_many(200)
+    place.running.do(lambda: place.running.namespace.create_queue("later", QueueDescription()))
+    heard: list[Any] = []
+
+    def tell(event: Any) -> None:
+        heard.append(event)
+        for run in (tmp_path / "archive").iterdir() if place.ids() else ():
+            (run / STOP_FILE).touch()
+
+    first = job.start(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
+    assert (first.stopped, first.proof.exit_code) == (True, 0)
+    assert 0 < len(place.ids()) < 200
+
+    result = job.resume(place.request(tmp_path), first.run.id, lambda _event: None)
+    assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
+    assert sorted(place.ids()) == sorted(place.sent)
+    told = json.loads(json.dumps(result.document()))
+    assert (told["mode"], told["archived"], told["received"], told["acknowledged"]) == ("direct", None, 200, 200)
+    assert [event.name for event in heard if hasattr(event, "name")][:3] == ["check", "spark", "move"]
+
+    again = job.resume(place.request(tmp_path), first.run.id, heard.append)
+    assert again.proof == result.proof
+    assert len(place.ids()) == 200
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_on_spark_a_queue_that_goes_away_leaves_the_books_of_the_others(
+    place: World, tmp_path: Path, own_java: None
+) -> None:
+    del own_java
+    place.strand_many(20)
+    gone = f"{place.queues[0]}0"
+    with pytest.raises(errors.EntityMissing):
+        job.start(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
+
+    [directory] = (tmp_path / "archive").iterdir()
+    archive = Archive(str(directory.parent), directory.name)
+    accepted = [row["message_id"] for path in archive.files(LEDGER) for row in archive.read_table(path).to_pylist()]
+    assert sorted(accepted) == sorted(place.ids())
+    assert len(accepted) + place.left() == 20

@@ -1,0 +1,110 @@
+"""`kill -9` of what takes part in a replay, once so many files of a phase are there; then a count.
+
+A standalone cluster on loopback, two workers of one core; the archive is a directory that both have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.replay.replays import (
+    LATENCY_MS,
+    Ground,
+    Replay,
+    all_end,
+    end,
+    is_connected,
+    nothing_is_lost,
+    offspring,
+    python_workers,
+    replay,
+)
+from tests.replay.world import NAMESPACE, OTHER, World
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+
+MESSAGES = 4_000
+PHASES = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
+"""Which namespace is worked with in each."""
+
+Pids = list[int]
+Kill = Callable[[Ground, Replay, int], tuple[Pids, Pids]]
+"""Answers whom to kill, and who has to end for want of them. It is told the port of the namespace talked with."""
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with Ground.prepared(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+def driver(ground: Ground, running: Replay, _port: int) -> tuple[Pids, Pids]:
+    """The Python of it: its Java and the executors have to notice."""
+    return [running.process.pid], [*offspring(running.process.pid), *executors(ground)]
+
+
+def executor(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
+    chosen = at_work(ground.cluster.executors(), port)
+    return [chosen], offspring(chosen)
+
+
+def python_worker(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
+    """All of one executor, also those that wait for a task."""
+    return python_workers(at_work(ground.cluster.executors(), port)), []
+
+
+def worker_node(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
+    chosen = at_work(ground.cluster.workers, port)
+    return [chosen], offspring(chosen)
+
+
+def at_work(pids: Pids, port: int) -> int:
+    """Who talks with the namespace by one of its offspring; anyone where nobody does."""
+    return next((pid for pid in pids if any(is_connected(child, port) for child in offspring(pid))), pids[0])
+
+
+def executors(ground: Ground) -> Pids:
+    return [pid for each in ground.cluster.executors() for pid in (each, *offspring(each))]
+
+
+@pytest.mark.parametrize("whom", [executor, python_worker, worker_node])
+def test_a_run_outlives_what_is_killed_in_each_of_its_phases(whom: Kill, ground: Ground, tmp_path: Path) -> None:
+    """Spark starts others, and has them do it again."""
+    place, request = ground.world(), ground.request()
+    place.strand_many(MESSAGES)
+    with replay(place, tmp_path, request=request) as running:
+        for phase in PHASES:
+            strike(whom, phase, place, ground, running)
+            ground.cluster.replace_dead()
+        told = running.receipt()
+    assert told is not None
+    assert told["doubtful"], "somebody had something in hand"
+    nothing_is_lost(place, told)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_whose_driver_is_killed_is_resumed(phase: str, ground: Ground, tmp_path: Path) -> None:
+    place, request = ground.world(), ground.request()
+    place.strand_many(MESSAGES)
+    with replay(place, tmp_path, request=request) as running:
+        strike(driver, phase, place, ground, running)
+        assert running.receipt() is None
+    with replay(place, tmp_path, request=request, resume=running.run) as again:
+        told = again.receipt()
+    assert told is not None
+    assert bool(told["doubtful"]) == (phase == "send"), "somebody had something in hand"
+    nothing_is_lost(place, told)
+
+
+def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay) -> None:
+    """Kill somebody once the run is in a phase, and wait until all have ended who cannot go on alone."""
+    with place.during("latency", OTHER, ms=LATENCY_MS):
+        running.until(phase)
+        victims, orphans = whom(ground, running, place.port(PHASES[phase]))
+        for pid in victims:
+            end(pid)
+        assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
+    all_end([*victims, *orphans])

@@ -1,0 +1,222 @@
+"""One mover of a pair at a time: what a driver holds, and what its tasks may rely on when they hear of it by files."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.model.durations import TICKS_PER_SECOND
+from sbpair.replay import job
+from sbpair.replay.archive import LEDGER, STOP_FILE, Archive
+from sbpair.replay.run import ReplayOptions
+from sbpair.replay.task_lease import LOOK_SECONDS, HeldLease, TaskLease, holding
+from sbpair.runs.lease import Lease
+
+if TYPE_CHECKING:
+    from tests.replay.world import World
+
+BEACON = "lease/one.json"
+LEASES = "leases"
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def leases(place: World) -> str:
+    description = QueueDescription(requires_session=True, lock_duration=60 * TICKS_PER_SECOND)
+    place.running.do(lambda: place.running.other.create_queue(LEASES, description))
+    return LEASES
+
+
+def until(holds: Callable[[], Any]) -> None:
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+# What a task knows
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def made(directory: str) -> Archive:
+    archive = Archive(directory, "r1")
+    archive.create()
+    return archive
+
+
+def beat(archive: Archive, number: int, good_seconds: float, lost: str | None = None) -> None:
+    archive.write_json(BEACON, {"beat": number, "good_seconds": good_seconds, "lost": lost})
+
+
+def is_sure(permit: TaskLease) -> bool:
+    try:
+        permit.check()
+    except errors.Unreachable:
+        return False
+    return True
+
+
+def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: Path) -> None:
+    archive, clock = made(str(tmp_path)), Clock()
+    permit = TaskLease(archive, BEACON, clock)
+    assert not is_sure(permit), "nothing was written yet"
+    heard = []
+    for number in range(1, 5):
+        clock.seconds += LOOK_SECONDS
+        beat(archive, number, 10.0)
+        heard.append(is_sure(permit))
+    assert heard == [False, False, True, True]
+    clock.seconds += 10.0
+    assert not is_sure(permit), "the driver has said nothing since"
+
+
+def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
+    archive, clock = made(str(tmp_path)), Clock()
+    permit = TaskLease(archive, BEACON, clock)
+    for number in range(1, 5):
+        beat(archive, number, 10.0)
+        is_sure(permit)
+        clock.seconds += LOOK_SECONDS
+    beat(archive, 5, 0.0, "it was somebody else's")
+    with pytest.raises(errors.LeaseLost, match="it was somebody else's"):
+        permit.check()
+
+
+def test_without_a_lease_there_is_nothing_to_lose(tmp_path: Path) -> None:
+    TaskLease(Archive(str(tmp_path), "r1"), None).check()
+
+
+waits = st.sampled_from((0.0, LOOK_SECONDS, 3.0, 12.0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from((1.0, 10.0, 20.0)), st.lists(waits, min_size=4, max_size=4)), max_size=8))
+def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float, list[float]]]) -> None:
+    """However long a write takes, and however seldom the task reads; by a clock that it shares with nobody."""
+    with TemporaryDirectory() as directory:
+        archive, clock = made(directory), Clock()
+        permit = TaskLease(archive, BEACON, lambda: clock() - 1_000)
+        good_until = 0.0
+
+        def look_after(seconds: float) -> None:
+            clock.seconds += seconds
+            assert not is_sure(permit) or clock() < good_until
+
+        for number, (good_seconds, (first, second, third, fourth)) in enumerate(beats, 1):
+            confirmed = clock() + good_seconds
+            look_after(first)
+            clock.seconds += second
+            beat(archive, number, good_seconds)
+            good_until = max(good_until, confirmed)
+            look_after(third)
+            look_after(fourth)
+
+
+# What a driver holds
+
+
+def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld) as refused:
+        job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+    assert refused.value.exit_code == 4
+    assert not [*(tmp_path / "archive").rglob("run.json")]
+
+
+def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, tmp_path: Path) -> None:
+    """Another machine has other directories, and the same queue."""
+    first = made(str(tmp_path / "first"))
+    with holding(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
+        request = place.request(tmp_path / "second", lease_queue=leases)
+        with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
+            job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+    assert refused.value.exit_code == 4
+    assert not [*(tmp_path / "second").rglob("run.json")]
+    with holding(place.pair, "r2", first, directory=request.state, queue=leases):
+        pass  # it was given back
+
+
+def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path) -> None:
+    for queue, kind in (("nowhere", errors.EntityMissing), (place.queues[0], errors.UsageError)):
+        with pytest.raises(kind, match=queue):
+            job.start(place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None)
+
+
+def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
+    archive = made(str(tmp_path / "archive"))
+    with holding(place.pair, "r1", archive, queue=leases) as held:
+        permit = TaskLease(archive, held.beacon)
+        until(lambda: is_sure(permit))
+        lose(place)
+        until(lambda: is_lost(held))
+        with pytest.raises(errors.LeaseLost):
+            until(lambda: is_sure(permit) and False)
+        assert archive.exists(STOP_FILE)
+
+
+def is_lost(held: HeldLease) -> bool:
+    return held.lost is not None
+
+
+def lose(place: World) -> None:
+    """Let the lock run out, and somebody else have it for a moment."""
+    place.running.do(lambda: place.running.emulator.faults.expire_locks("contoso-dr", LEASES))
+
+
+def test_a_lease_file_that_was_replaced_is_lost(place: World, tmp_path: Path) -> None:
+    archive = made(str(tmp_path / "archive"))
+    with holding(place.pair, "r1", archive, directory=tmp_path) as held:
+        held.check()
+        (tmp_path / "lease").unlink()
+        with pytest.raises(errors.LeaseLost):
+            held.check()
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
+    place: World, leases: str, tmp_path: Path, own_java: None
+) -> None:
+    del own_java
+    place.strand_many(120)
+    request = place.request(tmp_path, lease_queue=leases)
+    ended: list[BaseException] = []
+
+    def replay() -> None:
+        try:
+            job.start(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
+        except errors.SbpairError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=replay)
+    thread.start()
+    until(lambda: [*tmp_path.glob(f"archive/*/{LEDGER}/**/*.parquet")])
+    lose(place)
+    thread.join(PATIENCE_SECONDS)
+
+    assert [type(each) for each in ended] == [errors.LeaseLost]
+    assert 0 < len(place.ids()) < 120
+    [run] = [path.name for path in (tmp_path / "archive").iterdir()]
+    place.running.do(lambda: place.running.other.delete_queue(leases))
+    result = job.resume(place.request(tmp_path), run, lambda _event: None)
+    assert result.proof.exit_code == 0
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert all(numbers == sorted(numbers) for numbers in place.by_session().values())

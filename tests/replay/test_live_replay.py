@@ -1,0 +1,98 @@
+"""A replay at work, and what other processes say to it: status, another run, stop; then resume, as people would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.replay.archive import LEDGER
+from tests.replay.replays import PATIENCE_SECONDS, end, nothing_is_lost, offspring
+from tests.replay.world import HASTY, World, world
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+
+MESSAGES = 400
+SPARK = ("--master", "local[2,4]", *(word for name, said in HASTY.items() for word in ("--conf", f"{name}={said}")))
+
+
+class Shell:
+    """The tool, in processes of their own."""
+
+    def __init__(self, place: World, directory: Path) -> None:
+        self._environment = place.shell(directory)
+        self.archive = directory / "archive"
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sbpair", "replay", *words, "--archive", str(self.archive), "--output", "json"],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def say(self, *words: str) -> tuple[int, dict[str, Any], str]:
+        done = self.start(*words)
+        out, err = done.communicate(timeout=PATIENCE_SECONDS)
+        return done.returncode, json.loads(out or "{}"), err
+
+    def chunks(self) -> int:
+        return len([*self.archive.glob(f"*/{LEDGER}/*/[!.]*.parquet")])
+
+
+def test_a_run_is_looked_at_kept_to_one_stopped_and_resumed(tmp_path: Path) -> None:
+    with world() as place:
+        place.strand_many(MESSAGES)
+        shell = Shell(place, tmp_path)
+        first = shell.start("run", "--rate", "4", *SPARK)
+        try:
+            wait_for(lambda: shell.chunks() >= 2, first)
+            [run] = [path.name for path in shell.archive.iterdir()]
+
+            code, status, _ = shell.say("status", run)
+            assert (code, status["phase"], status["stopped"]) == (0, "send", False)
+            assert status["archived_rows"] == MESSAGES
+            assert 0 < status["acknowledged_rows"] < MESSAGES
+
+            for words in (("run",), ("resume", run)):
+                code, _, said = shell.say(*words, *SPARK)
+                assert code == 4, said
+                assert run in said, "it names who has the lease"
+            assert first.poll() is None
+
+            assert shell.say("stop", run)[0] == 0
+            out, said = first.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            for pid in (*offspring(first.pid), first.pid):
+                end(pid)
+        told = json.loads(out)
+        assert first.returncode == 130, said
+        assert told["stopped"]
+        assert told["unsent"] == MESSAGES - told["acknowledged"] > 0
+        assert len(place.ids()) == told["acknowledged"], "a stop doubles nothing, and forgets nothing"
+        assert f"sbpair replay resume {run}" in said
+
+        code, told, said = shell.say("resume", run, *SPARK)
+        assert code == 0, said
+        nothing_is_lost(place, told)
+        assert len(place.ids()) == MESSAGES
+
+        code, told, said = shell.say("resume", run, *SPARK)
+        assert (code, told["acknowledged"], "starting Spark" in said) == (0, MESSAGES, False)
+        assert len(place.ids()) == MESSAGES
+
+
+def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while not happens():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.02)

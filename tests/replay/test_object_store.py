@@ -1,0 +1,138 @@
+"""An archive in an object store, by the very client that pyarrow has for S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sbpair import errors
+from sbpair.replay import gc, job
+from sbpair.replay import run as runs
+from sbpair.replay.archive import DRAINED, LEDGER, PROVED, SEGMENTS, Archive
+from sbpair.replay.run import ReplayOptions
+from sbpair.replay.verify import verify
+from tests.replay.object_store import Store, running
+from tests.replay.test_archive import RUN, end, key, put
+from tests.replay.world import HASTY, World
+
+BUCKET = "s3://bucket/backlog"
+QUICK = ReplayOptions(empty_seconds=0.1)
+
+COPIES = {
+    "spark.hadoop.fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+    "spark.hadoop.fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+}
+"""What Spark calls s3a are the copies of the objects: PySpark brings no connector for S3, and cannot do without one."""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with running() as found:
+        for name, value in {
+            "AWS_ENDPOINT_URL": found.url,
+            "AWS_ACCESS_KEY_ID": "none",
+            "AWS_SECRET_ACCESS_KEY": "none",
+            "AWS_REGION": "eu-west-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+def opened() -> Archive:
+    return Archive(BUCKET, RUN.id)
+
+
+def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
+    archive = opened()
+    archive.create()
+    archive.check_writable()
+    runs.save(archive, RUN)
+    for number in range(5):
+        put(archive, f"s{number}", key(number), key(number + 1))
+    end(archive, LEDGER, *map(key, range(6)))
+    archive.write_json(DRAINED, {"messages": 10})
+
+    again = opened()
+    proof = verify(again, runs.load(again))
+
+    assert (proof.archived, proof.acknowledged, proof.copies, proof.balanced) == (6, 6, 4, True)
+    assert len(again.files(SEGMENTS)) == 5
+    assert again.spark_url("segments/x").startswith("s3a://bucket/backlog/r1/segments/x")
+    # One PUT an object, and none is ever changed.
+    segments = [name for name in store.puts if f"/{SEGMENTS}/" in name]
+    assert len(segments) == len(set(segments)) == 5
+    a_finished_run_is_removed(again, store)
+
+
+def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
+    archive.write_json(PROVED, {"balanced": True})
+    planned = gc.plan(archive, unsent=False)
+    assert planned.files == 6
+    gc.sweep(archive, planned)
+    left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
+    assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/swept.json"}
+
+
+def test_a_store_that_takes_nothing_is_told_of_and_has_no_half_of_it(store: Store) -> None:
+    archive = opened()
+    runs.save(archive, RUN)
+    store.full = True
+    with pytest.raises(errors.MachineLacks, match="cannot be used"):
+        put(archive, "one", key(0))
+    assert archive.files(SEGMENTS) == []
+
+
+def test_an_object_that_is_cut_short_is_refused_by_name(store: Store) -> None:
+    archive = opened()
+    put(archive, "one", key(0))
+    [name] = [name for name in store.objects if name.endswith("one.parquet")]
+    store.objects[name] = store.objects[name][:-9]
+    with pytest.raises(errors.StateRefused, match=r"one\.parquet is broken"):
+        verify(archive, RUN)
+
+
+def test_an_object_that_is_empty_was_never_written(store: Store) -> None:
+    """Some stores have it so from the first byte to the last: whoever was killed in between has settled nothing."""
+    archive = opened()
+    runs.save(archive, RUN)
+    put(archive, "one", key(0))
+    put(archive, "two", key(1))
+    [name] = [name for name in store.objects if name.endswith("one.parquet")]
+    store.objects[name] = b""
+    assert [path.rpartition("/")[2] for path in archive.files(SEGMENTS)] == ["two.parquet"]
+    assert verify(archive, RUN).archived == 1
+
+
+def test_a_run_that_is_not_there_is_told_of(store: Store) -> None:
+    assert store.objects == {}
+    with pytest.raises(errors.UsageError, match="there is no run r1"):
+        runs.load(opened())
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_nothing_is_received_for_a_spark_that_cannot_read_there_and_all_is_sent_by_one_that_can(
+    store: Store, place: World, tmp_path: Path
+) -> None:
+    place.strand_many(40)
+    store.copies = tmp_path
+    request = place.request(tmp_path, settings=HASTY)
+    with pytest.raises(errors.MachineLacks, match=r"Spark cannot read .*S3AFileSystem not found") as refused:
+        job.start(replace(request, archive=BUCKET), QUICK, place.queues, 4, lambda _event: None)
+    assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in refused.value.hint
+    assert (place.left(), place.ids(), [name for name in store.objects if "run.json" in name]) == (40, [], [])
+
+    link = {"spark.hadoop.fs.viewfs.mounttable.bucket.link./backlog": f"file://{tmp_path}/bucket/backlog"}
+    able = replace(request, archive=BUCKET, settings={**HASTY, **COPIES, **link})
+    result = job.start(able, QUICK, place.queues, 4, lambda _event: None)
+
+    assert result.proof.balanced
+    assert (result.proof.acknowledged, place.left(), place.altered()) == (40, 0, [])
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert any(f"/{SEGMENTS}/" in name for name in store.puts)

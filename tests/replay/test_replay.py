@@ -1,0 +1,195 @@
+"""A replay from end to end, on a real Spark of two local cores, between two emulated namespaces."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from sbpair import errors
+from sbpair.backlog import Aliases
+from sbpair.move.message.route import TimeToLive
+from sbpair.replay import job
+from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
+from sbpair.replay.run import DedupMode, ReplayOptions, load
+from sbpair.replay.schema import SEGMENT
+from sbpair.replay.selection import Selection
+from sbpair.replay.verify import verify
+from tests.replay.world import HOUR_TICKS, World
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
+]
+QUICK = ReplayOptions(empty_seconds=0.1)
+MS_TICKS = 10_000
+
+
+def run(place: World, directory: Path, options: ReplayOptions = QUICK, **changes: Any) -> job.ReplayResult:
+    return job.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
+
+
+def test_everything_arrives_once_in_order_and_the_equation_balances(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run, for it takes ten seconds to start one: what is sent, what is not, and what is left of it on disk."""
+    place.strand_many(60)
+    place.strand(0, "nowhere", None)
+    place.strand(1, "late", Aliases("orders", None, MS_TICKS))
+    for index in range(2):
+        place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
+    heard: list[Any] = []
+    options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID)
+
+    result = job.start(place.request(tmp_path), options, place.queues, 4, heard.append)
+
+    proof = result.proof
+    ends = (proof.acknowledged, proof.deduplicated, proof.quarantined, proof.expired)
+    assert (proof.archived, *ends) == (64, 61, 1, 1, 1)
+    assert proof.balanced
+    assert place.left() == 0
+    assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(60)), "again"])
+    assert place.altered() == []
+    assert all(numbers == sorted(numbers) for numbers in place.by_session().values())
+    phases = [event.name for event in heard if isinstance(event, job.ReplayPhase)]
+    assert [*dict.fromkeys(phases)] == ["check", "spark", "drain", "plan", "send", "verify"]
+
+    a_run_that_is_done_sends_nothing_when_it_is_resumed(place, tmp_path, result)
+    archive = Archive(str(tmp_path / "archive"), result.run.id)
+    files_hold_what_is_documented(archive)
+    a_repetition_is_written_off_however_late(place, tmp_path, archive, monkeypatch)
+    a_ledger_that_loses_a_chunk_is_told_of(archive)
+
+
+def a_run_that_is_done_sends_nothing_when_it_is_resumed(place: World, tmp_path: Path, first: job.ReplayResult) -> None:
+    heard: list[Any] = []
+    there = sorted(place.ids())
+
+    again = job.resume(place.request(tmp_path), first.run.id, heard.append)
+
+    assert again.proof == first.proof
+    assert sorted(place.ids()) == there
+    assert "spark" not in [event.name for event in heard]
+
+
+def files_hold_what_is_documented(archive: Archive) -> None:
+    [*segments] = archive.files(SEGMENTS)
+    assert archive.read_table(segments[0]).schema.equals(SEGMENT)
+    assert "SharedAccessKey" not in "".join(
+        path.read_bytes().decode("latin-1") for path in Path(archive.root).rglob("*.json")
+    )
+
+
+def a_repetition_is_written_off_however_late(
+    place: World, tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
+    [written_off] = archive.files(DEDUPLICATED)
+    archive.remove(written_off)
+    assert verify(archive, load(archive)).unsent == 1
+    now = time.time
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: now() + 7_200)
+        proof = job.resume(place.request(tmp_path), archive.run, lambda _event: None).proof
+    assert (proof.deduplicated, proof.unsent, proof.balanced) == (1, 0, True)
+    assert place.ids().count("again") == 1
+
+
+def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
+    chunk = archive.files(LEDGER)[0]
+    lost = archive.rows(chunk)
+    archive.remove(chunk)
+    proof = verify(archive, load(archive))
+    assert not proof.balanced
+    assert (proof.unsent, proof.exit_code) == (lost, 3)
+
+
+def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_sends_it(
+    place: World, tmp_path: Path
+) -> None:
+    for body in (b"x" * 300_000, b"second", b"second"):
+        place.strand(0, "twin", Aliases("orders", None, HOUR_TICKS), body)
+        place.running.advance(0.001)
+
+    proof = (first := run(place, tmp_path, replace(QUICK, dedup=DedupMode.MESSAGE_ID))).proof
+    assert (proof.archived, proof.quarantined, proof.deduplicated, proof.unsent, proof.exit_code) == (3, 1, 0, 2, 3)
+
+    proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.unsent) == (1, 1, 1, 0)
+    assert proof.balanced
+    assert (place.ids(), place.altered()) == (["twin"], [])
+
+
+def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_late_an_older_one_is_drained(
+    place: World, tmp_path: Path
+) -> None:
+    """Somebody else had the older one locked when the younger one was sent."""
+    for index in range(2):
+        place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
+        place.running.advance(0.001)
+    place.running.do(lambda: place.backlog(0).messages.receive(1))
+    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, strangers_seconds=0.2)
+
+    proof = (first := run(place, tmp_path, options)).proof
+    assert (proof.acknowledged, proof.remaining_in_queues) == (1, {place.queues[0]: 1})
+
+    place.running.advance(300)
+    proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    assert place.ids() == ["twin"]
+    assert (proof.acknowledged, proof.deduplicated, proof.remaining_in_queues, proof.balanced) == (1, 1, {}, True)
+
+
+@pytest.mark.slow
+def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goes_on(
+    place: World, tmp_path: Path
+) -> None:
+    place.strand_many(4)
+    place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
+
+    with pytest.raises(errors.EntityMissing, match="not-there") as refused:
+        run(place, tmp_path)
+
+    assert "resume" in refused.value.hint
+    assert place.ids() == []
+    [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]
+    place.running.do(lambda: place.running.namespace.create_queue("not-there"))
+    place.destinations = [*place.destinations, "not-there"]
+    what_a_disk_has_changed_is_not_sent(place, tmp_path, Archive(str(tmp_path / "archive"), run_id))
+    proof = job.resume(place.request(tmp_path), run_id, lambda _event: None).proof
+    assert proof.exit_code == 0
+    assert set(place.ids()) == set(place.sent)
+    twice = [name for name, count in Counter(place.ids()).items() if count > 1]
+    assert {*twice} <= {each["message_id"] for each in proof.doubtful}, "what others had in hand when one failed"
+
+
+def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: Archive) -> None:
+    path = Path(archive.root, archive.files(SEGMENTS)[0])
+    whole = path.read_bytes()
+    at = whole.rindex(b"\x28\xb5\x2f\xfd") + 20  # of the last page, which holds messages of the last group
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    groups = pq.read_metadata(path).num_row_groups
+    changed = pq.ParquetFile(path).read_row_group(groups - 1, columns=["message_id"])["message_id"].to_pylist()
+
+    with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken"):
+        job.resume(place.request(tmp_path), archive.run, lambda _event: None)
+
+    sent = place.ids()
+    assert changed
+    assert not {*changed} & {*sent}
+    about = pq.read_metadata(path).row_group(0)
+    column = next(
+        about.column(at) for at in range(about.num_columns) if about.column(at).path_in_schema == "destination"
+    )
+    at = column.dictionary_page_offset + column.total_compressed_size - 1
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for chosen in (None, Selection((), "message_id < 'n'")):
+        with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken: Spark cannot read it"):
+            job.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen)
+
+    assert place.ids() == sent
+    path.write_bytes(whole)

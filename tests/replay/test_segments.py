@@ -1,0 +1,240 @@
+"""A segment's rows on their way into its file, and a drain that receives one while it stores another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.move.message.route import Facts
+from sbpair.move.raw_source import RawReceivedMessage
+from sbpair.replay.archive import SEGMENTS, Archive
+from sbpair.replay.plan_sql import shard_of
+from sbpair.replay.schema import SEGMENT
+from sbpair.replay.segment import MAX_PARTS, Segment
+from tests.replay.tasks import drain, job_of, proof_of, send
+from tests.replay.world import World, exported
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+MESSAGES, A_SEGMENT = 100, 20
+PATIENCE_SECONDS = 20.0
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with exported(monkeypatch, queues=1) as made:
+        yield made
+
+
+def arrival(number: int) -> RawReceivedMessage:
+    """Every third one has no destination, and of these every other one is no message at all: it has no byte."""
+    payload = payload_of(number)
+    destination = "orders" if number % 3 else None
+    facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", destination, size=len(payload), flaw="none")
+    made: Any = RawReceivedMessage(facts, 60.0, None, None, number)  # type: ignore[arg-type]
+    made.payload = payload
+    return made
+
+
+def payload_of(number: int) -> bytes:
+    return b"message %03d" % number if number % 6 else b""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6), st.sampled_from([1, 4, 3 * MAX_PARTS]))
+def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tuple[int, bool]], shards: int) -> None:
+    with TemporaryDirectory() as directory:
+        archive = Archive(directory, "r1")
+        archive.create()
+        segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
+        for count, writes in comings:
+            come = [arrival(len(segment) + number) for number in range(count)]
+            segment.add(come, 1.0)
+            if writes:
+                segment.write_groups()
+                assert segment.loose == 0
+                assert segment.written == segment.arrivals
+                assert not any(each.payload for each in segment.arrivals), "nothing is held twice"
+        segment.write_groups()
+        archive.put(segment.path, segment.file)
+        rows = archive.read_table(segment.path)
+        about = archive.footer(segment.path).about
+
+    total = sum(count for count, _ in comings)
+    assert rows.schema.remove_metadata() == SEGMENT
+    assert (about["sbpair.run"], about["sbpair.shards"]) == ("r1", str(shards))
+    assert rows.column("position").to_pylist() == list(range(total))
+    numbers = rows.column("sequence_number").to_pylist()
+    assert sorted(numbers) == list(range(total))
+    assert shards > 1 or numbers == sorted(numbers)
+    assert rows.column("message").to_pylist() == [*map(payload_of, numbers)]
+    assert rows.column("destination").to_pylist() == ["orders" if number % 3 else None for number in numbers]
+    assert rows.column("flaw").to_pylist() == [None if number % 3 else "none" for number in numbers]
+    assert segment.bytes == sum(len(payload_of(number)) for number in range(total))
+    assert len(segment.written) == len(segment) == total
+
+
+def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> pq.ParquetFile:
+    """A segment of these, as it lies in an archive."""
+    archive = Archive(str(directory), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
+    segment.add(arrivals, 1.0)
+    segment.write_groups()
+    archive.put(segment.path, segment.file)
+    return archive.parquet(segment.path)
+
+
+@pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
+def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
+    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
+    monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
+    file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)])
+    groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    assert len(groups) == min(shards, MAX_PARTS)
+    seen: list[int] = []
+    for group in groups:
+        columns = (group.column(name).to_pylist() for name in ("destination", "session_id", "message_id"))
+        found = {shard_of(*row, shards) for row in zip(*columns, strict=True)}
+        assert max(found) - min(found) < max(1, shards / MAX_PARTS)
+        assert not found & set(seen)
+        seen += found
+        assert pc.all(pc.less(group["sequence_number"][:-1], group["sequence_number"][1:])).as_py()
+
+
+@pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
+def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
+    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends some of it holds a group of each queue at the same time."""
+    monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1_000)
+    arrivals = [arrival(number) for number in range(400)]
+    arrivals[200].facts = arrivals[200].facts._replace(size=5_000)
+    for each in arrivals:
+        each.facts = each.facts._replace(session_id="hot", path="orders")
+    sizes = [each.facts.size for each in arrivals]
+    file, start = stored(tmp_path, shards, arrivals), 0
+    assert file.read(["sequence_number"])["sequence_number"].to_pylist() == list(range(400))
+    for number in range(file.num_row_groups):
+        count = file.metadata.row_group(number).num_rows
+        assert sum(sizes[start : start + count - 1]) < 1_500, "the last of them may be of any size"
+        start += count
+    assert file.num_row_groups <= round(sum(sizes) / 1_000)
+
+
+def test_few_small_messages_are_in_one_group_however_many_shards_there_are(tmp_path: Path) -> None:
+    file = stored(tmp_path, MAX_PARTS, [arrival(number) for number in range(100)])
+    assert file.num_row_groups == 1
+
+
+def test_what_failed_half_way_is_not_said_to_be_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
+    archive = Archive(str(tmp_path), "r1")
+    archive.create()
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8)
+    segment.add([arrival(number) for number in range(100)], 1.0)
+    segment.write_groups()
+    segment.add([arrival(number) for number in range(100, 200)], 1.0)
+    add, groups = segment.file.add, iter(range(3))
+
+    def fails_at_the_fourth(table: pa.Table) -> None:
+        if next(groups, None) is None:
+            raise MemoryError
+        add(table)
+
+    monkeypatch.setattr(segment.file, "add", fails_at_the_fourth)
+    with pytest.raises(MemoryError):
+        segment.write_groups()
+    assert segment.file.rows > 100
+    assert [each.facts.sequence_number for each in segment.written] == list(range(100))
+
+
+class Stores:
+    """What a drain stores, seen: the first is held up until a message of the next one has been received."""
+
+    def __init__(self, place: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.at_once = self.max_at_once = 0
+        self.left_when_stored: list[int] = []
+        self.overlapped = False
+        self._place, self._error = place, error
+        self._add, self._put = Segment.add, Archive.put
+        self._first: Segment | None = None
+        self._next = threading.Event()
+        # A bound method would not be told of which segment, and which archive.
+        monkeypatch.setattr(Segment, "add", lambda *said: self._added(*said))  # noqa: PLW0108
+        monkeypatch.setattr(Archive, "put", lambda *said: self._stored(*said))  # noqa: PLW0108
+
+    def _added(self, segment: Segment, *said: Any) -> None:
+        self._add(segment, *said)
+        self._first = self._first or segment
+        if segment is not self._first:
+            self._next.set()
+
+    def _stored(self, archive: Archive, path: str, file: Any) -> None:
+        self.at_once += 1
+        self.max_at_once = max(self.max_at_once, self.at_once)
+        self.overlapped = self._next.wait(PATIENCE_SECONDS)
+        if self._error is not None:
+            raise self._error
+        self._put(archive, path, file)
+        self.left_when_stored.append(self._place.left())
+        self.at_once -= 1
+
+
+def test_the_next_segment_is_received_while_one_is_stored(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=A_SEGMENT)
+    stores = Stores(place, monkeypatch)
+
+    drain(job)
+
+    assert stores.overlapped
+    assert stores.max_at_once == 1, "two segments in memory, and not more"
+    assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
+    assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
+
+
+def test_a_drain_brings_messages_into_the_file_as_they_come(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.drain_task.MAX_TAKE", 10)
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=MESSAGES)
+
+    drain(job)
+
+    [path] = job.open().files(SEGMENTS)
+    assert pq.read_metadata(f"{job.open().root}/{path}").num_row_groups >= MESSAGES // 10
+    send(job)
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert (place.altered(), proof_of(job).balanced) == ([], True)
+
+
+def test_what_was_received_behind_a_segment_that_cannot_be_stored_is_neither_stored_nor_settled(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, segment_messages=A_SEGMENT)
+    stores = Stores(place, monkeypatch, errors.MachineLacks("the archive is full", hint="make room"))
+
+    with pytest.raises(errors.MachineLacks, match="full"):
+        drain(job)
+
+    assert stores.overlapped
+    assert job.open().files(SEGMENTS) == []
+    assert place.left() == MESSAGES

@@ -1,0 +1,119 @@
+"""What Spark is started with on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.replay import pyspark_daemon, selection, spark
+from tests.replay.world import HASTY
+
+
+@pytest.mark.parametrize(
+    ("master", "collector"), [("local[2,4]", "Serial"), ("local", "Serial"), ("local[16]", "Parallel")]
+)
+def test_a_local_java_leaves_the_cores_to_the_workers(master: str, collector: str) -> None:
+    options = spark.local_settings(master)[spark.JAVA_OPTIONS].split()
+    assert f"-XX:+Use{collector}GC" in options
+    assert "-XX:TieredStopAtLevel=1" in options
+
+
+def test_a_remote_one_is_not_told_anything() -> None:
+    assert spark.local_settings("spark://host:7077") == {}
+
+
+def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
+    said = spark._java_options("local[2]", "-XX:+UseG1GC", tmp_path, verbose=False)
+    assert said.endswith("-XX:+UseG1GC")
+    assert "log4j2" in said
+    assert spark._java_options("spark://host:7077", "", tmp_path, verbose=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "Calling o1.text.\n: java.lang.RuntimeException: a.b$C.DError: Class org.x.Store not found\n\tat x.y(z:7)",
+            "Class org.x.Store not found",
+        ),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x.\nmore", "[PATH_NOT_FOUND] Path does not exist: file:/x."),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
+    assert spark.said(RuntimeError(text)) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[CAST_INVALID_INPUT] It is malformed. SQLSTATE: 22018\n== SQL ==",
+        "\n[CAST_INVALID_INPUT] It is malformed.(line 1, pos 5)\n",
+        "Calling o1.\n: org.x.SparkException: Aborted: a.b.CException: [CAST_INVALID_INPUT] It is malformed.",
+        "It is malformed.; line 1 pos 516",
+    ],
+)
+def test_of_what_is_said_of_a_condition_what_was_not_written_is_left_out(text: str) -> None:
+    assert selection.said(RuntimeError(text)) == "It is malformed."
+
+
+def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
+    own, other = "/site/pyspark/python/lib/pyspark.zip", "/opt/spark/python/lib/pyspark.zip"
+    assert pyspark_daemon.files_first([own, "/work", "/site"]) == ["/work", "/site", own]
+    assert pyspark_daemon.files_first([other, "/work", "/site"]) == [other, "/work", "/site"]
+    assert pyspark_daemon.files_first(["pyspark.zip", "", "/"]) == ["pyspark.zip", "", "/"]
+
+
+@pytest.mark.java
+@pytest.mark.usefixtures("own_java")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas() -> None:
+    def told(batches: Iterator[Any]) -> Iterator[Any]:
+        had = set(sys.modules)
+        import pyarrow as pa
+        import pyspark
+
+        for _ in batches:
+            pa.array([1])
+            pandas = sys.modules.get("pandas") is not None
+            shared = "sbpair.move.mover" in had
+            yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__], "pandas": [pandas], "shared": [shared]})
+
+    with spark.session("local[1]", HASTY) as session:
+        [row] = session.range(0, 1, 1, 1).mapInArrow(told, "place string, pandas boolean, shared boolean").collect()
+    assert ".zip" not in row.place
+    assert (row.pandas, row.shared) == (False, True)
+
+
+def test_nothing_that_workers_share_starts_a_thread() -> None:
+    program = (
+        "import os, sys\n"
+        "from sbpair.replay.pyspark_daemon import shared\n"
+        "shared()\n"
+        "assert not {'pyarrow', 'numpy', 'pandas'} & set(sys.modules), 'they start threads'\n"
+        "assert len(os.listdir('/proc/self/task')) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.java
+@pytest.mark.usefixtures("own_java")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
+def test_what_is_no_master_is_told_of_and_speculation_in_a_file_of_spark_is_overruled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\nspark.speculation.quantile 0.5\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+    for master in ("local[x]", "nonsense"):
+        with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.session(master, HASTY):
+            pass
+    with spark.session("local[1]", HASTY) as session:
+        conf = session.sparkContext.getConf()
+        assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")

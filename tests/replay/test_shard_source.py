@@ -1,0 +1,255 @@
+"""The archive as a mover's source: whatever is taken and settled in whichever order, its files know of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.replay import dedup, shard_source
+from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
+from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, keys_of, read_held
+from sbpair.replay.shard_source import COLUMNS, ShardSource
+from tests.replay.segments import write_segment
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+SEGMENT_NAME = "s0"
+SHARDS = 2
+
+
+def key(number: int) -> Key:
+    return (QUEUE, number, 1_000 + number, f"m{number}")
+
+
+def message(number: int) -> bytes:
+    own = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders", None, None)))
+    properties = Properties(message_id=f"m{number}").encode()
+    return Sections(properties=properties, application_properties=own, body=data_body(b"body")).join()
+
+
+def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
+    """`count` messages, the first half of them in shard 0, the others in shard 1; all in one segment."""
+    messages = [message(number) for number in range(count)]
+    write_segment(archive, SEGMENT_NAME, [key(number) for number in range(count)], messages)
+    rows = [(int(n >= count / 2), SEGMENT_NAME, n, len(messages[n])) for n in range(count)]
+    for start in range(0, count, size):
+        columns = zip(*rows[start : start + size], strict=True)
+        yield pa.RecordBatch.from_pydict(dict(zip(COLUMNS, columns, strict=True)))
+
+
+def written(archive: Archive, kind: str) -> list[Key]:
+    def read(path: str) -> list[Key]:
+        return list(read_held(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
+
+    return [each for path in archive.files(kind) for each in read(path)]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return created(tmp_path)
+
+
+def created(directory: Path) -> Archive:
+    made = Archive(str(directory), "r1")
+    made.create()
+    return made
+
+
+def source(archive: Archive, count: int, **said: Any) -> ShardSource:
+    # It looks for the segments before it looks at the rows.
+    rows = list(batches(archive, count, **said))
+    return ShardSource(iter(rows), archive, Ledger(archive, SHARDS))
+
+
+async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
+    found: list[Any] = []
+    while not made.ended:
+        found += await made.receive(limit)
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((0.0, 60.0)))
+async def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
+    """So what a killed task may have sent is known, wherever the kill comes."""
+
+    async def play(archive: Archive) -> None:
+        random = Random(seed)
+        made, hands, accepted, taken = source(archive, 12), list[Any](), set[Key](), 0
+        while not made.ended or hands:
+            if not made.ended and random.random() < 0.5:
+                arrivals = await made.receive(random.randint(1, 9))
+                taken += len(arrivals)
+                hands += arrivals
+            elif hands:
+                some = [hands.pop(0) for _ in range(random.randint(1, len(hands)))]
+                assert await made.complete(some) == []
+                accepted.update(each.row for each in some)
+            ledger, sending = set(written(archive, LEDGER)), set(written(archive, SENDING))
+            assert ledger <= accepted
+            assert accepted | {each.row for each in hands} <= ledger | sending
+        assert await made.write_accepted() is None
+        made.close()
+        assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
+        assert (taken, archive.files(SENDING)) == (12, [])
+
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard_source, "MAX_CHUNK", chunk)
+        patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
+        await play(created(Path(directory)))
+
+
+def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 3)
+    hands = HeldRecord(Ledger(archive, SHARDS))
+    hands.take({name: Entry(key(name), "orders") for name in (0, 1)})
+    hands.let_go([0, 1])
+    hands.take({2: Entry(key(2), "orders")})
+    assert len(archive.files(SENDING)) == 1
+    hands.take({3: Entry(key(3), "orders")})
+    assert sorted(written(archive, SENDING)) == [key(0), key(1), key(2), key(3)]
+
+    hands.let_go([2, "never taken", 2])
+    hands.take({4: Entry(key(4), "orders")})
+    assert sorted(written(archive, SENDING)) == [key(3), key(4)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    takes=st.lists(st.integers(1, 4), max_size=8),
+    chance=st.randoms(use_true_random=False),
+    max_reported=st.integers(0, 6),
+    at_the_end=st.integers(0, 3),
+)
+def test_whatever_is_in_hand_is_said_and_little_else(
+    takes: list[int], chance: Random, max_reported: int, at_the_end: int
+) -> None:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sbpair.replay.ledger.MAX_REPORTED", max_reported)
+        archive = created(Path(directory))
+        ledger = Ledger(archive, SHARDS)
+        hands, held, number = HeldRecord(ledger), list[int](), 0
+        for limit in takes:
+            hands.take({each: Entry(key(each), "orders") for each in range(number, number + limit)})
+            held, number = [*held, *range(number, number + limit)], number + limit
+            assert {key(each) for each in held} <= set(written(archive, SENDING))
+            gone = chance.sample(held, chance.randint(0, len(held)))
+            hands.let_go(gone)
+            held = [each for each in held if each not in gone]
+        hands.take({number: Entry(key(number), "orders")})
+        assert len(written(archive, SENDING)) <= (len(held) + 2) * max(max_reported, 4)
+
+        left = [Entry(key(each), "orders") for each in range(at_the_end)]
+        ledger.has_nothing_in_hand(but=left)
+        assert sorted(written(archive, SENDING)) == sorted(each.key for each in left)
+
+
+def test_what_could_not_be_added_is_followed_by_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(archive, SHARDS)
+    ledger.has_in_hand([Entry(key(0), "orders")])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdopen", full)
+        with pytest.raises(errors.MachineLacks):
+            ledger.has_in_hand([Entry(key(1), "orders")])
+    ledger.has_in_hand([Entry(key(2), "orders")])
+    assert (len(archive.files(SENDING)), sorted(written(archive, SENDING))) == (2, [key(0), key(2)])
+
+
+def full(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -> None:
+    ledger = Ledger(archive, SHARDS)
+    boundaries = []
+    for number in range(0, 6, 2):
+        path = Path(archive.root, ledger.has_in_hand([Entry(key(each), "orders") for each in (number, number + 1)]))
+        boundaries.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        for rest in (b"", bytes(len(whole) - size)):
+            path.write_bytes(whole[:size] + rest)
+            found = list[Key]()
+            with nullcontext() if size in boundaries and not rest else pytest.raises(errors.StateRefused):
+                found.extend(read_held(archive, path.relative_to(archive.root).as_posix()))
+            minimum = 2 * sum(boundary <= size for boundary in boundaries)
+            assert found[:minimum] == [key(number) for number in range(minimum)]
+
+
+async def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
+    arrivals = await all_of(source(archive, 20))
+    assert [each.row for each in arrivals] == [key(number) for number in range(20)]
+    assert [each.ordinal for each in arrivals] == sorted(each.ordinal for each in arrivals)
+
+
+async def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> None:
+    earlier = Ledger(archive, SHARDS, "earlier")
+    earlier.write(LEDGER, 0, [Entry(key(1), "orders")])
+    earlier.write(QUARANTINE, 1, [Entry(key(15), "orders", "why")])
+    arrivals = await all_of(source(archive, 20))
+    assert [each.row for each in arrivals] == [key(number) for number in range(20) if number not in (1, 15)]
+
+
+def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(archive: Archive) -> None:
+    ledger = Ledger(archive, SHARDS)
+    ledger.write(LEDGER, 0, [Entry(key(0), "orders")])
+    ledger.write(QUARANTINE, 0, [Entry(key(1), "orders", "why")])
+    ledger.write(LEDGER, 1, [Entry(key(2), "orders")])
+
+    def repeated(number: int, first: int, first_shard: int) -> tuple[Any, ...]:
+        return *key(number), "orders", 1, *key(first), first_shard
+
+    rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
+    batch = pa.RecordBatch.from_pydict(dict(zip(dedup.COLUMNS, zip(*rows, strict=True), strict=True)))
+
+    assert dedup.written_off(archive, SHARDS, iter([batch])) == 3
+    assert dedup.written_off(archive, SHARDS, iter([batch])) == 0
+    assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
+
+
+async def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_source, "LOOK_SECONDS", 0.0)
+
+    made = source(archive, 20)
+    assert len(await made.receive(3)) == 3
+    assert not made.is_stopped()
+    archive.write(STOP_FILE, b"")
+    assert made.is_stopped()
+
+
+async def test_large_messages_are_not_taken_in_by_the_thousand(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
+    made = source(archive, 20)
+    await made.receive(1)
+    assert len(written(archive, SENDING)) == 2
+
+
+async def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = source(archive, 4)
+    arrivals = await all_of(made)
+
+    def full(*_: object) -> None:
+        raise errors.MachineLacks("full", hint="make room")
+
+    monkeypatch.setattr(Ledger, "write", full)
+    assert await made.complete(arrivals) == []
+    assert isinstance(await made.write_accepted(), errors.MachineLacks)
+    assert isinstance(made.error, errors.MachineLacks)
+    assert len(written(archive, SENDING)) == 4

@@ -1,0 +1,475 @@
+"""A drain and a send whose archive fills up, goes away or is broken, whose connections break, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
+from sbpair.move.raw_source import RawSource
+from sbpair.replay import job as replays
+from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
+from sbpair.replay.ledger import Ledger, read_held
+from sbpair.replay.send_task import move_context
+from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
+from sbpair.replay.task_lease import TaskLease
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import Journal
+from sbpair.runs.lease import Lease
+from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send
+from tests.replay.world import NAMESPACE, OTHER, World, exported
+
+if TYPE_CHECKING:
+    from sbpair.replay.run import TaskJob
+
+MESSAGES = 100
+MANY = 3 * DEFAULT_BATCH_LIMITS.prefetch
+BODY = os.urandom(4_000)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """`short_locks` are for what a broken connection had in hand to come again soon."""
+    with exported(monkeypatch, queues=1, lock_seconds=getattr(request, "param", 300)) as made:
+        yield made
+
+
+short_locks = pytest.mark.parametrize("place", [2], indirect=True, ids=["short locks"])
+
+
+def test_what_is_drained_and_sent_is_all_there(place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path)
+
+    drain(job)
+    assert place.left() == 0
+    send(job)
+
+    everything_is_there(place, job)
+    assert len(place.ids()) == MESSAGES
+
+
+def everything_is_there(place: World, job: TaskJob) -> None:
+    proof = proof_of(job)
+    assert proof.exit_code == 0, proof
+    assert proof.acknowledged == len(place.sent)
+    assert place.left() == 0
+    arrived = Counter(place.ids())
+    assert set(arrived) == set(place.sent)
+    assert place.altered() == []
+    twice = {name for name, count in arrived.items() if count > 1}
+    assert len(twice) <= MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch
+    assert twice <= {str(each["message_id"]) for each in proof.doubtful}
+
+
+# The archive. What can be wrong with it, in the middle of a drain or a send, and how that is put right.
+
+
+@contextmanager
+def vanished(root: Path) -> Iterator[None]:
+    """As where a disk is mounted no more: what it was mounted at is still there."""
+    root.rename(root.with_name("elsewhere"))
+    try:
+        yield
+    finally:
+        assert not root.exists(), "somebody has made another one in its place"
+        root.with_name("elsewhere").rename(root)
+
+
+@contextmanager
+def limited(_root: Path) -> Iterator[None]:
+    """No file may be larger than this one: what a quota, or a full disk, does to a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def full(root: Path) -> Iterator[None]:
+    """To the last byte; wants a disk of its own."""
+    filler = root / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"\0" * 4_096)
+            file.flush()
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
+def read_only(root: Path) -> Iterator[None]:
+    """For the superuser too; wants a disk of its own."""
+    mount("-o", "remount,ro", str(root.parent))
+    try:
+        yield
+    finally:
+        mount("-o", "remount,rw", str(root.parent))
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=2m", "sbpair-test", str(disk))
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nothing can be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+BROKEN = [vanished, limited, full, read_only]
+
+
+@contextmanager
+def after_the_first(owner: Any, method: str, trouble: Any) -> Iterator[None]:
+    """Let it happen right after the first call of a method: to whom it happens does not see it coming."""
+    real = getattr(owner, method)
+    with contextlib.ExitStack() as happened:
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            answer = real(*arguments, **keywords)
+            if not calls:
+                happened.enter_context(trouble)
+            calls.append(method)
+            return answer
+
+        calls: list[str] = []
+        setattr(owner, method, call)
+        try:
+            yield
+        finally:
+            setattr(owner, method, real)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World, own_disk: Path) -> None:
+    place.strand_many(MESSAGES, body=BODY)
+    job = job_of(place, own_disk)
+    root = Path(job.open().root)
+
+    with after_the_first(Archive, "put", broken(root)), pytest.raises(errors.MachineLacks, match="archive"):
+        drain(job)
+
+    archived = proof_of(job).archived
+    assert 0 < archived < MESSAGES
+    assert archived == MESSAGES - place.left()
+    assert not [path for path in root.rglob(".*") if path.is_file()], "nothing that is half written is left"
+    place.running.advance(300)
+    drain(job)
+    send(job)
+    everything_is_there(place, job)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
+    broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", DEFAULT_BATCH_LIMITS.prefetch // 2)
+    monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 1)
+    place.strand_many(MANY)
+    job = job_of(place, own_disk, segment_messages=MANY)
+    drain(job)
+
+    with after_the_first(Ledger, "write", broken(Path(job.open().root))), pytest.raises(errors.MachineLacks):
+        send(job)
+
+    proof = proof_of(job)
+    held = sum(len([*read_held(job.open(), path)]) for path in job.open().files(SENDING))
+    assert 0 < proof.acknowledged < MANY
+    assert len(place.ids()) <= proof.acknowledged + held < MANY
+    send(job)
+    everything_is_there(place, job)
+
+
+def test_a_broken_chunk_of_the_ledger_stops_the_send_by_name(place: World, tmp_path: Path) -> None:
+    place.strand_many(4)
+    job = job_of(place, tmp_path)
+    drain(job)
+    job.open().write(f"{LEDGER}/0/cut.parquet", b"PAR1")
+
+    with pytest.raises(errors.StateRefused, match=r"ledger/0/cut\.parquet is broken"):
+        send(job)
+
+    assert place.ids() == []
+
+
+# The line.
+
+
+@short_locks
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [("reset", {"count": 1}), ("drop", {"count": 1}), ("detach", {})],
+)
+def test_a_drain_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path)
+    trouble = place.during(kind, OTHER, **wanted)
+
+    with after_the_first(Archive, "put", trouble):
+        drain(job)
+
+    assert place.left() == 0
+    send(job)
+    everything_is_there(place, job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [("reset", {"count": 2}), ("drop", {"count": 2}), ("detach", {}), ("throttle", {"count": 2})],
+)
+def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=50.0)
+    drain(job)
+
+    with after_the_first(ShardSource, "complete", place.during(kind, NAMESPACE, **wanted)):
+        send(job)
+
+    everything_is_there(place, job)
+
+
+def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_path: Path) -> None:
+    job = job_of(place, tmp_path, rate=50.0)
+
+    async def seconds(job: TaskJob) -> float:
+        pace = move_context(job, TaskLease(job.open(), None), Ledger(job.open(), job.run.shards)).pace
+        assert pace is not None
+        now = asyncio.get_running_loop().time()
+        pace.count_sent(now, 10_000)
+        return pace.delay(now, 1)
+
+    alone = asyncio.run(seconds(job))
+    assert asyncio.run(seconds(replace(job, senders=4 * job.tasks))) == pytest.approx(4 * alone, rel=0.01)
+
+
+@pytest.mark.slow
+@short_locks
+def test_a_drain_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: Path) -> None:
+    """It takes the minute after which an answer is not waited for any longer."""
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path)
+
+    with after_the_first(Archive, "put", place.during("stall", OTHER, count=1)):
+        drain(job)
+
+    assert proof_of(job).copies > 0
+    send(job)
+    everything_is_there(place, job)
+
+
+@pytest.mark.slow
+def test_a_send_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=50.0)
+    drain(job)
+
+    with after_the_first(ShardSource, "complete", place.during("stall", NAMESPACE, count=1)):
+        send(job)
+
+    assert proof_of(job).doubtful, "what was sent without an answer is named"
+    everything_is_there(place, job)
+
+
+@pytest.mark.parametrize("kind", ["reset", "drop"])
+def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place: World, tmp_path: Path) -> None:
+    job = job_of(place, tmp_path)
+
+    with place.during(kind, NAMESPACE, count=1):
+        asyncio.run(replays._check_destinations(job, list(place.destinations), "", ""))
+
+    with pytest.raises(errors.EntityMissing, match="nowhere"):
+        asyncio.run(replays._check_destinations(job, ["nowhere"], "", ""))
+
+
+# Others.
+
+
+def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+
+    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
+        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+
+    assert not (tmp_path / "archive").exists()
+
+
+def test_a_journal_that_cannot_be_read_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path)
+    request.state.mkdir()
+    (request.state / "state.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(errors.StateRefused):
+        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+    assert list((tmp_path / "archive").iterdir()) == []
+
+
+def test_a_send_stops_when_another_process_says_so_and_doubles_nothing(place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=2.0)
+    archive = job.open()
+    drain(job)
+    sending = threading.Thread(target=send, args=(job,))
+    sending.start()
+    while not archive.files(LEDGER):
+        assert sending.is_alive()
+        time.sleep(0.01)
+
+    said = json.loads(sbpair("status", archive, "--output", "json"))
+    sbpair("stop", archive)
+    sending.join()
+
+    assert (said["phase"], said["stopped"], said["archived_rows"]) == ("send", False, MESSAGES)
+    proof = proof_of(job)
+    assert 0 < said["acknowledged_rows"] <= proof.acknowledged < MESSAGES
+    assert len(place.ids()) == proof.acknowledged
+    assert (archive.files(SENDING), proof.doubtful) == ([], [])
+    archive.remove(STOP_FILE)
+    send(replace(job, run=replace(job.run, options=replace(job.run.options, rate=None))))
+    everything_is_there(place, job)
+    assert len(place.ids()) == MESSAGES
+
+
+def sbpair(verb: str, archive: Archive, *words: str) -> str:
+    command = [sys.executable, "-m", "sbpair", "replay", verb, archive.run, "--archive", archive.url, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
+    place.strand_many(10)
+    place.running.do(lambda: place.backlog(0).messages.receive(3))
+    job = job_of(place, tmp_path, strangers_seconds=0.2)
+
+    drain(job)
+
+    proof = proof_of(job)
+    assert (proof.archived, proof.remaining_in_queues) == (7, {place.queues[0]: 3})
+    send(job)
+    assert (proof_of(job).balanced, proof_of(job).exit_code) == (True, 3)
+    place.running.advance(300)
+    drain(job)
+    send(job)
+    assert proof_of(job).remaining_in_queues == {}
+    everything_is_there(place, job)
+
+
+def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not_left_behind(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(10)
+    job = job_of(place, tmp_path).in_haste()
+    take, pauses = RawSource.receive, iter([True])
+
+    async def pausing(self: Any, limit: int, *, seconds: float) -> Any:
+        return [] if next(pauses, False) else await take(self, limit, seconds=seconds)
+
+    monkeypatch.setattr(RawSource, "receive", pausing)
+    assert asyncio.run(replays.is_left(job))
+    drain(job)
+    assert (proof_of(job).archived, asyncio.run(replays.is_left(job))) == (10, False)
+
+
+def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
+    place.strand_many(2)
+    job = job_of(place, tmp_path)
+    place.running.advance(120)
+    place.strand(0, "later", None)
+
+    assert left(job) == {place.queues[0]: 2}
+
+
+def test_a_drain_comes_to_its_end_while_senders_go_on(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more comes whenever it is looked for another one, but for this many: then it would end in any case."""
+    place.strand_many(30)
+    job = job_of(place, tmp_path)
+    coming = iter(range(300))
+    place.running.advance(120)
+    go_on_sending(place, coming, monkeypatch)
+
+    drain(job)
+
+    assert next(coming, None) is not None
+    assert proof_of(job).remaining_in_queues == {}
+    assert {f"m{number}" for number in range(30)} <= ids_archived(job)
+
+
+def ids_archived(job: TaskJob) -> set[str]:
+    archive = job.open()
+    return {row["message_id"] for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()}
+
+
+def test_what_a_send_got_no_answer_for_is_named_though_its_task_never_ends(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent again and accepted, and the ledger has it. Then the task is killed: nobody else will send it."""
+    monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", 10)
+    place.strand_many(MESSAGES)
+    job = job_of(place, tmp_path, rate=50.0)
+    drain(job)
+
+    write = ShardSource.write_accepted
+
+    async def killed_then(self: Any) -> Any:
+        error = await write(self)
+        if proof_of(job).acknowledged == MESSAGES:
+            raise KeyboardInterrupt
+        return error
+
+    monkeypatch.setattr(ShardSource, "write_accepted", killed_then)
+    with (
+        after_the_first(ShardSource, "complete", place.during("reset", NAMESPACE, count=1)),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        send(job)
+
+    twice = {each for each, times in Counter(place.ids()).items() if times > 1}
+    proof = proof_of(job)
+    assert proof.acknowledged == MESSAGES
+    assert twice <= {str(each["message_id"]) for each in proof.doubtful}
+    assert proof.doubtful
+
+
+def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place: World, tmp_path: Path) -> None:
+    place.strand_many(6)
+    job, request = job_of(place, tmp_path), place.request(tmp_path)
+    message = place.running.do(lambda: place.backlog(0).messages.peek(0, 1))[0]
+    key = ("contoso-dr", place.queues[0], message.sequence_number, message.enqueued_at_ms, "m0")
+    with RunDatabase(request.state, request.pair) as state:
+        journal = Journal(state, run="before")
+        journal.note_accepted(journal.note_sending([[key]], "orders"))
+        journal.close()
+    replays._keep_journal(request, job.open())
+
+    drain(job)
+    send(job)
+
+    assert proof_of(job).archived == proof_of(job).acknowledged == 5
+    assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
+    assert place.left() == 0

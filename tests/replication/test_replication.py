@@ -1,0 +1,731 @@
+"""Replication over real sockets: what both senders and the receiver promise, and what can still go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageSizeExceededError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+)
+
+import sbpair
+from sbpair import aio
+from sbpair.azure.data_client import signed, sync_client
+from sbpair.azure.data_errors import from_sdk_error
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
+from sbpair.model.pair import Pair
+from sbpair.replication import dedup_receive, replicated_send
+from sbpair.replication.events import (
+    DuplicateCompleted,
+    NoKey,
+    OneSideOnly,
+    Redelivered,
+    RolesSwapped,
+    SideBack,
+    SideLost,
+    Unanswered,
+)
+from tests.kit.failover_rig import Faced, Rig, Told, _ended, ids
+from tests.kit.fixtures import Official
+from tests.kit.running import Running
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SLOW = pytest.mark.slow
+KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
+SYNC_FIRST = pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=SLOW)])
+AIO_FIRST = pytest.mark.parametrize("kind", [pytest.param("sync", marks=SLOW), "aio"])
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+
+
+class Both(Rig):
+    """A queue `orders` in both namespaces; locks last for an hour's fraction that no test outlives."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__(running, queues=1)
+        self.copy = self.do(lambda: running.other.create_queue("orders"))
+
+    @contextmanager
+    def made(self, kind: str, name: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, Told]]:
+        """An ActiveSender, PassiveSender or DedupReceiver, used as sync either way."""
+        told = Told()
+        if name != "DedupReceiver":
+            options = {"retries": 0, **options}
+        arguments = arguments or ("orders",)
+        if kind == "sync":
+            with getattr(sbpair, name)(self.pair, *arguments, on_event=told, **options) as made:
+                yield made, told
+            return
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        face = Faced(getattr(aio, name)(self.pair, *arguments, on_event=told, **options), loop)
+        try:
+            yield face, told
+        finally:
+            face.close()
+            asyncio.run_coroutine_threadsafe(_ended(), loop).result(30)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
+
+    @contextmanager
+    def active(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, Told]]:
+        with self.made(kind, "ActiveSender", **options) as made:
+            yield made
+
+    @contextmanager
+    def passive(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, Told]]:
+        with self.made(kind, "PassiveSender", **options) as made:
+            yield made
+
+    @contextmanager
+    def receiver(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, Told]]:
+        with self.made(kind, "DedupReceiver", **options) as made:
+            yield made
+
+    def put(self, side: str, *names: str, **own: Any) -> None:
+        """Messages of one side alone."""
+        endpoint = getattr(self.pair, side)
+        with (
+            sync_client(endpoint, signed(endpoint), 10) as client,  # type: ignore[arg-type]  # it is a key
+            client.get_queue_sender("orders") as sender,
+        ):
+            sender.send_messages([a_message(name, **own) for name in names])
+
+    @property
+    def held(self) -> tuple[list[Any], list[Any]]:
+        """The ids in the primary, and in the secondary."""
+        return ids(self.in_queue(self.orders)), ids(self.in_queue(self.copy))
+
+
+def a_message(name: str, **own: Any) -> ServiceBusMessage:
+    return ServiceBusMessage(name.encode(), message_id=name, **own)
+
+
+def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
+    """The ids of what comes, each completed, until there are so many or neither queue has anything."""
+    found: list[str] = []
+    while len(found) < limit and both.held != ([], []):
+        for message in receiver.receive_messages(10, max_wait_time=0.6):
+            receiver.complete_message(message)
+            found.append(message.message_id)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(dedup_receive, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(dedup_receive, "OPEN_SECONDS", 2.0)
+    # Opening a link takes the SDK half a second at least.
+    monkeypatch.setattr(replicated_send, "ACTIVE_SHARE", 0.4)
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    with Running() as running:
+        yield Both(running)
+    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
+    gc.collect()
+
+
+# The active sender ------------------------------------------------------------------------------
+
+
+@KINDS
+def test_an_active_sender_leaves_one_copy_on_each_side_and_a_receiver_gives_the_first(both: Both, kind: str) -> None:
+    with both.active(kind) as (sender, told):
+        assert sender.send_messages(a_message("one", session_id="s")) == ("primary", "secondary")
+        assert sender.send_messages([a_message("two"), ServiceBusMessage("three", message_id=None)])
+        assert sender.send_messages([]) == ()
+        assert told.events == []
+    here, there = both.held
+    assert here == there
+    assert here[:2] == ["one", "two"]
+    assert len(set(here)) == 3
+    with both.receiver(kind) as (receiver, told):
+        assert Counter(drained(both, receiver)) == Counter(here)
+        assert both.held == ([], [])
+        assert {event.key for event in told.of(DuplicateCompleted)} == set(here)
+        assert len(told.events) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "where"),
+    [
+        ("sync", "namespace_down", (PRIMARY,)),
+        pytest.param("aio", "namespace_down", (SECONDARY,), marks=SLOW),
+        pytest.param("aio", "entity_down", (SECONDARY, "orders"), marks=SLOW),
+        pytest.param("sync", "stall", (PRIMARY,), marks=SLOW),
+        pytest.param("sync", "throttle", (SECONDARY, "orders"), marks=SLOW),
+    ],
+)
+def test_one_side_is_enough_and_the_copy_that_is_missing_is_told(
+    both: Both, kind: str, fault: str, where: tuple[str, ...]
+) -> None:
+    missing = "primary" if where[0] == PRIMARY else "secondary"
+    with both.active(kind, timeout=3) as (sender, told):
+        sender.send_messages(a_message("before"))
+        with both.broken(fault, *where):
+            (took,) = sender.send_messages(a_message("m"))
+        assert took != missing
+        (event,) = told.of(OneSideOnly)
+        assert (event.took, event.missing, event.message_ids) == (took, missing, ("m",))
+        assert sender.send_messages(a_message("after")) == ("primary", "secondary")
+        assert [each.message_ids for each in told.of(OneSideOnly)] == [("m",)]
+    with both.receiver(kind) as (receiver, _told):
+        assert set(drained(both, receiver)) == {"before", "m", "after"}
+    assert both.held == ([], [])
+
+
+@SYNC_FIRST
+def test_neither_side_is_an_error_with_both_reasons(both: Both, kind: str) -> None:
+    with both.active(kind) as (sender, told):
+        with (
+            both.broken("namespace_down", PRIMARY),
+            both.broken("namespace_down", SECONDARY),
+            pytest.raises(BothFailed, match=r"the primary: .*; the secondary: ") as raised,
+        ):
+            sender.send_messages(a_message("m"), timeout=5)
+        assert set(raised.value.reasons) == {"primary", "secondary"}
+        assert raised.value.retriable
+        assert raised.value.in_doubt == ()
+        assert told.events == []
+    both.with_key("primary", "d3Jvbmc=")
+    both.with_key("secondary", "d3Jvbmc=")
+    with both.active(kind) as (sender, _told), pytest.raises(BothFailed) as raised:
+        sender.send_messages(a_message("m"), timeout=5)
+    assert not raised.value.retriable
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_a_copy_without_an_answer_is_in_doubt_and_may_be_there_twice(both: Both) -> None:
+    """Active: a side may hold two of one id, which a receiver tells apart from nothing."""
+    with both.active(retries=1) as (sender, told):
+        sender.send_messages(a_message("before"))
+        fault = both.do(lambda: both.faults.swallow_acks(PRIMARY, "orders", count=1))
+        sender.send_messages(a_message("m"), timeout=4)
+        both.do(lambda: both.faults.end(fault))
+        assert {(event.side, event.message_ids) for event in told.of(Unanswered)} == {("primary", ("m",))}
+    assert "m" in both.held[0]
+    with both.receiver() as (receiver, _told):
+        assert Counter(drained(both, receiver)) == Counter(["before", "m"])
+    assert both.held == ([], [])
+
+
+def test_a_copy_that_comes_after_the_window_is_a_duplicate(both: Both) -> None:
+    """Active: what one side was kept from giving until its key was forgotten is given twice."""
+    with both.active() as (sender, _told):
+        sender.send_messages([a_message(f"m{number}") for number in range(3)])
+    with both.receiver(window_count=2) as (receiver, told):
+        with both.broken("namespace_down", SECONDARY):
+            first = drained(both, receiver, 3)
+            assert receiver.receive_messages(1, max_wait_time=0.3) == []
+        assert first == ["m0", "m1", "m2"]
+        assert [event.side for event in told.of(SideLost)] == ["secondary"]
+        assert drained(both, receiver) == ["m0"]
+        assert [event.key for event in told.of(DuplicateCompleted)] == ["m1", "m2"]
+        assert told.of(Redelivered) == []
+        assert [event.side for event in told.of(SideBack)] == ["secondary"]
+    assert both.held == ([], [])
+
+
+def test_the_order_of_the_copies_differs_between_the_sides(both: Both) -> None:
+    """Active: what one side missed and was sent later, by whoever sends it again, is behind what came after it."""
+    with both.active() as (sender, _told):
+        with both.broken("entity_down", PRIMARY, "orders"):
+            assert sender.send_messages(a_message("first"), timeout=3) == ("secondary",)
+        sender.send_messages(a_message("second"))
+        sender.send_messages(a_message("first"))
+    assert both.held == (["second", "first"], ["first", "second", "first"])
+    with both.receiver() as (receiver, _told):
+        assert sorted(drained(both, receiver)) == ["first", "second"]
+    assert both.held == ([], [])
+
+
+# The passive sender -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "where"),
+    [
+        ("sync", "namespace_down", (PRIMARY,)),
+        pytest.param("aio", "stall", (PRIMARY,), marks=SLOW),
+        pytest.param("sync", "throttle", (PRIMARY, "orders"), marks=SLOW),
+        pytest.param("aio", "entity_down", (PRIMARY, "orders"), marks=SLOW),
+    ],
+)
+def test_roles_are_swapped_where_the_data_center_may_be_gone(
+    both: Both, kind: str, fault: str, where: tuple[str, ...]
+) -> None:
+    with both.passive(kind, timeout=5) as (sender, told):
+        assert sender.send_messages(a_message("before")) == "primary"
+        with both.broken(fault, *where):
+            assert sender.send_messages(a_message("m")) == "secondary"
+            assert sender.active == "secondary"
+        assert sender.send_messages(a_message("stays")) == "secondary"
+        (event,) = told.of(RolesSwapped)
+        assert (event.active, event.backup) == ("secondary", "primary")
+        sender.swap_roles()
+        assert sender.send_messages(a_message("back")) == "primary"
+        doubted = {each for event in told.of(Unanswered) for each in event.message_ids}
+    with both.receiver(kind) as (receiver, _told):
+        assert set(drained(both, receiver)) == {"before", "m", "stays", "back"}
+    assert doubted <= {"m"}
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+@KINDS
+def test_what_flaps_swaps_the_roles_each_time_and_loses_nothing(both: Both, kind: str) -> None:
+    with both.passive(kind) as (sender, told):
+        for number, down in enumerate((PRIMARY, SECONDARY, PRIMARY)):
+            with both.broken("namespace_down", down):
+                sender.send_messages(a_message(f"m{number}"), timeout=6)
+        assert [event.active for event in told.of(RolesSwapped)] == ["secondary", "primary", "secondary"]
+    with both.receiver(kind) as (receiver, _told):
+        assert set(drained(both, receiver)) == {"m0", "m1", "m2"}
+
+
+def test_both_fail_and_the_roles_stay(both: Both) -> None:
+    with both.passive() as (sender, told):
+        with both.broken("namespace_down", PRIMARY), both.broken("namespace_down", SECONDARY):
+            for _ in range(2):
+                with pytest.raises(BothFailed, match=r"the primary: .*; the secondary: "):
+                    sender.send_messages(a_message("m"), timeout=6)
+                assert sender.active == "primary"
+        assert told.of(RolesSwapped) == []
+        assert sender.send_messages(a_message("after")) == "primary"
+    assert both.held == (["after"], [])
+
+
+def test_what_says_nothing_of_the_data_center_swaps_nothing(both: Both) -> None:
+    with both.passive() as (sender, told):
+        with pytest.raises(MessageSizeExceededError):
+            sender.send_messages(ServiceBusMessage(b"x" * 300_000), timeout=6)
+        small = QueueDescription(max_size_in_megabytes=1)
+        both.do(lambda: both.running.namespace.create_queue("small", small))
+    with both.made("sync", "PassiveSender", "small") as (sender, more):
+        full = [ServiceBusMessage(b"x" * 200_000) for _ in range(12)]
+        with pytest.raises(ServiceBusQuotaExceededError):
+            deque(map(sender.send_messages, full), 0)
+        assert sender.active == "primary"
+        assert more.events == []
+    with both.made("sync", "PassiveSender", "nowhere") as (sender, more):
+        with pytest.raises(ServiceBusError) as raised:
+            sender.send_messages(a_message("m"), timeout=6)
+        assert isinstance(from_sdk_error(raised.value, "sending"), EntityMissing)
+        assert more.events == []
+    both.with_key("primary", "d3Jvbmc=")
+    with both.passive() as (sender, more):
+        with pytest.raises((ServiceBusAuthenticationError, ServiceBusAuthorizationError)):
+            sender.send_messages(a_message("m"), timeout=6)
+        assert (sender.active, more.events) == ("primary", [])
+    assert told.events == []
+    assert both.held == ([], [])
+
+
+def test_an_error_after_acceptance_is_a_duplicate_and_a_receiver_removes_it(both: Both) -> None:
+    """Passive: the active side had accepted it, and did not say so."""
+    with both.passive() as (sender, told):
+        sender.send_messages(a_message("before"))
+        with both.broken("swallow_acks", PRIMARY, "orders"):
+            assert sender.send_messages(a_message("m"), timeout=4) == "secondary"
+        assert [(event.side, event.message_ids) for event in told.of(Unanswered)] == [("primary", ("m",))]
+    assert both.held == (["before", "m"], ["m"])
+    with both.receiver() as (receiver, _told):
+        assert Counter(drained(both, receiver)) == Counter(["before", "m"])
+
+
+def test_what_waits_in_the_failed_data_center_comes_late_and_out_of_order_or_never(both: Both) -> None:
+    """Passive: the first message is there, and nobody can have it before its data center is back."""
+    with both.passive() as (sender, _told), both.receiver() as (receiver, _events):
+        sender.send_messages(a_message("first"))
+        with both.broken("namespace_down", PRIMARY):
+            sender.send_messages(a_message("second"), timeout=6)
+            assert drained(both, receiver, 1) == ["second"]
+        assert drained(both, receiver) == ["first"]
+        sender.swap_roles()
+        sender.send_messages(a_message("lost"))
+        sender.swap_roles()
+    both.do(lambda: both.running.namespace.delete_queue("orders"))
+    both.do(lambda: both.running.namespace.create_queue("orders"))
+    with both.receiver() as (receiver, _events):
+        assert drained(both, receiver) == []
+
+
+# The receiver -----------------------------------------------------------------------------------
+
+
+def received(receiver: Any, seconds: float = 3) -> Any:
+    (message,) = receiver.receive_messages(1, max_wait_time=seconds)
+    return message
+
+
+def twins(both: Both, *names: str) -> None:
+    both.put("primary", *names)
+    both.put("secondary", *names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("sync", "abandon"), pytest.param("aio", "dead_letter", marks=SLOW), pytest.param("aio", "abandon", marks=SLOW)],
+)
+def test_a_copy_that_is_given_up_leaves_the_other_to_be_given(both: Both, kind: str, how: str) -> None:
+    twins(both, "m")
+    with both.receiver(kind) as (receiver, told):
+        first = received(receiver)
+        # The other one comes, and is held: nobody can say yet what becomes of the first.
+        assert receiver.receive_messages(1, max_wait_time=1) == []
+        assert both.held == (["m"], ["m"])
+        getattr(receiver, f"{how}_message")(first)
+        second = received(receiver)
+        assert (second.message_id, second is first) == ("m", False)
+        receiver.complete_message(second)
+        drained(both, receiver)
+        assert told.of(Redelivered) == []
+    assert both.held == ([], [])
+    dead = [
+        each
+        for queue in (both.orders, both.copy)
+        for each in both.do(lambda queue=queue: queue.dead_letters.peek(0, 9))
+    ]
+    assert len(dead) == (how == "dead_letter")
+
+
+@AIO_FIRST
+def test_a_copy_whose_lock_is_lost_leaves_the_other_to_be_given(both: Both, kind: str) -> None:
+    twins(both, "m")
+    with both.receiver(kind) as (receiver, told):
+        first = received(receiver)
+        assert receiver.receive_messages(1, max_wait_time=1) == []
+        both.do(lambda: both.faults.expire_locks(PRIMARY, "orders"))
+        with pytest.raises(MessageLockLostError):
+            receiver.complete_message(first)
+        assert set(drained(both, receiver)) == {"m"}
+        assert {event.key for event in told.of(Redelivered)} == {"m"}
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_a_completion_without_an_answer_leaves_the_other_copy_and_names_it(both: Both) -> None:
+    twins(both, "m")
+    with both.receiver() as (receiver, told):
+        first = received(receiver)
+        with both.broken("namespace_down", PRIMARY), pytest.raises((ServiceBusError, OSError, ValueError)):
+            receiver.complete_message(first)
+        again = drained(both, receiver)
+        assert "m" in again
+        assert {event.key for event in told.of(Redelivered)} == {"m"}
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_renewing_renews_the_copies_that_are_held(both: Both) -> None:
+    twins(both, "m")
+    with both.receiver() as (receiver, _told):
+        first = received(receiver)
+        assert receiver.receive_messages(1, max_wait_time=1) == []
+        before = first.locked_until_utc
+        both.running.advance(20)
+        assert receiver.renew_message_lock(first) > before
+        both.running.advance(55)
+        receiver.complete_message(first)
+        assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_one_side_down_or_stalled_does_not_keep_the_other_from_being_received(both: Both) -> None:
+    twins(both, "m")
+    both.put("secondary", "only")
+    for fault in ("namespace_down", "stall"):
+        with both.broken(fault, PRIMARY), both.receiver("aio") as (receiver, told):
+            assert received(receiver, 30).message_id == "m"
+            assert [event.side for event in told.of(SideLost)] == ["primary"]
+    with both.receiver() as (receiver, _told):
+        assert sorted(drained(both, receiver)) == ["m", "only"]
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_neither_side_is_an_error_and_one_that_is_back_is_told(both: Both) -> None:
+    twins(both, "m")
+    with both.receiver("aio") as (receiver, told):
+        with (
+            both.broken("namespace_down", PRIMARY),
+            both.broken("namespace_down", SECONDARY),
+            pytest.raises(BothFailed, match="either namespace"),
+        ):
+            receiver.receive_messages(1, max_wait_time=1)
+        assert {event.side for event in told.of(SideLost)} == {"primary", "secondary"}
+        assert drained(both, receiver) == ["m"]
+        assert {event.side for event in told.of(SideBack)} == {"primary", "secondary"}
+
+
+@pytest.mark.slow
+@KINDS
+def test_everything_comes_once_through_sides_that_flap(both: Both, kind: str, tmp_path: Path) -> None:
+    names = [f"m{number:02}" for number in range(30)]
+    found: list[str] = []
+    doubted: set[str] = set()
+    with both.active(kind, retries=1) as (sender, _told):
+        for side, part in ((PRIMARY, names[:10]), (SECONDARY, names[10:20]), (None, names[20:])):
+            for name in part:
+                sender.send_messages(a_message(name), timeout=6)
+            if side:
+                both.do(lambda side=side: both.faults.detach(side))
+                with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, told):
+                    found += drained(both, receiver, 3)
+                    both.do(lambda side=side: both.faults.detach(side))
+                    with suppress(ServiceBusError):
+                        found += drained(both, receiver, 3)
+                    doubted |= {event.key for event in told.of(Redelivered)}
+    with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, told):
+        found += drained(both, receiver)
+        doubted |= {event.key for event in told.of(Redelivered)}
+    assert set(found) >= set(names) - doubted
+    assert {name for name, times in Counter(found).items() if times > 1} <= doubted
+    assert both.held == ([], [])
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sbpair import DedupReceiver, Pair
+from sbpair.model.connection_string import endpoint_from_connection_string as at
+pair = Pair("p", at(os.environ["ONE"], name="contoso"), at(os.environ["OTHER"], name="contoso-dr"))
+with DedupReceiver(pair, "orders", store=sys.argv[1]) as receiver:
+    if sys.argv[2] == "unrecorded":
+        receiver._intake._copies.completed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    (message,) = receiver.receive_messages(1, max_wait_time=20)
+    print(message.message_id, flush=True)
+    if sys.argv[2] != "given":
+        receiver.complete_message(message)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "again", "named"),
+    [
+        pytest.param("given", ["m"], set(), marks=SLOW),
+        ("unrecorded", ["m"], {"m"}),
+        pytest.param("completed", [], set(), marks=SLOW),
+    ],
+)
+def test_a_kill_loses_nothing_and_what_may_come_twice_is_named(
+    both: Both, tmp_path: Path, when: str, again: list[str], named: set[str]
+) -> None:
+    twins(both, "m")
+    one, other = (each.connection_string for each in both.running.ready)
+    environ = {**os.environ, "ONE": one, "OTHER": other}
+    store = tmp_path / "keys.db"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(store), when], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "m\n"), done.stderr
+    both.running.advance(120)
+    with both.receiver(store=store) as (receiver, told):
+        assert drained(both, receiver) == again
+        assert {event.key for event in told.of(Redelivered)} == named
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_copies_are_known_by_what_the_user_says(both: Both) -> None:
+    with both.active() as (sender, _told):
+        for number in range(2):
+            sender.send_messages(
+                ServiceBusMessage("x", subject="s", message_id=f"m{number}", application_properties={"order": 7})
+            )
+    for key in (lambda message: message.message_id[:1], "property:order", "subject"):
+        with both.receiver(key=key) as (receiver, told):
+            first = received(receiver)
+            assert receiver.receive_messages(9, max_wait_time=1) == []
+            receiver.abandon_message(first)
+            assert told.events == []
+    with both.receiver(key="subject") as (receiver, told):
+        assert len(drained(both, receiver)) == 1
+        assert {event.key for event in told.of(DuplicateCompleted)} == {"s"}
+
+
+@pytest.mark.slow
+def test_a_message_without_the_key_is_given_as_it_is(both: Both) -> None:
+    twins(both, "m")
+
+    def broken(message: Any) -> str:
+        raise KeyError(message.message_id)
+
+    for key in ("property:order", "subject", broken):
+        with both.receiver(key=key) as (receiver, told):
+            messages = [received(receiver), received(receiver)]
+            assert {event.side for event in told.of(NoKey)} == {"primary", "secondary"}
+            for message in messages:
+                receiver.abandon_message(message)
+    with both.receiver(key=broken) as (receiver, told):
+        assert drained(both, receiver) == ["m", "m"]
+        assert "KeyError" in told.of(NoKey)[0].reason
+    assert both.held == ([], [])
+
+
+@pytest.mark.slow
+def test_a_subscription_is_received_from_too(both: Both) -> None:
+    for each in both.running.ready:
+        with Official("sync").admin(each.connection_string) as admin:
+            admin.create_topic("news")
+            admin.create_subscription("news", "all")
+    with both.made("sync", "ActiveSender", "news") as (sender, _told):
+        sender.send_messages(a_message("m"))
+    with both.made("sync", "DedupReceiver", "news", subscription_name="all", max_wait_time=2) as (receiver, told):
+        found = []
+        for message in receiver:
+            receiver.complete_message(message)
+            found.append(message.message_id)
+        assert found == ["m"]
+        assert len(told.of(DuplicateCompleted)) == 1
+
+
+def test_an_entity_of_sessions_is_refused_by_the_service(both: Both) -> None:
+    sessions = QueueDescription(requires_session=True)
+    for namespace in (both.running.namespace, both.running.other):
+        both.do(lambda namespace=namespace: namespace.create_queue("sessions", sessions))
+    with (
+        both.made("sync", "DedupReceiver", "sessions") as (receiver, _told),
+        pytest.raises(ServiceBusError, match=r"(?i)session"),
+    ):
+        receiver.receive_messages(1, max_wait_time=2)
+
+
+@pytest.mark.slow
+async def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
+    async def cancelled() -> list[str]:
+        async with aio.AsyncDedupReceiver(both.pair, "orders") as receiver:
+            receiving = asyncio.create_task(receiver.receive_messages(1, 30))
+            await asyncio.sleep(0)
+            receiving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+            await asyncio.to_thread(twins, both, "m")
+            found = await receiver.receive_messages(1, 10)
+            await receiver.complete_message(found[0])
+            assert await receiver.receive_messages(1, 1) == []
+            return [each.message_id for each in found]
+
+    assert (await cancelled()) == ["m"]
+    assert both.held == ([], [])
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused_where_it_is_given(both: Both, tmp_path: Path) -> None:
+    pair = both.pair
+    with pytest.raises(UsageError, match="same namespace"):
+        Pair("p", pair.primary, pair.primary)
+    for make in (
+        sbpair.ActiveSender,
+        sbpair.PassiveSender,
+        sbpair.DedupReceiver,
+        aio.AsyncActiveSender,
+        aio.AsyncDedupReceiver,
+    ):
+        for wrong in ("", "a//b", "/orders", "no spaces", "x" * 261):
+            with pytest.raises(NameInvalid):
+                make(pair, wrong)
+    for wrong in ({"retries": -1},):
+        with pytest.raises(UsageError):
+            sbpair.ActiveSender(pair, "orders", **wrong)
+    with pytest.raises(ValueError, match="greater than 0"):
+        sbpair.ActiveSender(pair, "orders", timeout=0)
+    with pytest.raises(UsageError, match="failover_on"):
+        sbpair.PassiveSender(pair, "orders", failover_on="sometimes")
+    refused: list[dict[str, Any]] = [
+        {"key": "property:"},
+        {"key": "body"},
+        {"key": None},
+        {"window_seconds": 0},
+        {"window_seconds": -5},
+        {"window_count": 0},
+        {"window_count": None, "window_seconds": None},
+        {"store": tmp_path},
+        {"store": tmp_path / "missing" / "keys.db"},
+        {"store": ""},
+        {"receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE},
+        {"subscription_name": "no spaces"},
+    ]
+    for wrong in refused:
+        with pytest.raises(UsageError):
+            sbpair.DedupReceiver(pair, "orders", **wrong)
+    for wrong in ({"receive_mode": "sometimes"}, {"max_wait_time": 0}, {"max_wait_time": -1}):
+        with pytest.raises(ValueError, match=r"sometimes|greater than 0"):
+            sbpair.DedupReceiver(pair, "orders", **wrong)
+    store = tmp_path / "keys.db"
+    with both.receiver(store=store), pytest.raises(LeaseHeld):
+        sbpair.DedupReceiver(pair, "orders", store=store)
+    for wrong in ({"key": "subject"}, {"subscription_name": "all"}):
+        with pytest.raises(StateRefused):
+            sbpair.DedupReceiver(pair, "orders", store=store, **wrong)
+
+
+def test_bad_input_is_refused_before_anything_is_sent_or_received(both: Both) -> None:
+    with both.active() as (sender, told):
+        for thing in (None, 7, "text", [a_message("fine"), "text"]):
+            with pytest.raises(TypeError):
+                sender.send_messages(thing)
+        with pytest.raises(UsageError, match="x-ms-path already"):
+            sender.send_messages(ServiceBusMessage("x", application_properties={"x-ms-path": "elsewhere"}))
+        for seconds in (0, -1):
+            with pytest.raises(ValueError, match="greater than 0"):
+                sender.send_messages(a_message("m"), timeout=seconds)
+        assert told.events == []
+    with pytest.raises(ValueError, match="closed"):
+        sender.send_messages(a_message("m"))
+    with both.receiver() as (receiver, _told):
+        for wrong in ((0, 1), (-1, 1), (1, 0), (1, -1)):
+            with pytest.raises(ValueError, match=r"at least 1|greater than 0"):
+                receiver.receive_messages(*wrong)
+        both.put("primary", "m")
+        message = received(receiver)
+        receiver.complete_message(message)
+        for settle in (receiver.complete_message, receiver.abandon_message, receiver.dead_letter_message):
+            with pytest.raises(MessageLockLostError):
+                settle(message)
+    with pytest.raises(ValueError, match="closed"):
+        receiver.receive_messages()
+    assert both.held == ([], [])
+
+
+def test_the_names_are_public_and_load_nothing_before_they_are_used() -> None:
+    assert {"ActiveSender", "PassiveSender", "DedupReceiver"} <= set(dir(sbpair)) & set(dir(aio))
+    program = (
+        "import sbpair, sbpair.aio, sys; assert not any(name.startswith('azure') for name in sys.modules);"
+        "assert sbpair.ActiveSender is not sbpair.aio.ActiveSender;"
+        "assert all(issubclass(getattr(each, name).__mro__[1], object) for each in (sbpair, sbpair.aio)"
+        " for name in ('ActiveSender', 'PassiveSender', 'DedupReceiver'))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

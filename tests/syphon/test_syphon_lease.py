@@ -1,0 +1,242 @@
+"""The lease across machines, over real sockets: sessions by the wire client, and syphons with state of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.events import LinkAttaching
+from sbpair.amqp.link import terminus_address
+from sbpair.amqp.performatives import Source
+from sbpair.amqp_client.client import connect
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.errors import (
+    EntityMissing,
+    LeaseHeld,
+    NotAuthorized,
+    SbpairError,
+    ServiceRefused,
+    SessionLocked,
+    SessionLockLost,
+    UsageError,
+)
+from sbpair.model.durations import TICKS_PER_SECOND
+from sbpair.runs import session_lease
+from tests.amqp_client.test_client import scripted
+from tests.faults.test_kill_syphon import syphon as start
+from tests.kit.waiting import until
+from tests.syphon.test_syphon import World, _impatient, one_by_one, world
+
+__all__ = ["_impatient", "one_by_one"]
+
+LEASES = "leases"
+SLOWLY = ("--rate", "1/h")
+"""A message leaves at once, and the next one long after the test is over."""
+
+
+def sessions(world: World, lock: int = 60) -> Any:
+    description = QueueDescription(requires_session=True, lock_duration=lock * TICKS_PER_SECOND)
+    return world.secondary.create_queue(LEASES, description)
+
+
+# Sessions, by the wire client
+
+
+async def test_a_session_is_held_renewed_and_remembered_and_given_back() -> None:
+    async with world() as made, connect(made.pair.secondary) as wire, connect(made.pair.secondary) as other:
+        queue = sessions(made)
+        session = await wire.session(LEASES, "s")
+        held = queue.messages.held_session("s")
+        assert session.locked_until_ms == held.locked_until_ms
+        with pytest.raises(SessionLocked, match=r"session-cannot-be-locked"):
+            await other.session(LEASES, "s")
+        await wire.set_session_state(session, b"mine")
+        assert await other.session_state(LEASES, "s") == b"mine"
+        made.emulator.advance(30_000)
+        assert await wire.renew_session(session) == held.locked_until_ms
+        assert held.locked_until_ms > session.locked_until_ms
+        await wire.set_session_state(session, None)
+        session.close()
+        again = await other.session(LEASES, "s")
+        assert await other.session_state(LEASES, "s") is None
+        assert again.error is None
+
+
+async def test_a_session_whose_lock_ran_out_is_lost_by_its_link_and_by_a_renewal() -> None:
+    async with world() as made, connect(made.pair.secondary) as wire:
+        sessions(made)
+        session = await wire.session(LEASES, "s")
+        made.emulator.faults.expire_locks("contoso-dr", LEASES)
+        with pytest.raises(SessionLockLost):
+            await session.take(1, seconds=10.0)
+        with pytest.raises(SessionLockLost):
+            await wire.renew_session(session)
+
+
+async def test_a_queue_without_sessions_gives_none() -> None:
+    async with world() as made, connect(made.pair.secondary) as wire:
+        made.secondary.create_queue("plain")
+        with pytest.raises(ServiceRefused, match="has no sessions"):
+            await wire.session("plain", "s")
+        assert wire.error is None
+
+
+async def test_a_peer_that_knows_nothing_of_sessions_has_not_given_one() -> None:
+    def without_filter(_peer: Any, event: Any) -> bool:
+        if not isinstance(event, LinkAttaching) or terminus_address(event.link.remote.source) != LEASES:
+            return False
+        event.link.accept(source=Source(LEASES))
+        return True
+
+    async with scripted(without_filter) as (_, endpoint), connect(endpoint) as wire:
+        with pytest.raises(ServiceRefused, match="the session was not given"):
+            await wire.session(LEASES, "s")
+
+
+async def test_a_request_that_names_its_link_keeps_it_from_being_taken_away() -> None:
+    async with world() as made, connect(made.pair.secondary) as wire:
+        queue = sessions(made, lock=300)
+        session = await wire.session(LEASES, "s")
+        number = queue.messages.held_session("s").number
+        for _ in range(6):
+            made.emulator.advance(290_000)
+            await wire.renew_session(session)
+        assert queue.messages.held_session("s").number == number
+        assert session.error is None
+
+
+# Syphons
+
+
+def refusals(made: World) -> list[tuple[str, Callable[[], object], type[SbpairError], int, str]]:
+    create = made.secondary.create_queue
+    return [
+        ("nowhere", lambda: None, EntityMissing, 2, "there is no queue 'nowhere' in contoso-dr"),
+        ("plain", lambda: create("plain"), UsageError, 2, "'plain' in contoso-dr cannot carry a lease"),
+        ("news", lambda: made.secondary.create_topic("news"), UsageError, 2, "'news' in contoso-dr cannot carry"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(3))
+async def test_what_cannot_carry_a_lease_is_refused_with_how_to_make_one(case: int, tmp_path: Path) -> None:
+    async with world() as made:
+        queue, make, kind, code, text = refusals(made)[case]
+        make()
+        made.strand(1)
+        with pytest.raises(kind) as refused:
+            await made.run(lease_queue=queue, state=tmp_path)
+        assert type(refused.value) is kind
+        assert refused.value.exit_code == code
+        assert text in refused.value.message
+        assert f"--enable-session true --lock-duration PT1M --name {queue}" in refused.value.hint
+        assert made.backlog().counts().active == 1
+        assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_a_key_without_listen_gets_no_lease() -> None:
+    async with world() as made:
+        sessions(made)
+        made.may_only("secondary", AccessRight.SEND)
+        with pytest.raises(NotAuthorized) as refused:
+            await made.run(lease_queue=LEASES)
+        assert refused.value.exit_code == 5
+
+
+async def test_the_syphon_moves_under_a_lease() -> None:
+    async with world() as made:
+        queue = sessions(made)
+        made.strand(*range(5))
+        result = await made.run(lease_queue=LEASES)
+        assert (result.exit_code, result.receipt.sent) == (0, 5)
+        assert queue.messages._lines.sessions == {}
+
+
+async def test_a_lease_that_is_lost_ends_the_run_with_exit_code_4(one_by_one: None) -> None:
+    del one_by_one
+    async with world() as made:
+        sessions(made)
+        made.strand(*range(200))
+        orders = made.destination()
+        async with made.watching(lease_queue=LEASES) as watching:
+            await until(lambda: orders.counts().active >= 3)
+            made.emulator.faults.expire_locks("contoso-dr", LEASES)
+            result = await watching
+        assert result.exit_code == 4
+        # Not even what was received already: all that arrived has been accounted for.
+        assert result.receipt.sent == orders.counts().active < 200
+
+
+# Processes
+
+
+async def holding(made: World, state: Path, *options: str) -> asyncio.subprocess.Process:
+    """A syphon in a process of its own that has the lease, and has moved one message."""
+    stranded = made.backlog().counts().total
+    process = await start(made.emulator, "--watch", "--count", "1", "--lease", LEASES, "--state", str(state), *options)
+    await until(lambda: made.backlog().counts().total == stranded - 1)
+    return process
+
+
+async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(tmp_path: Path) -> None:
+    async with world() as made:
+        sessions(made)
+        made.strand(1, 2, 3)
+        first = await holding(made, tmp_path / "a", *SLOWLY)
+        second = await start(made.emulator, "--once", "--lease", LEASES, "--state", str(tmp_path / "b"))
+        out, said = await second.communicate()
+        assert (second.returncode, out) == (4, b"")
+        assert f"process {first.pid} on " in said.decode()
+        assert "Traceback" not in said.decode()
+        first.send_signal(signal.SIGINT)
+        await first.communicate()
+        assert first.returncode == 0
+        # It was given back: nobody has to be waited for.
+        result = await made.run(lease_queue=LEASES)
+        assert (result.receipt.sent, made.destination().counts().active) == (2, 3)
+
+
+async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
+    async with world() as made:
+        sessions(made)
+        made.strand(1, 2, 3)
+        first = await holding(made, tmp_path / "a", *SLOWLY)
+        first.kill()
+        await first.communicate()
+        await until(lambda: made.secondary.queue(LEASES).messages._lines.of("contoso").holder is None)
+        result = await made.run(lease_queue=LEASES, state=tmp_path / "b")
+        assert result.exit_code == 0
+        assert made.destination().counts().active == 3
+
+
+async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
+    async with world() as made:
+        sessions(made)
+        made.strand(*range(20))
+        first = await holding(made, tmp_path / "a", *SLOWLY, "--hold", "2")
+        try:
+            first.send_signal(signal.SIGSTOP)
+            with pytest.raises(LeaseHeld):
+                await made.run(lease_queue=LEASES, state=tmp_path / "b")
+            made.emulator.advance(61_000)
+            async with made.watching(lease_queue=LEASES, state=tmp_path / "b"):
+                await until(lambda: made.destination().counts().active >= 15)
+                first.send_signal(signal.SIGCONT)
+                _, said = await first.communicate()
+                await until(lambda: made.backlog().counts().total == 0)
+        finally:
+            if first.returncode is None:
+                first.kill()
+        assert first.returncode == 4, said.decode()
+        assert "lease" in said.decode()
+        assert made.destination().counts().active == 20

@@ -1,0 +1,189 @@
+"""What a syphon between two emulated namespaces tells those who watch, and what it is billed for all it does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.cli.progress.move_board import Board, BoardView
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.model.backoff import Backoff
+from sbpair.model.cost import Operations, moved, turned_away
+from sbpair.move import context, events
+from sbpair.move.context import MoveTimings
+from sbpair.syphon import depth_sampler, runner, worker
+from tests.kit.waiting import until
+from tests.syphon.test_syphon import World, fill, held_in, world
+
+SOON = 0.01
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that make sense against a real service are cut short."""
+    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(depth_sampler, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
+
+
+def view_of(w: World) -> BoardView:
+    board = Board(0.0)
+    for event in w.told:
+        board.take(event, 0.0)
+    return board.look(0.0, w.emulator.clock.now_ms())
+
+
+def counted_queues(w: World) -> list[str]:
+    """The queues that were counted by their description being read, from now on."""
+    asked: list[str] = []
+    find = w.secondary.find_queue
+
+    def found(path: str) -> Any:
+        asked.append(path)
+        return find(path)
+
+    w.secondary.find_queue = found  # type: ignore[method-assign]
+    return asked
+
+
+async def test_who_watches_sees_queues_and_destinations_and_in_the_end_nothing_is_left() -> None:
+    async with world(2, "orders", "billing/invoices") as w:
+        w.strand(*range(20), index=0)
+        w.strand(*range(20, 25), to="billing/invoices", index=1)
+        result = await w.run(sample_seconds=SOON)
+        assert result.receipt.sent == 25
+        view = view_of(w)
+        assert [(row.sent, row.left, row.held, row.note) for row in view.queues] == [
+            (20, 0, 0, "done"),
+            (5, 0, 0, "done"),
+        ]
+        assert {row.destination: row.sent for row in view.destinations} == {"orders": 20, "billing/invoices": 5}
+
+
+async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> None:
+    async with world(1, "orders", "full") as w:
+        room = fill(w.destination("full"))
+        w.strand(*range(6), to="full")
+        w.emulator.advance(5_000)
+        async with w.watching(sample_seconds=SOON) as task:
+            await w.told_of(events.DestinationProgress, lambda at: (at.destination, at.waiting) == ("full", 6))
+            await w.told_of(events.QueueDepths, lambda at: at.messages == 6 and at.oldest_ms is not None)
+            [queue], [destination] = view_of(w).queues, view_of(w).destinations
+            assert (queue.left, queue.held, queue.note) == (6, 6, "waits for full")
+            assert queue.oldest_seconds is not None
+            assert queue.oldest_seconds >= 5
+            assert (destination.waiting, bool(destination.resting)) == (6, True)
+            room()
+            await w.told_of(events.DestinationProgress, lambda at: (at.sent, at.waiting) == (6, 0))
+        assert task.result().receipt.sent == 6
+
+
+async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> None:
+    async with world() as w:
+        w.strand(1)
+        [message] = held_in(w.backlog())
+        assert len(w.backlog().messages.receive(1)) == 1
+        async with w.watching(sample_seconds=SOON) as task:
+            depth = await w.told_of(events.QueueDepths, lambda at: at.oldest_ms is not None)
+            assert (depth.messages, depth.oldest_ms) == (1, message.enqueued_at_ms)
+        assert task.result().receipt.received == 0
+
+
+async def test_a_queue_that_was_empty_is_not_counted_again_until_something_has_come() -> None:
+    async with world(2) as w:
+        async with w.watching(sample_seconds=SOON) as task:
+            await until(lambda: len(w.of(events.QueueDepths)) == 2)
+            await until(lambda: len(w.of(events.QueueOpened)) == 2)
+            for _ in range(20):
+                await asyncio.sleep(SOON)
+            assert len(w.of(events.QueueDepths)) == 2
+            w.strand(1, index=1)
+            await until(lambda: len(w.of(events.QueueDepths)) > 2)
+            assert {each.queue[-1] for each in w.of(events.QueueDepths)[2:]} == {"1"}
+        # A count that comes when its lane knows better is told to nobody.
+        assert task.result().receipt.operations.management_calls - len(w.of(events.QueueDepths)) in (0, 1)
+
+
+async def test_nothing_is_counted_for_show_where_nobody_watches_or_may() -> None:
+    async with world() as w:
+        w.strand(1)
+        async with w.watching() as task:
+            await w.told_of(events.QueueProgress, lambda at: (at.sent, at.held) == (1, 0))
+        assert task.result().receipt.operations.management_calls == 0
+        assert not w.of(events.QueueDepths) + w.of(events.DestinationProgress)
+    async with world() as w:
+        w.may_only("secondary", AccessRight.LISTEN)
+        w.strand(1)
+        async with w.watching(sample_seconds=SOON) as task:
+            await w.told_of(events.DestinationProgress, lambda at: at.sent == 1)
+        assert task.result().receipt.operations.management_calls == 0
+        assert not w.of(events.QueueDepths)
+
+
+async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [errors.Unreachable("it is away"), errors.Throttled("it is busy")]
+    make = runner._counter
+
+    def counter(*arguments: Any) -> Any:
+        count = make(*arguments)
+
+        async def answer(queue: str) -> int:
+            if answers:
+                raise answers.pop(0)
+            return await count(queue)
+
+        return answer
+
+    monkeypatch.setattr(runner, "_counter", counter)
+    async with world() as w:
+        async with w.watching(sample_seconds=SOON):
+            await w.told_of(events.QueueDepths)
+            w.strand(1)
+            await w.told_of(events.QueueProgress, lambda at: at.sent == 1)
+        assert not answers
+
+
+async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_counted_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, next_queue = runner._counter, asyncio.Event()
+
+    def counter(*arguments: Any) -> Any:
+        count = make(*arguments)
+
+        async def answer(queue: str) -> int:
+            for_show, number = asyncio.current_task().get_name() == "count the queues", queue[-1]  # type: ignore[union-attr]
+            if number == "1":
+                await next_queue.wait() if not for_show else next_queue.set()
+            messages = await count(queue)
+            if for_show and number == "0":
+                await w.told_of(events.QueueDone)
+            return messages
+
+        return answer
+
+    monkeypatch.setattr(runner, "_counter", counter)
+    async with world(2) as w:
+        w.strand(*range(5), index=0)
+        w.strand(5, index=1)
+        await w.run(sample_seconds=SOON)
+        assert [(row.sent, row.left) for row in view_of(w).queues] == [(5, 0), (1, 0)]
+
+
+async def test_a_run_is_billed_for_what_it_did() -> None:
+    async with world() as w:
+        w.may_only("secondary", AccessRight.LISTEN)  # it waits in vain twice, and counts nothing
+        sizes = dict.fromkeys(range(10), 20) | {10: 70_000, 11: 140_000}
+        for number, size in sizes.items():
+            w.strand(number, size=size)
+        w.strand(12, to="nowhere")
+        result = await w.run()
+        assert (result.receipt.sent, result.receipt.dead_lettered) == (12, 1)
+        whole = sum(map(moved, sizes.values()), turned_away(20))
+        assert result.receipt.operations == Operations(received=whole.received, sent=whole.sent, empty_receives=2)
