@@ -1,11 +1,12 @@
-"""Durations as the service writes them: .NET TimeSpans in XML's form, to the tick of 100 ns.
+"""Durations and times in the service's form: .NET TimeSpans and DateTimes as XML.
 
-`timedelta` has microseconds and cannot hold TimeSpan.MaxValue, so a duration is a plain int of ticks here.
+A duration is an int of ticks of 100 ns: `timedelta` has microseconds and cannot hold TimeSpan.MaxValue.
 """
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Final
 
 TICKS_PER_MS: Final = 10_000
@@ -14,7 +15,7 @@ TICKS_PER_MINUTE: Final = 60 * TICKS_PER_SECOND
 TICKS_PER_HOUR: Final = 60 * TICKS_PER_MINUTE
 TICKS_PER_DAY: Final = 24 * TICKS_PER_HOUR
 MAX_TICKS: Final = 0x7FFF_FFFF_FFFF_FFFF
-"""TimeSpan.MaxValue, P10675199DT2H48M5.4775807S: what the service means by "for ever"."""
+"""TimeSpan.MaxValue, P10675199DT2H48M5.4775807S: unlimited, to the service."""
 
 _FORM = re.compile(
     r"(?P<sign>-)?P(?:(?P<years>\d{1,9})Y)?(?:(?P<months>\d{1,9})M)?(?:(?P<days>\d{1,9})D)?"
@@ -22,7 +23,7 @@ _FORM = re.compile(
     re.ASCII,
 )
 _UNITS = {
-    # A TimeSpan knows no calendar: XmlConvert takes 365 and 30 days.
+    # A TimeSpan has no calendar: XmlConvert uses 365 and 30 days.
     "years": 365 * TICKS_PER_DAY,
     "months": 30 * TICKS_PER_DAY,
     "days": TICKS_PER_DAY,
@@ -33,7 +34,7 @@ _UNITS = {
 
 
 def parse(text: str) -> int:
-    """Ticks of an XSD duration. ValueError where it is none, or more than a TimeSpan holds."""
+    """Return the ticks of an XSD duration. Raises ValueError if it is none or exceeds a TimeSpan."""
     match = _FORM.fullmatch(text.strip())
     if match is None or match["time"] == "T" or not any(match[unit] for unit in _UNITS):
         raise ValueError(f"'{text}' is not a duration such as PT1M or P14D")
@@ -47,7 +48,7 @@ def parse(text: str) -> int:
 
 
 def show(ticks: int) -> str:
-    """As XmlConvert writes a TimeSpan: days at most, no zero parts, no trailing zeros. `PT1M30S`, `P14D`, `PT0S`."""
+    """Format ticks as XmlConvert does: days at most, no zero parts, no trailing zeros. `PT1M30S`, `P14D`, `PT0S`."""
     if ticks == 0:
         return "PT0S"
     days, rest = divmod(abs(ticks), TICKS_PER_DAY)
@@ -64,3 +65,11 @@ def show(ticks: int) -> str:
     elif seconds:
         text += f"{seconds}S"
     return text
+
+
+def instant(ms: int) -> str:
+    """Format a time as .NET does. 0 stands for DateTime.MinValue, "never"."""
+    if ms <= 0:
+        return "0001-01-01T00:00:00Z"
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"

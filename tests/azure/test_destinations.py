@@ -133,9 +133,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     asked_for: Counter[str] = Counter()
     answer = AtomFrontend._answer
 
-    def counted(door: AtomFrontend, ask: AtomRequest, body: bytes) -> web.Response:
-        asked_for[ask.path.lower()] += 1
-        return answer(door, ask, body)
+    def counted(frontend: AtomFrontend, request: AtomRequest, body: bytes) -> web.Response:
+        asked_for[request.path.lower()] += 1
+        return answer(frontend, request, body)
 
     monkeypatch.setattr(AtomFrontend, "_answer", counted)
     return asked_for

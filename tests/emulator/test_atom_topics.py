@@ -18,7 +18,7 @@ from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlAction
 from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.frontends.atom import atom_xml
 from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
-from sbpair.emulator.frontends.atom.atom_topics import place_of
+from sbpair.emulator.frontends.atom.atom_topics import read_topic_path
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.testing import Emulator
 
@@ -181,7 +181,7 @@ async def test_what_is_not_there_is_an_empty_feed(path: str) -> None:
     ],
 )
 def test_a_path_is_taken_apart(path: str, place: tuple[object, ...] | None) -> None:
-    assert place_of(path) == place
+    assert read_topic_path(path) == place
 
 
 TYPED = [

@@ -75,10 +75,10 @@ class FaultPoints:
         return bool(self._connection_faults or self._latencies)
 
     def _wrap(self, connection: FaultableConnection, transport: asyncio.Transport) -> None:
-        def on_lock_lost() -> None:
+        def on_lost() -> None:
             self.faulty.pop(connection, None)
 
-        faulty = FaultyConnection(transport, connection, lambda: self.latency_seconds, on_lock_lost)
+        faulty = FaultyConnection(transport, connection, lambda: self.latency_seconds, on_lost)
         self.faulty[connection] = faulty
         for fault in self._connection_faults:
             faulty.add(fault)

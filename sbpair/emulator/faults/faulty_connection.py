@@ -129,13 +129,13 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         transport: asyncio.Transport,
         inner: FaultableConnection,
         latency_seconds: Callable[[], float],
-        on_lock_lost: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
         super().__init__()
         self._transport = transport
         self._inner = inner
         self._latency_seconds = latency_seconds
-        self._on_lost = on_lock_lost
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._counter = FrameCounter(inner.unread)
         self._due: dict[ConnectionFault, int] = {}

@@ -1,6 +1,6 @@
-"""Descriptions of entities as Resource Manager's JSON, and back: names in camel case, numbers and booleans as such.
+"""Descriptions of entities as Resource Manager's JSON: names in camel case, numbers and booleans typed.
 
-No HTTP and no decisions. What is unknown, or of another type, is refused by name.
+Unknown names and wrong types are errors. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import SETTABLE, Settable, format_value
 from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC
-from sbpair.emulator.frontends.arm.arm_request import ArmRefusal, Json
-from sbpair.emulator.frontends.atom.atom_xml import instant
+from sbpair.emulator.frontends.arm.arm_request import ArmError, Json
+from sbpair.emulator.frontends.http.request_parts import FORWARDS
+from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
-FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 _NOT_OF_ARM: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
 
 OF_QUEUES: Final[Settable] = SETTABLE
@@ -28,7 +28,7 @@ OF_SUBSCRIPTIONS: Final[Settable] = {
 REPORTED: Final = frozenset(
     {"accessedAt", "countDetails", "createdAt", "messageCount", "sizeInBytes", "subscriptionCount", "updatedAt"}
 )
-"""What only the service sets: whoever sends it back is not listened to."""
+"""Properties that only the service sets; ignored in requests."""
 
 
 def camel(name: str) -> str:
@@ -36,14 +36,14 @@ def camel(name: str) -> str:
 
 
 def read_values(properties: Json, settable: Settable) -> dict[str, str]:
-    """The text of each element that is given, as the descriptions want it. Raises ArmRefusal."""
+    """Return the given elements as text, the form that descriptions are made from. Raises ArmError."""
     known = {camel(name): name for name in settable}
     values = {}
     for name, value in properties.items():
         if name in REPORTED or value is None:
             continue
         if name not in known:
-            raise ArmRefusal("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")
+            raise ArmError("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")
         values[known[name]] = _text(name, value, settable[known[name]][1])
     return values
 
@@ -51,12 +51,12 @@ def read_values(properties: Json, settable: Settable) -> dict[str, str]:
 def _text(name: str, value: object, kind: str) -> str:
     wanted = {"bool": bool, "int": int}.get(kind, str)
     if type(value) is not wanted:
-        raise ArmRefusal("InvalidRequestContent", f"The value of '{name}' is not of the type {wanted.__name__}.")
+        raise ArmError("InvalidRequestContent", f"The value of '{name}' is not of the type {wanted.__name__}.")
     return str(value).lower() if wanted is bool else str(value)
 
 
-def show_values(queue: QueueEntity, settable: Settable) -> Json:
-    """What a client can set, as it is. What is not set is left out."""
+def values_json(queue: QueueEntity, settable: Settable) -> Json:
+    """Return the settable properties, without those not set."""
     shown: Json = {}
     for name, (_, kind) in settable.items():
         text = format_value(queue.description, name, settable)
@@ -68,8 +68,8 @@ def show_values(queue: QueueEntity, settable: Settable) -> Json:
     return shown
 
 
-def show_reported(queue: QueueEntity) -> Json:
-    """What only the service sets, of every kind of entity."""
+def reported_json(queue: QueueEntity) -> Json:
+    """Return the properties that only the service sets, for every kind of entity."""
     counts = queue.counts()
     return {
         "createdAt": instant(queue.created_at_ms),

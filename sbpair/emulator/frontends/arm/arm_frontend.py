@@ -1,7 +1,6 @@
-"""The door of Azure Resource Manager: the emulator's namespaces and what is in them, as JSON, from every port.
+"""The Azure Resource Manager frontend: all namespaces and their entities as JSON, on every port.
 
-Reads the request, asks the collection that it is about, writes the answer. Any subscription's id and any resource group
-will do, and each has all namespaces. Every refusal becomes Resource Manager's error body.
+Any subscription id and resource group is accepted, and has all namespaces.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from sbpair.emulator.faults.http_refusals import RequestRefused
 from sbpair.emulator.frontends.arm.arm_keys import Keys
 from sbpair.emulator.frontends.arm.arm_request import (
     PROVIDER,
-    ArmRefusal,
+    ArmError,
     ArmRequest,
     Json,
-    not_a_verb,
+    arm_page,
     not_found,
-    page_of,
-    read_arm_ask,
+    read_arm_request,
     read_object,
     read_properties,
+    unsupported_method,
 )
 from sbpair.emulator.frontends.arm.arm_resources import Queues, Resources, Rules, Subscriptions, Topics
-from sbpair.emulator.frontends.atom.atom_xml import instant
 from sbpair.emulator.frontends.http.body import read_body
 from sbpair.emulator.service_errors import InternalError, ServiceError, ServiceUnavailable, Unauthenticated, log_bug
+from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,68 +66,69 @@ _OWN_WORDS: Final = {
         "The client does not have authorization to perform this action over this scope, or the scope is invalid.",
     ),
 }
-"""What Resource Manager refuses by itself, so that Service Bus is not asked: code and text."""
+"""Refusals of Resource Manager itself, before Service Bus: code and text."""
 
 
 class ArmFrontend:
-    """One for all namespaces of an emulator."""
+    """The frontend of all namespaces of an emulator. Every error becomes Resource Manager's error body."""
 
     def __init__(self, namespaces: Mapping[str, Namespace]) -> None:
         self._namespaces = namespaces
 
-    async def handle(self, request: web.BaseRequest) -> web.Response:
+    async def handle(self, http_request: web.BaseRequest) -> web.Response:
         try:
-            ask = read_arm_ask(request)
-            namespace = self._namespace(ask)
+            request = read_arm_request(http_request)
+            namespace = self._namespace(request)
             if namespace is not None and namespace.fault_points.latency_seconds:
                 await asyncio.sleep(namespace.fault_points.latency_seconds)
-            return self._answer(ask, namespace, await read_body(request))
-        except ServiceError as refusal:
-            return refused(refusal)
-        except Exception as error:  # noqa: BLE001  # a mistake of ours is told to whoever asked, and costs nobody else
-            log_bug(logger, f"{request.method} request", error)
-            return refused(InternalError())
+            return self._answer(request, namespace, await read_body(http_request))
+        except ServiceError as error:
+            return arm_error(error)
+        except Exception as error:  # noqa: BLE001  # a bug fails its request only
+            log_bug(logger, f"{http_request.method} request", error)
+            return arm_error(InternalError())
 
-    def _namespace(self, ask: ArmRequest) -> Namespace | None:
-        wanted = (ask.namespace or "").lower()
+    def _namespace(self, request: ArmRequest) -> Namespace | None:
+        wanted = (request.namespace or "").lower()
         return next((each for name, each in self._namespaces.items() if name.lower() == wanted), None)
 
-    def _answer(self, ask: ArmRequest, namespace: Namespace | None, body: bytes) -> web.Response:
+    def _answer(self, request: ArmRequest, namespace: Namespace | None, body: bytes) -> web.Response:
         if namespace is not None:
-            namespace.fault_points.check_request(ask.method, request_path(ask.parts))
-        self._authorize(ask)
-        if ask.namespace is None:
-            return self._list(ask)
+            namespace.fault_points.check_request(request.method, request_path(request.parts))
+        self._authorize(request)
+        if request.namespace is None:
+            return self._list(request)
         if namespace is None:
-            raise no_namespace(ask, ask.namespace[:100])
+            raise namespace_not_found(request, request.namespace[:100])
         if namespace.is_down:
             raise ServiceUnavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
-        charge_management(namespace.fault_points, request_path(ask.parts))
-        if not ask.parts:
-            return web.json_response(self._shown(ask, namespace)) if ask.method == "GET" else no_other(ask)
-        return answer_of(ask, namespace, body)
+        charge_management(namespace.fault_points, request_path(request.parts))
+        if not request.parts:
+            check_read_only(request)
+            return web.json_response(self._to_json(request, namespace))
+        return answer_below(request, namespace, body)
 
-    def _authorize(self, ask: ArmRequest) -> None:
-        scheme, _, token = (ask.token or "").partition(" ")
+    def _authorize(self, request: ArmRequest) -> None:
+        scheme, _, token = (request.token or "").partition(" ")
         if scheme != "Bearer":
             text = "Authentication failed. The 'Authorization' header is missing, or is of no scheme but 'Bearer'."
-            raise ArmRefusal("AuthenticationFailed", text, 401)
-        # They are all alike: one emulator has one issuer.
+            raise ArmError("AuthenticationFailed", text, 401)
+        # All namespaces of an emulator have the same issuer.
         some = next(iter(self._namespaces.values()))
         some.bearers.grant(token.strip(), some.clock.now_ms(), ARM_AUDIENCES)
 
-    def _list(self, ask: ArmRequest) -> web.Response:
-        if ask.method != "GET":
-            raise not_a_verb(ask.method)
-        return page_of(ask, list(self._namespaces.values()), lambda each: self._shown(ask, each))
+    def _list(self, request: ArmRequest) -> web.Response:
+        if request.method != "GET":
+            raise unsupported_method(request.method)
+        return arm_page(request, list(self._namespaces.values()), lambda each: self._to_json(request, each))
 
-    def _shown(self, ask: ArmRequest, namespace: Namespace) -> Json:
+    def _to_json(self, request: ArmRequest, namespace: Namespace) -> Json:
         created = instant(namespace.created_at_ms)
         partitions = namespace.partitions if namespace.tier.partitions != (1,) else 0
         sku: Json = {"name": namespace.tier.name, "tier": namespace.tier.name}
         return {
             "sku": {**sku, "capacity": namespace.partitions} if partitions else sku,
-            "id": f"{ask.namespaces_id}/{namespace.name}",
+            "id": f"{request.namespaces_id}/{namespace.name}",
             "name": namespace.name,
             "type": f"{PROVIDER}/namespaces",
             "location": LOCATION,
@@ -147,51 +147,51 @@ class ArmFrontend:
         }
 
 
-def answer_of(ask: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
-    """About what is in a namespace: a collection, one of its resources, or the keys of one."""
-    *_, last = ask.parts
-    if last.lower() in ("listkeys", "regeneratekeys") and len(ask.parts) % 2:
-        return _answer_about_keys(ask, namespace, body)
-    if len(ask.parts) % 2:
-        return _answer_of_collection(ask, collection(namespace, ask.parts))
-    resources, name = collection(namespace, ask.parts[:-1]), last
-    within = "/".join([ask.namespaces_id, namespace.name, *_types(ask.parts[:-1])])
+def answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
+    """Answer a request for a collection below a namespace, one of its resources, or the keys of one."""
+    *_, last = request.parts
+    if last.lower() in ("listkeys", "regeneratekeys") and len(request.parts) % 2:
+        return _answer_about_keys(request, namespace, body)
+    if len(request.parts) % 2:
+        return _answer_of_collection(request, collection_at(namespace, request.parts))
+    resources, name = collection_at(namespace, request.parts[:-1]), last
+    within = "/".join([request.namespaces_id, namespace.name, *_types(request.parts[:-1])])
     found = resources.find(name)
-    match ask.method:
+    match request.method:
         case "GET":
-            return web.json_response(resources.shown(within, existing(found, name)))
+            return web.json_response(resources.to_json(within, existing(found, name)))
         case "PUT":
-            return web.json_response(resources.shown(within, resources.put(name, read_properties(body))))
+            return web.json_response(resources.to_json(within, resources.put(name, read_properties(body))))
         case "DELETE":
             if found is None:
                 return web.Response(status=204)
             resources.remove(found)
             return web.Response(status=200)
-    raise not_a_verb(ask.method)
+    raise unsupported_method(request.method)
 
 
-def _answer_of_collection(ask: ArmRequest, resources: Resources[Any]) -> web.Response:
-    if ask.method != "GET":
-        raise not_a_verb(ask.method)
-    within = "/".join([ask.namespaces_id, ask.namespace or "", *_types(ask.parts)])
-    return page_of(ask, resources.all(), lambda item: resources.shown(within, item))
+def _answer_of_collection(request: ArmRequest, resources: Resources[Any]) -> web.Response:
+    if request.method != "GET":
+        raise unsupported_method(request.method)
+    within = "/".join([request.namespaces_id, request.namespace or "", *_types(request.parts)])
+    return arm_page(request, resources.all(), lambda item: resources.to_json(within, item))
 
 
-def _answer_about_keys(ask: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
-    *parts, name, action = ask.parts
-    keys = collection(namespace, tuple(parts))
+def _answer_about_keys(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
+    *parts, name, action = request.parts
+    keys = collection_at(namespace, tuple(parts))
     if not isinstance(keys, Keys):
         raise not_found()
-    if ask.method != "POST":
-        raise not_a_verb(ask.method)
+    if request.method != "POST":
+        raise unsupported_method(request.method)
     rule = existing(keys.find(name), name)
     if action == "regeneratekeys":
         rule = keys.regenerate(rule, read_object(body))
-    return web.json_response(keys.shown_keys(rule))
+    return web.json_response(keys.keys_json(rule))
 
 
-def collection(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any]:
-    """What the path below a namespace means where its last part is a type. ArmRefusal where there is nothing such."""
+def collection_at(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any]:
+    """Return the collection that a path below a namespace ends in. Raises ArmError if there is none."""
     match parts:
         case ("queues",):
             return Queues(namespace)
@@ -200,7 +200,7 @@ def collection(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any]:
         case ("authorizationrules",):
             return Keys(namespace)
         case ("queues" | "topics" as kind, name, "authorizationrules"):
-            return Keys(namespace, existing(collection(namespace, (kind,)).find(name), name), kind)
+            return Keys(namespace, existing(collection_at(namespace, (kind,)).find(name), name), kind)
         case ("topics", name, "subscriptions"):
             return Subscriptions(namespace, topic_called(namespace, name))
         case ("topics", name, "subscriptions", subscription, "rules"):
@@ -215,12 +215,12 @@ def topic_called(namespace: Namespace, name: str) -> TopicEntity:
 
 def existing(found: T | None, name: str) -> T:
     if found is None:
-        raise ArmRefusal(_CODES[404], f"The messaging entity '{name[:300]}' could not be found.", 404)
+        raise ArmError(_CODES[404], f"The messaging entity '{name[:300]}' could not be found.", 404)
     return found
 
 
 def request_path(parts: tuple[str, ...]) -> str:
-    """The entity that a request is about, as faults know it, and limits: as over Atom."""
+    """Return the entity of a request in the form of Atom paths, which faults and limits use."""
     if not parts:
         return "$namespaceinfo"
     if len(parts) == 1:
@@ -234,38 +234,39 @@ def _types(parts: tuple[str, ...]) -> list[str]:
     return [written.get(part, part) if number % 2 == 0 else part for number, part in enumerate(parts)]
 
 
-def no_namespace(ask: ArmRequest, name: str) -> ArmRefusal:
-    if ask.parts:
-        text = f"Failed to perform this, because the parent resource '{ask.namespaces_id}/{name}' is missing."
-        return ArmRefusal("ParentResourceNotFound", text, 404)
-    text = f"The Resource '{PROVIDER}/namespaces/{name}' under resource group '{ask.group}' was not found."
-    return ArmRefusal("ResourceNotFound", text, 404)
+def namespace_not_found(request: ArmRequest, name: str) -> ArmError:
+    if request.parts:
+        text = f"Failed to perform this, because the parent resource '{request.namespaces_id}/{name}' is missing."
+        return ArmError("ParentResourceNotFound", text, 404)
+    text = f"The Resource '{PROVIDER}/namespaces/{name}' under resource group '{request.group}' was not found."
+    return ArmError("ResourceNotFound", text, 404)
 
 
-def no_other(ask: ArmRequest) -> web.Response:
-    if ask.method in ("PUT", "PATCH", "DELETE"):
-        text = "The namespaces of an emulator are those that it was started with."
-        raise ArmRefusal("OperationNotAllowed", text, 409)
-    raise not_a_verb(ask.method)
+def check_read_only(request: ArmRequest) -> None:
+    if request.method in ("PUT", "PATCH", "DELETE"):
+        text = "The namespaces of an emulator cannot be changed."
+        raise ArmError("OperationNotAllowed", text, 409)
+    if request.method != "GET":
+        raise unsupported_method(request.method)
 
 
-def refused(refusal: ServiceError) -> web.Response:
-    """Resource Manager's error body."""
-    code, text = _told(refusal)
-    answer = web.json_response({"error": {"code": code, "message": text}}, status=refusal.status)
-    if refusal.status == HTTPStatus.UNAUTHORIZED:
-        answer.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
-    if refusal.retry_after_seconds is not None:
-        answer.headers["Retry-After"] = str(refusal.retry_after_seconds)
-    return answer
+def arm_error(error: ServiceError) -> web.Response:
+    """Return Resource Manager's error response."""
+    code, text = _code_and_text(error)
+    response = web.json_response({"error": {"code": code, "message": text}}, status=error.status)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+    if error.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(error.retry_after_seconds)
+    return response
 
 
-def _told(refusal: ServiceError) -> tuple[str, str]:
-    if isinstance(refusal, ArmRefusal):
-        return refusal.code, refusal.message
-    if isinstance(refusal, RequestRefused) and not refusal.sub_code:
-        return _OWN_WORDS.get(refusal.status, (_CODES[refusal.status], refusal.message))
-    if isinstance(refusal, Unauthenticated):
-        return _CODES[401], refusal.message
-    code = _CODES.get(refusal.status, _CODES[400])
-    return code, f"SubCode={refusal.sub_code}. {refusal.message} CorrelationId: {uuid.uuid4()}"
+def _code_and_text(error: ServiceError) -> tuple[str, str]:
+    if isinstance(error, ArmError):
+        return error.code, error.message
+    if isinstance(error, RequestRefused) and not error.sub_code:
+        return _OWN_WORDS.get(error.status, (_CODES[error.status], error.message))
+    if isinstance(error, Unauthenticated):
+        return _CODES[401], error.message
+    code = _CODES.get(error.status, _CODES[400])
+    return code, f"SubCode={error.sub_code}. {error.message} CorrelationId: {uuid.uuid4()}"

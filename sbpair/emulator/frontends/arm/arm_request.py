@@ -1,6 +1,6 @@
-"""A request to Azure Resource Manager, read, and what all answers to one are made of. No decisions about entities.
+"""Requests to Azure Resource Manager, decoded, and the parts that all answers share.
 
-`~` stands for `/` in the name of a queue or a topic, and nowhere else.
+In names of queues and topics, and only there, `~` stands for `/`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import unquote, urlencode
 
 from aiohttp import web
 
+from sbpair.emulator.frontends.http.request_parts import read_page, read_query
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")
 PROVIDER: Final = "Microsoft.ServiceBus"
 RESOURCE_GROUP: Final = "emulator"
-"""Where namespaces are said to be when nobody named a group: every group has all of them."""
+"""The resource group in answers to requests that name none: every group has all namespaces."""
 
-_PAGE: Final = 100
 _SUBSCRIPTION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PATH: Final = re.compile(
     r"/+subscriptions/(?P<subscription>[^/]+)(?:/resourcegroups/(?P<group>[^/]+))?/providers/microsoft\.servicebus"
@@ -35,8 +35,8 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 
-class ArmRefusal(ArgumentInvalid):
-    """What Resource Manager itself refuses, before Service Bus is asked."""
+class ArmError(ArgumentInvalid):
+    """An error of Resource Manager itself, not of Service Bus."""
 
     sub_code = 0
 
@@ -48,7 +48,7 @@ class ArmRefusal(ArgumentInvalid):
 
 @dataclass(frozen=True, slots=True)
 class ArmRequest:
-    """`namespace` is None where all are asked for; `parts` are the segments below it, types in lower case."""
+    """A decoded request. `namespace` is None for all; `parts` are the segments below it, types in lower case."""
 
     method: str
     subscription: str
@@ -74,14 +74,14 @@ def is_arm(raw_path: str) -> bool:
     return _PATH.fullmatch(raw_path.partition("?")[0]) is not None
 
 
-def read_arm_ask(request: web.BaseRequest) -> ArmRequest:
-    """Raises ArmRefusal for what Resource Manager cannot make anything of."""
-    raw_path, _, told = request.raw_path.partition("?")
+def read_arm_request(request: web.BaseRequest) -> ArmRequest:
+    """Decode a request. Raises ArmError if it is not valid for Resource Manager."""
+    raw_path, _, query_text = request.raw_path.partition("?")
     match = _PATH.fullmatch(raw_path)
     if match is None:
         raise not_found()
     first, *names = [unquote(part) for part in (match["rest"] or "").strip("/").split("/")]
-    query = {name.lower(): value for name, value in parse_qsl(told, keep_blank_values=True)}
+    query = read_query(query_text)
     _check(match["subscription"], first, names, query.get("api-version"))
     return ArmRequest(
         request.method,
@@ -99,73 +99,66 @@ def read_arm_ask(request: web.BaseRequest) -> ArmRequest:
 def _check(subscription: str, first: str, names: list[str], version: str | None) -> None:
     if _SUBSCRIPTION.fullmatch(subscription) is None:
         text = f"The provided subscription identifier '{subscription[:100]}' is malformed or invalid."
-        raise ArmRefusal("InvalidSubscriptionId", text)
+        raise ArmError("InvalidSubscriptionId", text)
     if not version:
         text = "The api-version query parameter (?api-version=) is required for all requests."
-        raise ArmRefusal("MissingApiVersionParameter", text)
+        raise ArmError("MissingApiVersionParameter", text)
     if version not in API_VERSIONS:
         text = f"The api-version '{version[:40]}' is invalid. The supported versions are '{', '.join(API_VERSIONS)}'."
-        raise ArmRefusal("InvalidApiVersionParameter", text)
+        raise ArmError("InvalidApiVersionParameter", text)
     if first.lower() != "namespaces" or "" in names:
         raise not_found()
     if any("/" in name for name in names):
-        raise ArmRefusal("InvalidResourceName", "The resource name contains '/': write '~' for it.")
+        raise ArmError("InvalidResourceName", "The resource name contains '/': write '~' for it.")
 
 
-def not_found() -> ArmRefusal:
-    return ArmRefusal("InvalidResourceType", "The resource type could not be found in 'Microsoft.ServiceBus'.", 404)
+def not_found() -> ArmError:
+    return ArmError("InvalidResourceType", "The resource type could not be found in 'Microsoft.ServiceBus'.", 404)
 
 
-def not_a_verb(method: str) -> ArmRefusal:
-    return ArmRefusal("MethodNotAllowed", f"The HTTP method '{method[:20]}' is not supported at this scope.", 405)
+def unsupported_method(method: str) -> ArmError:
+    return ArmError("MethodNotAllowed", f"The HTTP method '{method[:20]}' is not supported at this scope.", 405)
 
 
 def path_of(name: str) -> str:
-    """The path of the entity that a resource of this name is."""
+    """Return the path of the entity with this resource name."""
     if "/" in name:
-        raise ArmRefusal("InvalidResourceName", "The resource name contains '/': write '~' for it.")
+        raise ArmError("InvalidResourceName", "The resource name contains '/': write '~' for it.")
     return name.replace("~", "/")
 
 
-def name_of(path: str) -> str:
+def resource_name(path: str) -> str:
     return path.replace("/", "~")
 
 
 def read_object(body: bytes) -> Json:
-    """The JSON object that a body is. Raises ArmRefusal where it is none."""
+    """Return the JSON object in a body. Raises ArmError."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ArmRefusal("InvalidRequestContent", "The request content was invalid and could not be read.") from error
+        raise ArmError("InvalidRequestContent", "The request content was invalid and could not be read.") from error
     if not isinstance(document, dict):
-        raise ArmRefusal("InvalidRequestContent", "The request content is no JSON object.")
+        raise ArmError("InvalidRequestContent", "The request content is not a JSON object.")
     return document
 
 
 def read_properties(body: bytes) -> Json:
-    """The `properties` of a request's body, none where it leaves them out."""
+    """Return the `properties` in a request's body, {} if absent."""
     return object_in(read_object(body), "properties")
 
 
 def object_in(within: Json, name: str) -> Json:
-    """What is called so, which may be left out."""
+    """Return the object `name` in another, {} if absent."""
     found = within.get(name)
     if found is not None and not isinstance(found, dict):
-        raise ArmRefusal("InvalidRequestContent", f"The value of '{name[:100]}' is no JSON object.")
+        raise ArmError("InvalidRequestContent", f"The value of '{name[:100]}' is not a JSON object.")
     return found or {}
 
 
-def page_of(ask: ArmRequest, items: Sequence[T], shown: Callable[[T], Json]) -> web.Response:
-    """The part of a list that `$skip` and `$top` ask for, with a link to the next."""
-    skip, top = _count(ask, "$skip", 0), min(_count(ask, "$top", _PAGE), _PAGE)
-    document: Json = {"value": [shown(item) for item in items[skip : skip + top]]}
+def arm_page(request: ArmRequest, items: Sequence[T], to_json: Callable[[T], Json]) -> web.Response:
+    """Return the page that `$skip` and `$top` select, with a link to the next page."""
+    skip, top = read_page(request.query, lambda message: ArmError("BadRequest", message))
+    document: Json = {"value": [to_json(item) for item in items[skip : skip + top]]}
     if top and len(items) > skip + top:
-        document["nextLink"] = ask.next_link(skip=skip + top, top=top)
+        document["nextLink"] = request.next_link(skip=skip + top, top=top)
     return web.json_response(document)
-
-
-def _count(ask: ArmRequest, name: str, default: int) -> int:
-    text = ask.query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise ArmRefusal("BadRequest", f"The value '{text[:40]}' of {name} is not a whole number from 0.")
-    return int(text)

@@ -1,7 +1,4 @@
-"""The collections of resources that Resource Manager knows below a namespace, each with the same few operations.
-
-They ask the namespace and its entities, and know no HTTP. `put` makes a resource, or changes the one that is there.
-"""
+"""The collections of resources below a namespace, with the same operations each. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -13,17 +10,16 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.arm.arm_documents import (
-    FORWARDS,
     OF_QUEUES,
     OF_SUBSCRIPTIONS,
     OF_TOPICS,
     read_values,
-    show_reported,
-    show_values,
+    reported_json,
+    values_json,
 )
-from sbpair.emulator.frontends.arm.arm_request import PROVIDER, Json, name_of, path_of
-from sbpair.emulator.frontends.arm.arm_rules import read_rule, show_rule
-from sbpair.emulator.frontends.atom.atom_request import forward_address
+from sbpair.emulator.frontends.arm.arm_request import PROVIDER, Json, path_of, resource_name
+from sbpair.emulator.frontends.arm.arm_rules import rule_from_json, rule_to_json
+from sbpair.emulator.frontends.http.request_parts import with_addresses
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
@@ -39,7 +35,7 @@ OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
 
 
 class Resources(Generic[T]):
-    """One collection. `kind` is the type of its resources, below that of the provider."""
+    """A collection. `kind` is the type of its resources, below that of the provider."""
 
     kind: str
 
@@ -50,6 +46,7 @@ class Resources(Generic[T]):
         raise NotImplementedError
 
     def put(self, name: str, properties: Json) -> T:
+        """Create a resource, or change the existing one."""
         raise NotImplementedError
 
     def remove(self, item: T) -> None:
@@ -61,8 +58,8 @@ class Resources(Generic[T]):
     def properties(self, item: T) -> Json:
         raise NotImplementedError
 
-    def shown(self, within: str, item: T) -> Json:
-        """A resource as it is given back; `within` is the id of the collection."""
+    def to_json(self, within: str, item: T) -> Json:
+        """Return the resource's document; `within` is the id of the collection."""
         name = self.name(item)
         return {
             "id": f"{within}/{name}",
@@ -73,7 +70,7 @@ class Resources(Generic[T]):
 
 
 class Entities(Resources[Q]):
-    """Those that have a description: `settable` is what a client sets of it."""
+    """A collection of entities. `settable`: the elements of their descriptions that a client sets."""
 
     settable: Settable
 
@@ -82,16 +79,16 @@ class Entities(Resources[Q]):
 
     def put(self, name: str, properties: Json) -> Q:
         existing = self.find(name)
-        values = _addressed(read_values(properties, self.settable), self.namespace)
-        wanted = self.described(values, existing.description if existing else None)
+        values = with_addresses(read_values(properties, self.settable), self.namespace.authority)
+        wanted = self.description(values, existing.description if existing else None)
         if existing is None:
             return self.create(name, wanted)
         existing.check_all_partitions()
         existing.update(wanted)
         return existing
 
-    def described(self, values: dict[str, str], before: Any) -> Any:
-        """The description that is asked for, of one that there was."""
+    def description(self, values: dict[str, str], before: Any) -> Any:
+        """Return the requested description, given the existing one."""
         raise NotImplementedError
 
     def create(self, name: str, description: Any) -> Q:
@@ -101,14 +98,14 @@ class Entities(Resources[Q]):
         self.namespace.delete(item)
 
     def name(self, item: Q) -> str:
-        return name_of(item.path)
+        return resource_name(item.path)
 
     def properties(self, item: Q) -> Json:
         item.check_all_partitions()
-        return {**show_values(item, self.settable), **show_reported(item), **self.figures(item)}
+        return {**values_json(item, self.settable), **reported_json(item), **self.counts(item)}
 
-    def figures(self, item: Q) -> Json:
-        """What only the service sets, of this kind."""
+    def counts(self, item: Q) -> Json:
+        """Return the properties of this kind that only the service sets."""
         raise NotImplementedError
 
 
@@ -122,13 +119,13 @@ class Queues(Entities[QueueEntity]):
     def find(self, name: str) -> QueueEntity | None:
         return self.namespace.find_queue(path_of(name))
 
-    def described(self, values: dict[str, str], before: queues.QueueDescription | None) -> queues.QueueDescription:
+    def description(self, values: dict[str, str], before: queues.QueueDescription | None) -> queues.QueueDescription:
         return queues.from_elements(values, _rules_of(before), before, self.namespace.tier)
 
     def create(self, name: str, description: queues.QueueDescription) -> QueueEntity:
         return self.namespace.create_queue(path_of(name), description)
 
-    def figures(self, item: QueueEntity) -> Json:
+    def counts(self, item: QueueEntity) -> Json:
         return {"messageCount": item.counts().total, "sizeInBytes": item.size_bytes}
 
 
@@ -142,14 +139,14 @@ class Topics(Entities[TopicEntity]):
     def find(self, name: str) -> TopicEntity | None:
         return self.namespace.find_topic(path_of(name))
 
-    def described(self, values: dict[str, str], before: topics.TopicDescription | None) -> topics.TopicDescription:
+    def description(self, values: dict[str, str], before: topics.TopicDescription | None) -> topics.TopicDescription:
         default, rules = topics.TopicDescription(), _rules_of(before)
         return topics.from_elements(topics.TOPIC, default, values, before, rules, self.namespace.tier)
 
     def create(self, name: str, description: topics.TopicDescription) -> TopicEntity:
         return self.namespace.create_topic(path_of(name), description)
 
-    def figures(self, item: TopicEntity) -> Json:
+    def counts(self, item: TopicEntity) -> Json:
         return {"subscriptionCount": len(item.subscriptions), "sizeInBytes": item.size_bytes}
 
 
@@ -169,10 +166,10 @@ class Subscriptions(Entities[SubscriptionEntity]):
 
     def put(self, name: str, properties: Json) -> SubscriptionEntity:
         if properties.get("isClientAffine"):
-            raise ArgumentInvalid("Client affine subscriptions are of JMS, which this emulator does not speak.")
+            raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
         return super().put(name, {key: properties[key] for key in properties.keys() - OF_JMS})
 
-    def described(
+    def description(
         self, values: dict[str, str], before: topics.SubscriptionDescription | None
     ) -> topics.SubscriptionDescription:
         default = topics.SubscriptionDescription()
@@ -184,7 +181,7 @@ class Subscriptions(Entities[SubscriptionEntity]):
     def name(self, item: SubscriptionEntity) -> str:
         return item.name
 
-    def figures(self, item: SubscriptionEntity) -> Json:
+    def counts(self, item: SubscriptionEntity) -> Json:
         return {"messageCount": item.counts().total, "isClientAffine": False}
 
 
@@ -201,7 +198,7 @@ class Rules(Resources[SubscriptionRule]):
         return self._subscription.find_rule(name)
 
     def put(self, name: str, properties: Json) -> SubscriptionRule:
-        rule = read_rule(name, properties)
+        rule = rule_from_json(name, properties)
         exists = self.find(name) is not None
         return self._subscription.change_rule(rule) if exists else self._subscription.add_rule(rule)
 
@@ -212,15 +209,9 @@ class Rules(Resources[SubscriptionRule]):
         return item.name
 
     def properties(self, item: SubscriptionRule) -> Json:
-        return show_rule(item)
+        return rule_to_json(item)
 
 
 def _rules_of(before: queues.QueueDescription | None) -> tuple[AuthorizationRule, ...]:
-    """They are resources of their own, and stay as they are."""
+    """Return the authorization rules, which a description keeps: they are resources of their own."""
     return before.authorization_rules if before else ()
-
-
-def _addressed(values: dict[str, str], namespace: Namespace) -> dict[str, str]:
-    """Forwards as the entities keep them: whole addresses."""
-    addresses = {name: forward_address(values[name], namespace.authority) for name in FORWARDS if values.get(name)}
-    return {**values, **addresses}

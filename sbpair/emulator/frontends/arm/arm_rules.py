@@ -1,7 +1,4 @@
-"""Rules as Resource Manager's JSON, and back. No HTTP and no decisions.
-
-It knows SQL and correlation filters alone: what takes every message is SQL's `1=1`, and properties are text.
-"""
+"""Rules as Resource Manager's JSON. It has SQL and correlation filters only; `1=1` matches every message."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from sbpair.emulator.entities.rules.rule import (
     SubscriptionRule,
 )
 from sbpair.emulator.entities.rules.typed import read_typed
-from sbpair.emulator.frontends.arm.arm_request import ArmRefusal, Json, object_in
+from sbpair.emulator.frontends.arm.arm_request import ArmError, Json, object_in
 
 _LEVEL: Final = 20
 _ARM_NAMES: Final = {
@@ -26,9 +23,9 @@ _ARM_NAMES: Final = {
 _OF_SQL: Final = ("sqlExpression", "compatibilityLevel", "requiresPreprocessing")
 
 
-def read_rule(name: str, properties: Json) -> SubscriptionRule:
-    """Raises ArmRefusal, and what the rule itself refuses."""
-    _only(properties, ("action", "filterType", "sqlFilter", "correlationFilter"))
+def rule_from_json(name: str, properties: Json) -> SubscriptionRule:
+    """Return the rule with these properties. Raises ArmError and ArgumentInvalid."""
+    _check_names(properties, ("action", "filterType", "sqlFilter", "correlationFilter"))
     action = _object(properties, "action", _OF_SQL)
     expression = _string(action, "sqlExpression")
     return SubscriptionRule(name, _read_filter(properties), SqlAction(expression) if expression else None)
@@ -39,7 +36,7 @@ def _read_filter(properties: Json) -> Filter:
     if kind == "CorrelationFilter":
         return _read_correlation(_object(properties, "correlationFilter", (*_ARM_NAMES.values(), "properties")))
     if kind != "SqlFilter":
-        raise ArmRefusal("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
+        raise ArmError("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
     return SqlRuleFilter(_string(_object(properties, "sqlFilter", _OF_SQL), "sqlExpression") or "1=1")
 
 
@@ -50,20 +47,20 @@ def _read_correlation(described: Json) -> CorrelationRuleFilter:
     return CorrelationRuleFilter(**texts, properties=named)
 
 
-def show_rule(rule: SubscriptionRule) -> Json:
-    shown: Json = {"action": {} if rule.action is None else _sql(rule.action.expression)}
+def rule_to_json(rule: SubscriptionRule) -> Json:
+    document: Json = {"action": {} if rule.action is None else _sql(rule.action.expression)}
     if isinstance(rule.filter, CorrelationRuleFilter):
         texts = {name: getattr(rule.filter, field) for field, name in _ARM_NAMES.items()}
         properties = {name: typed.text for name, typed in rule.filter.properties}
-        shown["filterType"] = "CorrelationFilter"
-        shown["correlationFilter"] = {
+        document["filterType"] = "CorrelationFilter"
+        document["correlationFilter"] = {
             **{name: text for name, text in texts.items() if text is not None},
             "properties": properties,
         }
     else:
-        shown["filterType"] = "SqlFilter"
-        shown["sqlFilter"] = _sql(rule.filter.expression)
-    return shown
+        document["filterType"] = "SqlFilter"
+        document["sqlFilter"] = _sql(rule.filter.expression)
+    return document
 
 
 def _sql(expression: str) -> Json:
@@ -73,18 +70,18 @@ def _sql(expression: str) -> Json:
 def _object(within: Json, name: str, known: tuple[str, ...] | None = None) -> Json:
     found = object_in(within, name)
     if known is not None:
-        _only(found, known)
+        _check_names(found, known)
     return found
 
 
 def _string(within: Json, name: str) -> str | None:
     found = within.get(name)
     if found is not None and not isinstance(found, str):
-        raise ArmRefusal("InvalidRequestContent", f"The value of '{name[:100]}' is no string.")
+        raise ArmError("InvalidRequestContent", f"The value of '{name[:100]}' is not a string.")
     return found
 
 
-def _only(given: Json, known: tuple[str, ...]) -> None:
+def _check_names(given: Json, known: tuple[str, ...]) -> None:
     for name in given:
         if name not in known:
-            raise ArmRefusal("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")
+            raise ArmError("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")

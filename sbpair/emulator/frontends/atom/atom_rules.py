@@ -1,7 +1,4 @@
-"""Rules in Atom: a RuleDescription read and written, to the types of its values. No HTTP and no decisions.
-
-Filters and actions are told apart by their `i:type`. Values keep the type that they are given with, and the text.
-"""
+"""Rules as Atom XML. `i:type` distinguishes filters and actions; values keep their type and text."""
 
 from __future__ import annotations
 
@@ -21,8 +18,9 @@ from sbpair.emulator.entities.rules.rule import (
     TrueRuleFilter,
 )
 from sbpair.emulator.entities.rules.typed import TypedValue, read_typed
-from sbpair.emulator.frontends.atom.atom_xml import INSTANCE, SERVICE_BUS, element, instant, kind_of, local_name
+from sbpair.emulator.frontends.atom.atom_xml import INSTANCE, SERVICE_BUS, element, kind_of, local_name
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -38,21 +36,21 @@ _FILTER_TYPES: Final[dict[type[Filter], str]] = {
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
 _SERIALIZED: Final = frozenset({"char", "guid", "duration"})
-"""Types that .NET's serializer has in its own namespace; `duration` it takes from either."""
+"""Types in the namespace of .NET's serializer. It reads `duration` from either namespace."""
 
 
 # Reading
 
 
 def read_rule(description: Element, name: str | None = None) -> SubscriptionRule:
-    """The rule of a RuleDescription, called `name` where that is given. Raises ArgumentInvalid, and SqlInvalid."""
+    """Return the rule of a RuleDescription, with `name` if given. Raises ArgumentInvalid and SqlInvalid."""
     if kind_of(description) != RULE and local_name(description) != "DefaultRuleDescription":
         raise ArgumentInvalid(f"'{kind_of(description)}' is not a rule.")
     parts = {local_name(child): child for child in description}
     named = (parts["Name"].text or "").strip() if "Name" in parts else ""
-    selecting = read_filter(parts["Filter"]) if "Filter" in parts else TrueRuleFilter()
+    rule_filter = read_filter(parts["Filter"]) if "Filter" in parts else TrueRuleFilter()
     action = read_action(parts["Action"]) if "Action" in parts else None
-    return SubscriptionRule(name or named or DEFAULT_RULE, selecting, action)
+    return SubscriptionRule(name or named or DEFAULT_RULE, rule_filter, action)
 
 
 def read_filter(described: Element) -> Filter:
@@ -66,7 +64,7 @@ def read_filter(described: Element) -> Filter:
         return SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
     if kind == _FILTER_TYPES[CorrelationRuleFilter]:
         return _read_correlation(parts)
-    raise ArgumentInvalid(f"'{kind[:100]}' is no type of filter.")
+    raise ArgumentInvalid(f"'{kind[:100]}' is not a type of filter.")
 
 
 def _read_correlation(parts: dict[str, Element]) -> CorrelationRuleFilter:
@@ -79,7 +77,7 @@ def read_action(described: Element) -> SqlAction | None:
     if kind in ("", "EmptyRuleAction"):
         return None
     if kind != "SqlRuleAction":
-        raise ArgumentInvalid(f"'{kind[:100]}' is no type of action.")
+        raise ArgumentInvalid(f"'{kind[:100]}' is not a type of action.")
     parts = {local_name(child): child for child in described}
     return SqlAction(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
 
@@ -118,14 +116,13 @@ def rule_xml(rule: SubscriptionRule) -> str:
     )
 
 
-def filter_xml(shown: Filter) -> str:
-    if isinstance(shown, CorrelationRuleFilter):
-        texts = "".join(element(name, getattr(shown, field)) for field, name in CORRELATION_FIELDS.items())
-        properties = f"<Properties>{_pairs(shown.properties)}</Properties>" if shown.properties else "<Properties/>"
-        content = texts + properties
+def filter_xml(rule_filter: Filter) -> str:
+    if isinstance(rule_filter, CorrelationRuleFilter):
+        texts = "".join(element(name, getattr(rule_filter, field)) for field, name in CORRELATION_FIELDS.items())
+        content = texts + _pairs("Properties", rule_filter.properties)
     else:
-        content = _sql(shown.expression, shown.parameters if isinstance(shown, SqlRuleFilter) else ())
-    return f'<Filter i:type="{_FILTER_TYPES[type(shown)]}">{content}</Filter>'
+        content = _sql(rule_filter.expression, rule_filter.parameters if isinstance(rule_filter, SqlRuleFilter) else ())
+    return f'<Filter i:type="{_FILTER_TYPES[type(rule_filter)]}">{content}</Filter>'
 
 
 def action_xml(action: SqlAction | None) -> str:
@@ -138,15 +135,16 @@ def _sql(expression: str, parameters: NamedValues) -> str:
     return (
         element("SqlExpression", expression)
         + element("CompatibilityLevel", COMPATIBILITY_LEVEL)
-        + (f"<Parameters>{_pairs(parameters)}</Parameters>" if parameters else "<Parameters/>")
+        + _pairs("Parameters", parameters)
     )
 
 
-def _pairs(named: NamedValues) -> str:
-    return "".join(
+def _pairs(name: str, named: NamedValues) -> str:
+    pairs = [
         f"<KeyValueOfstringanyType>{element('Key', key)}{_value(typed)}</KeyValueOfstringanyType>"
         for key, typed in named
-    )
+    ]
+    return f"<{name}>{''.join(pairs)}</{name}>" if pairs else f"<{name}/>"
 
 
 def _value(typed: TypedValue) -> str:

@@ -1,21 +1,21 @@
-"""Atom entries and feeds, as the service reads and writes them. Bytes and text only: no HTTP and no decisions.
+"""Atom entries and feeds in the service's form, from and to text. Independent of HTTP.
 
-Reading refuses every DOCTYPE, so that no entity can expand. The order of a description's elements is checked, since the
-service minds it.
+Reading rejects every DOCTYPE, so that no entity can expand, and checks the order of a description's elements as the
+service does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, check_order, format_value
+from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, Settable, check_order, format_value
 from sbpair.emulator.entities.namespace_tiers import PREMIUM
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ _RULE_TYPE: Final = "SharedAccessAuthorizationRule"
 
 @dataclass(frozen=True, slots=True)
 class EntityRequest:
-    """What a request says of an entity: the text of each element given, and its rules."""
+    """A requested description: the text of each element given, and the authorization rules."""
 
     values: dict[str, str]
     rules: tuple[AuthorizationRule, ...]
@@ -44,7 +44,7 @@ class _NoDoctype(TreeBuilder):
 
 
 def parse_xml(data: bytes) -> Element:
-    parser = XMLParser(target=_NoDoctype())  # noqa: S314  # its target refuses what could expand
+    parser = XMLParser(target=_NoDoctype())  # noqa: S314  # its target rejects what could expand
     try:
         parser.feed(data)
         root = parser.close()
@@ -55,20 +55,20 @@ def parse_xml(data: bytes) -> Element:
 
 
 def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> EntityRequest:
-    """The QueueDescription of an Atom entry. ArgumentInvalid says what is wrong with it.
+    """Return the QueueDescription of an Atom entry. Raises ArgumentInvalid.
 
-    `new_key` makes the keys that a rule leaves out.
+    `new_key` generates the keys that an authorization rule leaves out.
     """
     description = description_in(data)
     if kind_of(description) != "QueueDescription":
         raise ArgumentInvalid(f"'{kind_of(description)}' is not an entity that can be created here.")
-    names, wanted = read_elements(description, new_key, now_ms)
+    names, requested = read_elements(description, new_key, now_ms)
     check_order(names)
-    return wanted
+    return requested
 
 
 def read_elements(description: Element, new_key: Callable[[], str], now_ms: int) -> tuple[list[str], EntityRequest]:
-    """The names of all elements in their order, and what they say."""
+    """Return the names of all elements in their order, and the values."""
     names, values = [], {}
     rules: tuple[AuthorizationRule, ...] = ()
     for child in description:
@@ -77,14 +77,14 @@ def read_elements(description: Element, new_key: Callable[[], str], now_ms: int)
         if child.get(f"{{{INSTANCE}}}nil") == "true":
             continue
         if name == "AuthorizationRules":
-            rules = tuple(read_rule(rule, new_key, now_ms) for rule in child)
+            rules = tuple(read_access_rule(rule, new_key, now_ms) for rule in child)
         else:
             values[name] = child.text or ""
     return names, EntityRequest(values, rules)
 
 
 def description_in(data: bytes) -> Element:
-    """The one description that an Atom entry holds, whatever it describes. Raises ArgumentInvalid."""
+    """Return the one description that an Atom entry holds, of whatever kind. Raises ArgumentInvalid."""
     entry = parse_xml(data)
     content = entry.find(f"{{{ATOM}}}content") if entry.tag == f"{{{ATOM}}}entry" else None
     if content is None or len(content) != 1:
@@ -93,7 +93,7 @@ def description_in(data: bytes) -> Element:
 
 
 def kind_of(description: Element) -> str:
-    """`QueueDescription` and the like; "" for an element that is none of Service Bus."""
+    """Return `QueueDescription` or the like; "" for an element outside of Service Bus's namespace."""
     namespace, _, name = description.tag.rpartition("}")
     return name if namespace == "{" + SERVICE_BUS else ""
 
@@ -105,18 +105,18 @@ def local_name(element: Element) -> str:
     return name
 
 
-def read_rule(element: Element, new_key: Callable[[], str], now_ms: int) -> AuthorizationRule:
+def read_access_rule(element: Element, new_key: Callable[[], str], now_ms: int) -> AuthorizationRule:
     texts = {local_name(child): (child.text or "").strip() for child in element}
     rights = [(right.text or "").strip() for right in element.iterfind(f"{{{SERVICE_BUS}}}Rights/")]
     try:
-        claims = frozenset(AccessRight(right) for right in rights)
+        access = frozenset(AccessRight(right) for right in rights)
     except ValueError as error:
         raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
     return AuthorizationRule(
         texts.get("KeyName", ""),
         texts.get("PrimaryKey") or new_key(),
         texts.get("SecondaryKey") or new_key(),
-        claims,
+        access,
         texts.get("ClaimType") or "SharedAccessKey",
         texts.get("ClaimValue") or "None",
         created_at_ms=now_ms,
@@ -124,19 +124,11 @@ def read_rule(element: Element, new_key: Callable[[], str], now_ms: int) -> Auth
     )
 
 
-def instant(ms: int) -> str:
-    """A time as .NET writes it; 0 stands for a time that never was."""
-    if ms <= 0:
-        return "0001-01-01T00:00:00Z"
-    seconds, rest = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
-
-
 def element(name: str, text: str | None) -> str:
     return "" if text is None else f"<{name}>{escape(text, quote=False)}</{name}>"
 
 
-def rule_xml(rule: AuthorizationRule) -> str:
+def access_rule_xml(rule: AuthorizationRule) -> str:
     rights = "".join(element("AccessRights", right) for right in AccessRight if right in rule.rights)
     return (
         f'<AuthorizationRule i:type="{_RULE_TYPE}">'
@@ -152,8 +144,8 @@ def rule_xml(rule: AuthorizationRule) -> str:
     )
 
 
-def rules_xml(queue: QueueEntity) -> str:
-    rules = "".join(rule_xml(rule) for rule in queue.description.authorization_rules)
+def access_rules_xml(queue: QueueEntity) -> str:
+    rules = "".join(access_rule_xml(rule) for rule in queue.description.authorization_rules)
     return f"<AuthorizationRules>{rules}</AuthorizationRules>"
 
 
@@ -170,31 +162,47 @@ def counts_xml(queue: QueueEntity) -> str:
     )
 
 
-def _reported(queue: QueueEntity) -> dict[str, str]:
-    """The elements that only the service sets."""
+def reported_elements(entity: QueueEntity) -> dict[str, str]:
+    """Return the elements that the service sets in every kind of description."""
+    times = {"CreatedAt": entity.created_at_ms, "UpdatedAt": entity.updated_at_ms, "AccessedAt": entity.accessed_at_ms}
     return {
-        "SizeInBytes": element("SizeInBytes", str(queue.size_bytes)),
-        "MessageCount": element("MessageCount", str(queue.counts().total)),
-        "IsAnonymousAccessible": element("IsAnonymousAccessible", "false"),
-        "AuthorizationRules": rules_xml(queue),
-        "CreatedAt": element("CreatedAt", instant(queue.created_at_ms)),
-        "UpdatedAt": element("UpdatedAt", instant(queue.updated_at_ms)),
-        "AccessedAt": element("AccessedAt", instant(queue.accessed_at_ms)),
-        "SupportOrdering": element("SupportOrdering", "true"),
-        "CountDetails": counts_xml(queue),
+        **{name: element(name, instant(ms)) for name, ms in times.items()},
+        "CountDetails": counts_xml(entity),
         "EntityAvailabilityStatus": element("EntityAvailabilityStatus", "Available"),
     }
 
 
-def queue_xml(queue: QueueEntity, *, with_message_size: bool) -> str:
-    """`with_message_size`: MaxMessageSizeInKilobytes is given since api-version 2021-05."""
-    reported = _reported(queue)
-    parts = [f'<QueueDescription xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">']
-    for name in ELEMENTS:
+def description_xml(
+    kind: str,
+    elements: Iterable[str],
+    settable: Settable,
+    entity: QueueEntity,
+    reported: dict[str, str],
+    *,
+    with_message_size: bool,
+) -> str:
+    """Return a description with its elements in order. `reported`: those that only the service sets."""
+    parts = [f'<{kind} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">']
+    for name in elements:
         if name == "MaxMessageSizeInKilobytes" and not with_message_size:
             continue
-        parts.append(reported[name] if name not in SETTABLE else element(name, format_value(queue.description, name)))
-    return "".join(parts) + "</QueueDescription>"
+        if name in settable:
+            parts.append(element(name, format_value(entity.description, name, settable)))
+        else:
+            parts.append(reported.get(name, ""))
+    return "".join(parts) + f"</{kind}>"
+
+
+def queue_xml(queue: QueueEntity, *, with_message_size: bool) -> str:
+    reported = {
+        **reported_elements(queue),
+        "SizeInBytes": element("SizeInBytes", str(queue.size_bytes)),
+        "MessageCount": element("MessageCount", str(queue.counts().total)),
+        "IsAnonymousAccessible": element("IsAnonymousAccessible", "false"),
+        "AuthorizationRules": access_rules_xml(queue),
+        "SupportOrdering": element("SupportOrdering", "true"),
+    }
+    return description_xml("QueueDescription", ELEMENTS, SETTABLE, queue, reported, with_message_size=with_message_size)
 
 
 def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:

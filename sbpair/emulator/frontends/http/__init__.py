@@ -1,1 +1,1 @@
-"""The HTTP door: management, the control of faults and time, and a managed identity."""
+"""The HTTP frontend: management requests, the control API and a managed identity."""

@@ -1,4 +1,4 @@
-"""The body of an HTTP request, bounded in size and in time: a slow or boastful peer costs its own request only."""
+"""Bodies of HTTP requests, bounded in size and time, so that a slow peer fails its own request only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SECONDS: Final = 30.0
 
 
 async def read_body(request: web.BaseRequest, *, seconds: float = MAX_SECONDS) -> bytes:
-    """All of it, or ArgumentInvalid. One that only claims to be too large is not waited for."""
+    """Return the whole body. Raises ArgumentInvalid, at once if the declared length is too large."""
     if (request.content_length or 0) > MAX_BYTES:
         raise too_large()
     try:

@@ -1,7 +1,6 @@
-"""The control door: faults, the clock and a look inside, as JSON over HTTP under `/$control`.
+"""The control API: faults, clock and state, as JSON over HTTP under `/$control`.
 
-It stays reachable whatever is down, and asks for no token: it belongs to whoever started the emulator. Everything wrong
-with a request is answered 400 with where it is wrong.
+It stays reachable during outages and needs no token. The answer to an invalid request is 400, with the field.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown, read_count, read_fault
-from sbpair.emulator.frontends.atom.atom_request import target_of
 from sbpair.emulator.frontends.http.body import read_body
+from sbpair.emulator.frontends.http.request_parts import split_target
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ PREFIX: Final = "$control"
 
 
 class ControlFrontend:
-    """`advance` puts the emulator's clock forward by milliseconds, and does what has become due."""
+    """The control API of an emulator. `advance` moves its clock by milliseconds."""
 
     def __init__(
         self, namespaces: Mapping[str, Namespace], faults: Faults, clock: Clock, advance: Callable[[int], None]
@@ -43,13 +42,12 @@ class ControlFrontend:
     async def handle(self, request: web.BaseRequest) -> web.Response:
         try:
             return await self._answer(request)
-        except ServiceError as refusal:
-            where = refusal.where if isinstance(refusal, BadField) else ""
-            error = {"error": {"where": where, "message": refusal.message}}
-            return web.json_response(error, status=refusal.status)
+        except ServiceError as error:
+            where = error.where if isinstance(error, BadField) else ""
+            return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        parts = target_of(request)[0].strip("/").split("/")[1:]
+        parts = split_target(request)[0].strip("/").split("/")[1:]
         match request.method, parts:
             case "POST", ["faults"]:
                 identity = self._faults.begin(read_fault(await document_of(request)))
@@ -62,7 +60,7 @@ class ControlFrontend:
                 return web.json_response({"now_ms": self._clock.now_ms()})
             case "GET", ["state"]:
                 return web.json_response(self._state())
-        raise FaultUnknown("The control door knows POST faults, DELETE faults/ID, POST clock and GET state.")
+        raise FaultUnknown("The control API has POST faults, DELETE faults/ID, POST clock and GET state.")
 
     def _state(self) -> dict[str, object]:
         faults = {identity: fault_state(fault) for identity, fault in self._faults.active().items()}

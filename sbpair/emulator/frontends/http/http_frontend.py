@@ -1,6 +1,6 @@
-"""The HTTP door: which of the doors behind it a request is for, and what the log gets to see of those that are none.
+"""The HTTP frontend: passes each request to the control API, the managed identity, Resource Manager or Atom.
 
-The law of this file: nothing that a peer sends is written to the log, where a token or a key could be read.
+Invariant: nothing that a peer sends is logged, because it could hold a token or a key.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from sbpair.emulator.frontends.arm.arm_request import is_arm
 from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
-from sbpair.emulator.frontends.http import control_frontend as control_door
-from sbpair.emulator.frontends.http import identity_frontend as identity_door
+from sbpair.emulator.frontends.http import control_frontend, identity_frontend
 from sbpair.emulator.service_errors import log_bug
 
 if TYPE_CHECKING:
@@ -29,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """What is no HTTP is its sender's mistake, and worth a line of information; everything else is ours."""
+    """aiohttp's log without content: invalid HTTP is reported as information, anything else as a bug."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **others: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
-            self.info("A request that is no HTTP was refused: %s.", type(exc_info).__name__)
+            self.info("Refused a request that is not HTTP: %s.", type(exc_info).__name__)
         elif isinstance(exc_info, Exception):
             log_bug(self.logger, "request", exc_info)
         else:
@@ -53,9 +52,9 @@ def http_server(
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
-        if path.startswith(control_door.PREFIX):
+        if path.startswith(control_frontend.PREFIX):
             return await control.handle(request)
-        if identity is not None and path.startswith(identity_door.PREFIX):
+        if identity is not None and path.startswith(identity_frontend.PREFIX):
             return identity.handle(request)
         if namespace.is_down:
             if request.transport is not None:
@@ -65,9 +64,9 @@ def http_server(
             return await arm.handle(request)
         if namespace.fault_points.latency_seconds:
             await asyncio.sleep(namespace.fault_points.latency_seconds)
-        answer = await atom.handle(request)
-        # The emulator's clock, which is not always the machine's.
-        answer.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
-        return answer
+        response = await atom.handle(request)
+        # The emulator's clock can be ahead of the machine's.
+        response.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
+        return response
 
     return web.Server(handle, access_log=None, logger=QuietLog(logger))

@@ -1,7 +1,6 @@
-"""A managed identity for this machine: where azure-identity asks for tokens, as it does on Azure's App Service.
+"""A managed identity in the form of Azure App Service, from which azure-identity requests tokens.
 
-Whoever knows the secret of IDENTITY_HEADER gets a token, and nobody else does. It stays reachable whatever is down: it
-is no part of a namespace.
+The secret in IDENTITY_HEADER is required. The endpoint is not part of a namespace and stays reachable during outages.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import secrets
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs
 
 from aiohttp import web
 
 from sbpair.emulator.access.bearer import Issuer
-from sbpair.emulator.frontends.atom.atom_request import target_of
+from sbpair.emulator.frontends.http.request_parts import read_query, split_target
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock
@@ -27,7 +25,7 @@ API_VERSION: Final = "2019-08-01"
 
 @dataclass(frozen=True, slots=True)
 class IdentityEndpoint:
-    """What azure-identity wants to be told by the environment."""
+    """The address and secret that azure-identity reads from the environment."""
 
     endpoint: str
     header: str = field(repr=False)
@@ -38,7 +36,7 @@ class IdentityEndpoint:
 
 
 class IdentityFrontend:
-    """Answers requests for tokens."""
+    """The token endpoint."""
 
     def __init__(self, clock: Clock) -> None:
         self.issuer = Issuer()
@@ -52,10 +50,10 @@ class IdentityFrontend:
     def handle(self, request: web.BaseRequest) -> web.Response:
         given = request.headers.get("X-IDENTITY-HEADER", "")
         if not hmac.compare_digest(given.encode(), self.header.encode()):
-            return refusal(401, "The header X-IDENTITY-HEADER is missing, or is not the one of IDENTITY_HEADER.")
-        query = {name.lower(): values[0] for name, values in parse_qs(target_of(request)[1]).items()}
+            return error_response(401, "The header X-IDENTITY-HEADER is missing, or is not the one of IDENTITY_HEADER.")
+        query = read_query(split_target(request)[1])
         if request.method != "GET" or query.get("api-version") != API_VERSION or not query.get("resource"):
-            return refusal(400, f"A token is asked for by GET with api-version={API_VERSION} and resource=….")
+            return error_response(400, f"Request a token by GET with api-version={API_VERSION} and resource=….")
         return web.json_response(self._token(query["resource"]))
 
     def _token(self, resource: str) -> dict[str, str]:
@@ -69,5 +67,5 @@ class IdentityFrontend:
         }
 
 
-def refusal(status: int, message: str) -> web.Response:
+def error_response(status: int, message: str) -> web.Response:
     return web.json_response({"statusCode": status, "message": message}, status=status)
