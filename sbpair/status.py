@@ -20,7 +20,7 @@ from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
 from sbpair.failover import ping, pinger
 from sbpair.failover.ping import Health, Pinged
 from sbpair.management import auditing
-from sbpair.management.backlog_scan import open_look
+from sbpair.management.backlog_scan import open_backlog_scan
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
 from sbpair.move.peek.destination_lookup import OTHERS
@@ -179,10 +179,10 @@ async def _looked_at(pair: Pair, why: str) -> _Backlog:
     def ignored(_event: object) -> None:
         return
 
-    async with open_look(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=ignored) as look:
-        seen = await look.at_all({path: Utilisation(max_bytes=0) for path in paths}, time.time())
-        unseen = {each.name: each.reason for each in look.unseen() if each.name != pair.primary.name}
-        waiting = _waiting(look.destinations())
+    async with open_backlog_scan(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=ignored) as scan:
+        seen = await scan.scan_all({path: Utilisation(max_bytes=0) for path in paths}, time.time())
+        unseen = {each.name: each.reason for each in scan.unseen() if each.name != pair.primary.name}
+        waiting = _waiting(scan.destinations())
     denied = pair.secondary.name in unseen
     queues = tuple(
         QueueStatus(

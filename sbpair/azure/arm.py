@@ -1,7 +1,7 @@
-"""The entities of a namespace, over azure-mgmt-servicebus: Azure Resource Manager instead of the namespace itself.
+"""One namespace's management side over Azure Resource Manager, by azure-mgmt-servicebus.
 
-Thin, like `atom`: it asks and translates errors. `/` in a queue's or a topic's name is `~` here, and only here.
-It signs in as an identity, whatever the namespace's own credential is: Resource Manager takes no shared access key.
+Thin, like `atom`: it calls, converts and translates errors. It signs in as an identity, whatever the namespace's own
+credential is: Resource Manager accepts no shared access key.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from azure.core.exceptions import HttpResponseError
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
-from sbpair.azure.arm_json import body_of, counts_of, name_of, path_of, read, read_rule, state_of
+from sbpair.azure.arm_json import arm_counts, arm_state, body_of, name_of, path_of, read, read_rule
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
-from sbpair.azure.transport import CALL_SECONDS, HttpRoute, RoutedTransport, is_local, road_to, session_for
+from sbpair.azure.transport import CALL_SECONDS, HttpRoute, RoutedTransport, http_route, is_local, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, asking_for_partitions
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sbpair.azure.interfaces import Kind, NamespaceControl
 
-Anything = QueueSpec | Topic | Subscription | Rule
+AnyDescribed = QueueSpec | Topic | Subscription | Rule
 Json = dict[str, Any]
 Described = TypeVar("Described", Queue, Topic, Subscription)
 
@@ -41,18 +41,18 @@ CLOUDS: Final = {
     ".servicebus.usgovcloudapi.net": AzureClouds.AZURE_US_GOVERNMENT,
     ".servicebus.chinacloudapi.cn": AzureClouds.AZURE_CHINA_CLOUD,
 }
-SIGN_IN_HINT: Final = "sign in (az login): Resource Manager takes no connection string; --via atom does"
+SIGN_IN_HINT: Final = "sign in (az login): Resource Manager accepts no connection string; --via atom does"
 
 
 @asynccontextmanager
-async def open_namespace(
+async def open_arm(
     endpoint: Endpoint, group: ResourceGroup, *, call_seconds: float = CALL_SECONDS
 ) -> AsyncIterator[NamespaceControl]:
-    """The namespace of `endpoint`, which is in `group`. Nothing is connected before the first call.
+    """Open the namespace of `endpoint`, in `group`. Nothing is connected before the first call.
 
-    Raises UsageError for a namespace that is in no cloud whose Resource Manager is known.
+    Raises UsageError for a namespace in a cloud whose Resource Manager is unknown.
     """
-    road, scopes = manager_of(endpoint)
+    route, scopes = manager_route(endpoint)
     trusted = endpoint if is_local(endpoint) else replace(endpoint, ca_file=None, tls=True)
     async with (
         session_for(trusted) as session,
@@ -60,53 +60,55 @@ async def open_namespace(
         ServiceBusManagementClient(
             credential,
             group.subscription,
-            # Tokens go over https for the client; an emulator's road leads it to plain HTTP.
-            base_url=f"https://{road.authority}",
+            # The client sends tokens over https only; the route leads to an emulator's plain HTTP.
+            base_url=f"https://{route.authority}",
             credential_scopes=scopes,
-            transport=RoutedTransport(road, session, call_seconds),
+            transport=RoutedTransport(route, session, call_seconds),
             retry_total=0,
         ) as client,
     ):
         yield ArmNamespace(client, group.name, endpoint.name)
 
 
-def manager_of(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
-    """The way to the Resource Manager of a namespace's cloud, and the scopes of its tokens; an emulator is its own."""
+def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
+    """Return the route to a cloud's Resource Manager, and its tokens' scopes. An emulator is its own manager."""
     cloud = next((each for suffix, each in CLOUDS.items() if endpoint.authority.lower().endswith(suffix)), None)
     found = get_arm_endpoints(cloud or AzureClouds.AZURE_PUBLIC_CLOUD)
     if is_local(endpoint):
-        return road_to(endpoint), found["credential_scopes"]
+        return http_route(endpoint), found["credential_scopes"]
     if cloud is None:
         raise UsageError(
-            f"{endpoint.authority} does not say in which cloud of Azure it is",
-            hint=f"leave --via arm to namespaces of {', '.join(CLOUDS)}",
+            f"{endpoint.authority} is in no known cloud of Azure",
+            hint=f"use --via arm for namespaces of {', '.join(CLOUDS)}",
         )
     authority = found["resource_manager"].removeprefix("https://").strip("/")
     return HttpRoute("https", authority, authority), found["credential_scopes"]
 
 
 class ArmNamespace:
-    """`NamespaceControl` of one namespace. To be had from `open_namespace`."""
+    """`NamespaceControl` of one namespace. Get one from `open_arm`."""
 
     def __init__(self, client: ServiceBusManagementClient, group: str, namespace: str) -> None:
         self._client = client
-        self._place = (group, namespace)
+        self._address = (group, namespace)
         self._namespace = namespace
         self._capacity: Capacity | None = None
-        self._asking = asyncio.Lock()
+        self._capacity_lock = asyncio.Lock()
 
-    # Queues as such
+    # Queues by path, as the service reports them
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
-        found = await self._queues()
-        under = [each for each in found if each[0].lower().startswith(prefix.lower())]
-        return [state_of(path, properties, counted=counts) for path, properties in under]
+        return [
+            arm_state(path, properties, counted=counts)
+            for path, properties in await self._queues()
+            if path.lower().startswith(prefix.lower())
+        ]
 
     async def get(self, path: str) -> QueueState:
-        return state_of(path, await self._read(QueueSpec(path)))
+        return arm_state(path, await self._read(QueueSpec(path)))
 
     async def counts(self, path: str) -> Counts:
-        return counts_of(await self._read(QueueSpec(path)))
+        return arm_counts(await self._read(QueueSpec(path)))
 
     # Entities of every kind
 
@@ -114,10 +116,10 @@ class ArmNamespace:
         return (await self.capacity()).tier.name
 
     async def capacity(self) -> Capacity:
-        async with self._asking:
+        async with self._capacity_lock:
             if self._capacity is None:
                 with self._translated("read the namespace's tier"):
-                    found = await self._client.namespaces.get(*self._place)
+                    found = await self._client.namespaces.get(*self._address)
                 sku, partitions = found["sku"], _properties(found).get("premiumMessagingPartitions")
                 self._capacity = Capacity(tiers.named(str(sku["name"])), sku.get("capacity"), partitions or None)
         return self._capacity
@@ -130,22 +132,22 @@ class ArmNamespace:
 
     async def queues(self) -> list[Queue]:
         found = await self._queues()
-        return [await self._as_chosen(read(Queue(path), properties)) for path, properties in found]
+        return [await self._with_chosen_size(read(Queue(path), properties)) for path, properties in found]
 
     async def topics(self) -> list[Topic]:
         found = await self._topics()
-        return [await self._as_chosen(read(Topic(path), properties)) for path, properties in found]
+        return [await self._with_chosen_size(read(Topic(path), properties)) for path, properties in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
-        place = (*self._place, name_of(topic))
+        address = (*self._address, name_of(topic))
         with self._translated(f"list the subscriptions of {topic}"):
-            found = await _all(self._client.subscriptions.list_by_topic(*place, enforce_https=False))
+            found = await _all(self._client.subscriptions.list_by_topic(*address, enforce_https=False))
         return [read(Subscription(topic, name), properties) for name, properties in found]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        place = (*self._place, name_of(topic), subscription)
+        address = (*self._address, name_of(topic), subscription)
         with self._translated(f"list the rules of {topic}/{subscription}"):
-            found = await _all(self._client.rules.list_by_subscriptions(*place, enforce_https=False))
+            found = await _all(self._client.rules.list_by_subscriptions(*address, enforce_https=False))
         return [read_rule(Rule(topic, subscription, name), properties) for name, properties in found]
 
     async def read(self, like: Kind) -> Kind:
@@ -156,16 +158,16 @@ class ArmNamespace:
             raise
         if isinstance(like, Rule):
             return read_rule(like, found)
-        return await self._as_chosen(read(like, found))
+        return await self._with_chosen_size(read(like, found))
 
-    async def create(self, entity: Anything) -> bool:
-        """What is there is looked for first: Resource Manager's PUT would change it, and takes no condition."""
+    async def create(self, entity: AnyDescribed) -> bool:
+        """Create an entity after a check that it is missing: a PUT would change an existing one."""
         with suppress(EntityMissing):
             await self._read(entity)
             return False
         if isinstance(entity, (QueueSpec, Topic)) and ((await self.capacity()).partitions or 1) > 1:
             entity = asking_for_partitions(entity)
-        with self._translated(f"create {_called(entity)}"):
+        with self._translated(f"create {_label(entity)}"):
             try:
                 await self._put(entity, body_of(entity))
             except HttpResponseError as error:
@@ -175,50 +177,50 @@ class ArmNamespace:
         return True
 
     async def delete_rule(self, rule: Rule) -> None:
-        with suppress(EntityMissing), self._translated(f"delete {_called(rule)}"):
-            await self._client.rules.delete(*self._place, name_of(rule.topic), rule.subscription, rule.name)
+        with suppress(EntityMissing), self._translated(f"delete {_label(rule)}"):
+            await self._client.rules.delete(*self._address, name_of(rule.topic), rule.subscription, rule.name)
 
     async def _queues(self) -> list[tuple[str, Json]]:
         with self._translated("list the queues"):
-            found = await _all(self._client.queues.list_by_namespace(*self._place, enforce_https=False))
+            found = await _all(self._client.queues.list_by_namespace(*self._address, enforce_https=False))
         return [(path_of(name), properties) for name, properties in found]
 
     async def _topics(self) -> list[tuple[str, Json]]:
         with self._translated("list the topics"):
-            # A page's link is an emulator's own, in plain HTTP; all requests take the road that leads to it.
-            found = await _all(self._client.topics.list_by_namespace(*self._place, enforce_https=False))
+            # An emulator's page links are plain HTTP; all requests take its route.
+            found = await _all(self._client.topics.list_by_namespace(*self._address, enforce_https=False))
         return [(path_of(name), properties) for name, properties in found]
 
-    async def _read(self, entity: Anything) -> Json:
-        with self._translated(f"read {_called(entity)}"):
+    async def _read(self, entity: AnyDescribed) -> Json:
+        with self._translated(f"read {_label(entity)}"):
             return _properties(await self._get(entity))
 
-    async def _get(self, entity: Anything) -> Any:
-        client, place = self._client, self._place
+    async def _get(self, entity: AnyDescribed) -> Any:
+        client, address = self._client, self._address
         match entity:
             case Topic():
-                return await client.topics.get(*place, name_of(entity.path))
+                return await client.topics.get(*address, name_of(entity.path))
             case Subscription():
-                return await client.subscriptions.get(*place, name_of(entity.topic), entity.name)
+                return await client.subscriptions.get(*address, name_of(entity.topic), entity.name)
             case Rule():
-                return await client.rules.get(*place, name_of(entity.topic), entity.subscription, entity.name)
-        return await client.queues.get(*place, name_of(entity.path))
+                return await client.rules.get(*address, name_of(entity.topic), entity.subscription, entity.name)
+        return await client.queues.get(*address, name_of(entity.path))
 
-    async def _put(self, entity: Anything, body: Any) -> None:
-        client, place = self._client, self._place
+    async def _put(self, entity: AnyDescribed, body: Any) -> None:
+        client, address = self._client, self._address
         match entity:
             case Topic():
-                await client.topics.create_or_update(*place, name_of(entity.path), body)
+                await client.topics.create_or_update(*address, name_of(entity.path), body)
             case Subscription():
-                await client.subscriptions.create_or_update(*place, name_of(entity.topic), entity.name, body)
+                await client.subscriptions.create_or_update(*address, name_of(entity.topic), entity.name, body)
             case Rule():
                 named = (name_of(entity.topic), entity.subscription, entity.name)
-                await client.rules.create_or_update(*place, *named, body)
+                await client.rules.create_or_update(*address, *named, body)
             case _:
-                await client.queues.create_or_update(*place, name_of(entity.path), body)
+                await client.queues.create_or_update(*address, name_of(entity.path), body)
 
-    async def _as_chosen(self, entity: Described) -> Described:
-        """The size of one part; only the tier says whether what was read is several of them."""
+    async def _with_chosen_size(self, entity: Described) -> Described:
+        """Divide the size of a partitioned entity; only the tier shows whether it was multiplied."""
         if isinstance(entity, Subscription) or not entity.enable_partitioning:
             return entity
         tier = (await self.capacity()).tier
@@ -234,8 +236,8 @@ class ArmNamespace:
         with suppress(EntityMissing):
             await self._read(other)
             raise NameTaken(
-                f"{like.path} is a {other.kind} in {self._namespace}, and no {like.kind}",
-                hint="rename or delete what has its name",
+                f"{like.path} is a {other.kind} in {self._namespace}, not a {like.kind}",
+                hint="rename or delete the entity of that name",
             )
 
     def _translated(self, what: str) -> AbstractContextManager[None]:
@@ -243,7 +245,6 @@ class ArmNamespace:
 
 
 async def _all(pages: AsyncIterable[Any]) -> list[tuple[str, Json]]:
-    """The name and the properties of each resource."""
     return [(str(each["name"]), _properties(each)) async for each in pages]
 
 
@@ -251,5 +252,5 @@ def _properties(resource: Any) -> Json:
     return dict(resource.get("properties") or {})
 
 
-def _called(entity: Anything) -> str:
+def _label(entity: AnyDescribed) -> str:
     return f"the {entity.kind} {entity.path}"

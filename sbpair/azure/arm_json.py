@@ -1,7 +1,7 @@
-"""Entities as Azure Resource Manager's JSON, and back. Pure.
+"""Conversion between entities and Azure Resource Manager's JSON. Pure.
 
-`/` in a queue's or a topic's name is `~` in a resource's. Read are plain values, never the client's attributes: those
-round durations to what a timedelta holds.
+`/` in a queue's or topic's name is `~` in a resource's. Values are read from the JSON, never from the client's
+attributes: those round durations to the precision of a timedelta.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 Json = Mapping[str, Any]
 Described = TypeVar("Described", QueueSpec, Queue, Topic, Subscription)
 
-# Premium refuses them on an entity; no is the service's own default.
-SAID_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
+# Premium refuses these on an entity; false is the service's own default.
+SENT_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
 NAMES: Final = frozenset({"path", "topic", "name"})
-CORRELATED: Final = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
+CORRELATION_KEYS: Final = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
 
 
 def name_of(path: str) -> str:
@@ -40,7 +40,7 @@ def camel(name: str) -> str:
 
 
 def body_of(entity: QueueSpec | Topic | Subscription | Rule) -> dict[str, Any]:
-    """The whole description, defaults too: what is left out would be reset where an entity is there already."""
+    """Return the whole description, defaults included: an omitted property of an existing entity would be reset."""
     return {"properties": _rule(entity) if isinstance(entity, Rule) else _described(entity)}
 
 
@@ -49,24 +49,24 @@ def _described(entity: QueueSpec | Topic | Subscription) -> dict[str, Any]:
     return {
         camel(name): value
         for name, value in values.items()
-        if value not in (None, "") and (value or name not in SAID_IF_TRUE)
+        if value not in (None, "") and (value or name not in SENT_IF_TRUE)
     }
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
-    said: dict[str, Any] = {"action": {"sqlExpression": rule.action} if rule.action else {}}
+    action: dict[str, Any] = {"action": {"sqlExpression": rule.action} if rule.action else {}}
     if isinstance(rule.filter, SqlFilter):
-        return {**said, "filterType": "SqlFilter", "sqlFilter": {"sqlExpression": rule.filter.expression}}
-    compared = {camel(name): value for name in CORRELATED if (value := getattr(rule.filter, name))}
-    correlation = {**compared, "properties": dict(rule.filter.properties)}
-    return {**said, "filterType": "CorrelationFilter", "correlationFilter": correlation}
+        return {**action, "filterType": "SqlFilter", "sqlFilter": {"sqlExpression": rule.filter.expression}}
+    system = {camel(name): value for name in CORRELATION_KEYS if (value := getattr(rule.filter, name))}
+    correlation = {**system, "properties": dict(rule.filter.properties)}
+    return {**action, "filterType": "CorrelationFilter", "correlationFilter": correlation}
 
 
 # Reading
 
 
 def read(named: Described, properties: Json) -> Described:
-    """`named` with all that the service says of it, as it says it. What it leaves out is its default."""
+    """Return `named` with the properties that the service reports. An omitted one has its default."""
     values = {each.name: properties.get(camel(each.name)) for each in fields(named) if each.name not in NAMES}
     return replace(named, **{name: value for name, value in values.items() if value is not None})
 
@@ -77,19 +77,19 @@ def read_rule(named: Rule, properties: Json) -> Rule:
         sql = (properties.get("sqlFilter") or {}).get("sqlExpression")
         return replace(named, filter=SqlFilter(sql) if sql else SqlFilter(), action=action)
     correlation = properties.get("correlationFilter") or {}
-    texts = {name: correlation.get(camel(name)) or "" for name in CORRELATED}
-    named_too = tuple(sorted((correlation.get("properties") or {}).items()))
-    return replace(named, filter=CorrelationFilter(**texts, properties=named_too), action=action)
+    texts = {name: correlation.get(camel(name)) or "" for name in CORRELATION_KEYS}
+    own = tuple(sorted((correlation.get("properties") or {}).items()))
+    return replace(named, filter=CorrelationFilter(**texts, properties=own), action=action)
 
 
-def state_of(path: str, properties: Json, *, counted: bool = False) -> QueueState:
-    """A queue with its size as the service gives it, and its messages counted, or not."""
+def arm_state(path: str, properties: Json, *, counted: bool = False) -> QueueState:
+    """Convert a queue, with the size that the service reports, and with its counts if `counted`."""
     partitioned = bool(properties.get("enablePartitioning"))
-    known = (counts_of(properties), usage_of(properties)) if counted else ()
+    known = (arm_counts(properties), _usage(properties)) if counted else ()
     return QueueState(read(QueueSpec(path), properties), partitioned, *known)
 
 
-def counts_of(properties: Json) -> Counts:
+def arm_counts(properties: Json) -> Counts:
     details = properties.get("countDetails") or {}
     return Counts(
         active=details.get("activeMessageCount") or 0,
@@ -101,14 +101,18 @@ def counts_of(properties: Json) -> Counts:
     )
 
 
-def usage_of(properties: Json) -> Usage:
+def _usage(properties: Json) -> Usage:
     times = (properties.get(name) for name in ("createdAt", "updatedAt", "accessedAt"))
-    return Usage(properties.get("sizeInBytes"), *(_seconds(each) for each in times))
+    return Usage(properties.get("sizeInBytes"), *(epoch_seconds(_datetime(each)) for each in times))
 
 
-def _seconds(at: str | None) -> float | None:
-    """Since 1970; the service's year 1 is a time that never was."""
-    if not at or at.startswith("0001-"):
+def epoch_seconds(at: datetime | None) -> float | None:
+    """Return seconds since 1970. The service writes the year 1 for a time that never was: None."""
+    return None if at is None or at.year == 1 else at.timestamp()
+
+
+def _datetime(text: str | None) -> datetime | None:
+    if not text:
         return None
-    when = datetime.fromisoformat(at)
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

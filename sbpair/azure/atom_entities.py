@@ -1,6 +1,6 @@
-"""Entities as azure-servicebus' administration client says them, there and back.
+"""Conversion between entities and azure-servicebus' administration client. Pure.
 
-Pure conversions. What is the service's default is not said, but for what ALWAYS_SAID names.
+A property with the service's default is not sent, except those of ALWAYS_SENT.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
+from sbpair.azure.arm_json import epoch_seconds
 from sbpair.model.durations import iso_duration
 from sbpair.model.entities import (
     EVERY_MESSAGE,
@@ -31,17 +32,22 @@ from sbpair.model.entities import (
     Subscription,
     Topic,
 )
-from sbpair.model.queues import QueueSpec
+from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from azure.servicebus.management import QueueProperties, SubscriptionProperties, TopicProperties
+    from azure.servicebus.management import (
+        QueueProperties,
+        QueueRuntimeProperties,
+        SubscriptionProperties,
+        TopicProperties,
+    )
 
 Value = str | int | bool
 
-# What the creation of a queue always says, default or not: the original's clients said it, and a default may change.
-ALWAYS_SAID = (
+# Sent with each creation of a queue, default or not: the original client sent them, and a default may change.
+ALWAYS_SENT = (
     "lock_duration",
     "max_size_in_megabytes",
     "max_delivery_count",
@@ -53,28 +59,28 @@ ALWAYS_SAID = (
 _TICKS_A_MICROSECOND = 10
 _MICROSECOND = timedelta(microseconds=1)
 _FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
-_CORRELATED = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
+_CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
 
 
 def description(entity: QueueSpec | Topic | Subscription) -> dict[str, Value]:
-    """The keyword arguments of a creation: what is always said, and whatever else is not the service's default."""
-    said = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in NAMES}
+    """Return the keyword arguments of a creation: ALWAYS_SENT, and properties that differ from the default."""
+    values = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in NAMES}
     defaults = {each.name: each.default for each in fields(entity)}
-    always = ALWAYS_SAID if isinstance(entity, QueueSpec) else ()
-    return {name: value for name, value in said.items() if name in always or value != defaults[name]}
+    always = ALWAYS_SENT if isinstance(entity, QueueSpec) else ()
+    return {name: value for name, value in values.items() if name in always or value != defaults[name]}
 
 
 def queue_of(properties: QueueProperties) -> Queue:
-    """A queue as the SDK gives it. What the service left out is its default."""
-    return Queue(properties.name, **said(properties, Queue))
+    """Convert a queue of the SDK. An omitted property has its default."""
+    return Queue(properties.name, **_given(properties, Queue))
 
 
 def topic_of(properties: TopicProperties) -> Topic:
-    return Topic(properties.name, **said(properties, Topic))
+    return Topic(properties.name, **_given(properties, Topic))
 
 
 def subscription_of(topic: str, properties: SubscriptionProperties) -> Subscription:
-    return Subscription(topic, properties.name, **said(properties, Subscription))
+    return Subscription(topic, properties.name, **_given(properties, Subscription))
 
 
 def rule_of(topic: str, subscription: str, properties: RuleProperties) -> Rule:
@@ -82,37 +88,67 @@ def rule_of(topic: str, subscription: str, properties: RuleProperties) -> Rule:
     return Rule(topic, subscription, properties.name, _filter_of(properties.filter), action or "")
 
 
-def said(properties: object, kind: type[QueueSpec | Topic | Subscription]) -> dict[str, Any]:
-    """The fields of `kind` that the service gave, as they are written there."""
+def _given(properties: object, kind: type[QueueSpec | Topic | Subscription]) -> dict[str, Any]:
+    """Return the fields of `kind` that the service sent, durations as ISO 8601 text."""
     read = {each.name: getattr(properties, each.name) for each in fields(kind) if each.name not in NAMES}
     return {name: _written(name, value) for name, value in read.items() if value is not None}
 
 
-def sdk_filter(wanted: SqlFilter | CorrelationFilter) -> SqlRuleFilter | CorrelationRuleFilter:
-    if isinstance(wanted, CorrelationFilter):
-        given = {name: getattr(wanted, name) or None for name in _CORRELATED}
-        return CorrelationRuleFilter(**given, properties=dict(wanted.properties))
-    if wanted.expression == EVERY_MESSAGE:
+def atom_state(
+    path: str, properties: QueueProperties, counts: Counts | None = None, usage: Usage | None = None
+) -> QueueState:
+    """Convert a queue of the SDK, with the size that the service reports. An omitted property has its default."""
+    return QueueState(
+        QueueSpec(path, **_given(properties, QueueSpec)), bool(properties.enable_partitioning), counts, usage
+    )
+
+
+def atom_counts(runtime: QueueRuntimeProperties) -> Counts:
+    return Counts(*(count or 0 for count in count_figures(runtime)))
+
+
+def count_figures(runtime: QueueRuntimeProperties) -> tuple[int | None, ...]:
+    """Return the figures of `Counts` in its order, None for one that the service omitted."""
+    return (
+        runtime.active_message_count,
+        runtime.dead_letter_message_count,
+        runtime.scheduled_message_count,
+        runtime.total_message_count,
+        runtime.transfer_message_count,
+        runtime.transfer_dead_letter_message_count,
+    )
+
+
+def atom_usage(runtime: QueueRuntimeProperties) -> Usage:
+    times = (runtime.created_at_utc, runtime.updated_at_utc, runtime.accessed_at_utc)
+    return Usage(runtime.size_in_bytes, *(epoch_seconds(each) for each in times))
+
+
+def sdk_filter(selected: SqlFilter | CorrelationFilter) -> SqlRuleFilter | CorrelationRuleFilter:
+    if isinstance(selected, CorrelationFilter):
+        given = {name: getattr(selected, name) or None for name in _CORRELATION_KEYS}
+        return CorrelationRuleFilter(**given, properties=dict(selected.properties))
+    if selected.expression == EVERY_MESSAGE:
         return TrueRuleFilter()
-    return FalseRuleFilter() if wanted.expression == NO_MESSAGE else SqlRuleFilter(wanted.expression)
+    return FalseRuleFilter() if selected.expression == NO_MESSAGE else SqlRuleFilter(selected.expression)
 
 
 def sdk_action(expression: str) -> SqlRuleAction | None:
     return SqlRuleAction(expression) if expression else None
 
 
-class Answered(Exception):
-    """The service has made what it was asked for. Raised in the middle of the SDK, and no further than `atom`."""
+class Created(Exception):
+    """The service has created the entity. Raised inside the SDK, and caught in `atom`."""
 
 
-def unread(*_answer: object) -> None:
-    """Raise Answered: reading the description of what was made costs the SDK as much as making it, and nobody looks."""
-    raise Answered
+def skip_answer(*_answer: object) -> None:
+    """Raise Created: decoding the unused answer costs the SDK as much as the request."""
+    raise Created
 
 
 def _filter_of(given: object) -> SqlFilter | CorrelationFilter:
     if isinstance(given, CorrelationRuleFilter):
-        texts = {name: getattr(given, name) or "" for name in _CORRELATED}
+        texts = {name: getattr(given, name) or "" for name in _CORRELATION_KEYS}
         pairs: Iterable[tuple[object, object]] = (given.properties or {}).items()
         return CorrelationFilter(**texts, properties=tuple(sorted((str(key), str(value)) for key, value in pairs)))
     return SqlFilter(given.sql_expression or "") if isinstance(given, SqlRuleFilter) else SqlFilter("")

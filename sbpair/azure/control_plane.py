@@ -1,7 +1,4 @@
-"""Which management side speaks for a namespace: its own, over Atom, or Azure Resource Manager.
-
-The one place where that is chosen; what comes of it answers alike.
-"""
+"""The choice of a namespace's management side: its own, over Atom, or Azure Resource Manager."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_namespace(endpoint: Endpoint, group: ResourceGroup | None = None) -> AsyncIterator[NamespaceControl]:
-    """The management side of `endpoint`: Resource Manager's where a `group` is given, which the namespace is in.
+    """Open the management side of `endpoint`: Resource Manager's where a `group` is given, which contains it.
 
     Nothing is connected before the first call. Raises UsageError where no Resource Manager is known for the namespace.
     """
-    # Each client takes half a second to load, and nobody needs both.
+    # Each client takes half a second to load, and one is enough.
     if group is None:
-        from sbpair.azure import atom
+        from sbpair.azure.atom import open_atom
 
-        async with atom.open_namespace(endpoint) as namespace:
+        async with open_atom(endpoint) as namespace:
             yield namespace
     else:
-        from sbpair.azure import arm
+        from sbpair.azure.arm import open_arm
 
-        async with arm.open_namespace(endpoint, group) as namespace:
+        async with open_arm(endpoint, group) as namespace:
             yield namespace

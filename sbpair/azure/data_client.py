@@ -1,6 +1,6 @@
 """The SDK's data clients, sync and aio, for an endpoint. Nothing is connected before something is sent or received.
 
-The law: nothing is tried twice by the SDK itself, which would not say what it did.
+Invariant: the SDK itself retries nothing, since it would not report it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
-from sbpair.azure.transport import trust
+from sbpair.azure.transport import ssl_context
 from sbpair.model.pair import AMQPS_PORT, SasKey, SasToken, authority_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Signed: TypeAlias = AzureNamedKeyCredential | AzureSasCredential
 
 
 def signed(endpoint: Endpoint) -> Signed | None:
-    """What signs for a key or a signature; None for an identity, which has to be asked."""
+    """Return the SDK credential of a key or a signature; None for an identity, which needs a token."""
     if isinstance(endpoint.credential, SasKey):
         return AzureNamedKeyCredential(endpoint.credential.name, endpoint.credential.key)
     if isinstance(endpoint.credential, SasToken):
@@ -34,12 +34,12 @@ def signed(endpoint: Endpoint) -> Signed | None:
 
 
 def sync_client(endpoint: Endpoint, credential: Signed | TokenCredential, seconds: float | None) -> ServiceBusClient:
-    """For one thread. `seconds` bound an attempt that has no bound of its own. Raises MachineLacks."""
+    """Create a client for one thread. `seconds` limits an attempt without a limit of its own. Raises MachineLacks."""
     return ServiceBusClient(endpoint.authority, credential, **_options(endpoint, seconds))
 
 
 def aio_client(endpoint: Endpoint, credential: Signed | AsyncTokenCredential, seconds: float | None) -> AioClient:
-    """For one coroutine."""
+    """Create a client for one coroutine."""
     return AioClient(endpoint.authority, credential, **_options(endpoint, seconds))
 
 
@@ -49,13 +49,13 @@ def _options(endpoint: Endpoint, seconds: float | None) -> dict[str, Any]:
         "try_timeout": seconds,
         "use_tls": endpoint.tls,
         "transport_type": TransportType.Amqp,
-        "custom_endpoint_address": _detour(endpoint),
-        "ssl_context": trust(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
+        "custom_endpoint_address": _custom_address(endpoint),
+        "ssl_context": ssl_context(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
     }
 
 
-def _detour(endpoint: Endpoint) -> str | None:
-    """Where to connect to, if that is not what the authority says. Over TLS the SDK knows one port only."""
+def _custom_address(endpoint: Endpoint) -> str | None:
+    """Return the address to connect to, unless the authority names it. Over TLS the SDK knows one port only."""
     if endpoint.tls and endpoint.port == AMQPS_PORT:
         known = endpoint.host.lower() == (urlsplit(f"//{endpoint.authority}").hostname or "")
     else:

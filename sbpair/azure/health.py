@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from sbpair.azure.management_errors import translate_management_errors
-from sbpair.azure.transport import road_to, session_for
+from sbpair.azure.transport import http_route, session_for
 from sbpair.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HealthResponse:
 
 async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
     """Ask for the namespace's properties, without a token. Raises Unavailable; MachineLacks for a CA file."""
-    road = road_to(endpoint)
+    road = http_route(endpoint)
     url = f"{road.scheme}://{road.netloc}/$namespaceinfo?api-version=2021-05"
     options = {"headers": {"Host": road.authority}, "server_hostname": road.server_hostname, "allow_redirects": False}
     with translate_management_errors("reach the management side", endpoint.name):

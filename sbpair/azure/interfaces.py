@@ -1,7 +1,4 @@
-"""What this package asks of a namespace's management side: small, so that it can be answered by anything.
-
-Types only.
-"""
+"""Protocols of a namespace's management side, small so that a test can implement them. Types only."""
 
 from __future__ import annotations
 
@@ -25,103 +22,111 @@ class QueueControl(Protocol):
     """
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
-        """Every queue whose path begins with `prefix`, whatever its case; with its messages counted, or not."""
+        """List the queues whose path begins with `prefix`, in any case, with their counts and usage if `counts`."""
         ...
 
     async def get(self, path: str) -> QueueState:
-        """One queue. Raises EntityMissing where there is none of that name."""
+        """Read one queue. Raises EntityMissing, and NameTaken by another kind."""
         ...
 
     async def counts(self, path: str) -> Counts:
-        """How many messages one queue holds, locked ones included. Raises EntityMissing."""
+        """Count the messages of one queue, locked ones included. Raises EntityMissing."""
         ...
 
     async def create(self, spec: QueueSpec) -> bool:
-        """Make a queue. False means that the name was taken before, by whatever it may be."""
+        """Create a queue. Returns False where an entity of any kind has the name already."""
         ...
 
 
 class QueueRemoval(QueueControl, Protocol):
-    """What it takes to do away with queues."""
+    """The calls that remove queues."""
 
     async def exact_counts(self, path: str) -> Counts:
-        """As `QueueControl.counts`; but raises ServiceRefused where the service leaves a figure out."""
+        """Count as `QueueControl.counts` does. Raises ServiceRefused where the service omits a figure."""
         ...
 
     async def set_status(self, path: str, status: str) -> None:
-        """`Active`, `SendDisabled` and the like; all else stays as it is. Raises EntityMissing."""
+        """Set the status, such as `Active` or `SendDisabled`, and nothing else. Raises EntityMissing."""
         ...
 
     async def delete(self, path: str) -> None:
-        """Delete a queue with whatever it holds. Raises EntityMissing."""
+        """Delete a queue with its messages. Raises EntityMissing."""
         ...
 
 
 class EntityControl(Protocol):
     """Entities of every kind in one namespace. Every method raises only errors of `sbpair.errors`.
 
-    Its methods may be called by several coroutines at the same time. Whatever is read has its durations as ISO 8601
-    text, its forwards as paths, and the size that was asked for, not 16 times that.
+    Its methods may be called by several coroutines at the same time. Entities are read with durations as ISO 8601
+    text, forwards as paths, and the chosen size, not 16 times that.
     """
 
     async def tier(self) -> str:
-        """`Basic`, `Standard` or `Premium`."""
+        """Return `Basic`, `Standard` or `Premium`."""
         ...
 
     async def capacity(self) -> Capacity:
-        """The same, and what a Premium namespace is made of."""
+        """Return the tier, and a Premium namespace's messaging units and partitions."""
         ...
 
     async def queue_bytes(self) -> dict[str, int]:
-        """What each queue holds, by path."""
+        """Return the bytes that each queue holds, by path."""
         ...
 
     async def topic_bytes(self) -> dict[str, int]:
-        """What each topic holds, by path."""
+        """Return the bytes that each topic holds, by path."""
         ...
 
     async def queues(self) -> list[Queue]:
-        """Every queue."""
+        """List every queue."""
         ...
 
     async def topics(self) -> list[Topic]:
-        """Every topic."""
+        """List every topic."""
         ...
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
-        """Every subscription of a topic; none where there is no such topic."""
+        """List the subscriptions of a topic; none for a missing topic."""
         ...
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        """Every rule of a subscription; none where there is no such subscription."""
+        """List the rules of a subscription; none for a missing subscription."""
         ...
 
     async def read(self, like: Kind) -> Kind:
-        """The entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
+        """Read the entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
         ...
 
     async def create(self, entity: QueueSpec | Topic | Subscription | Rule) -> bool:
-        """Make an entity. False means that the name was taken before, by whatever it may be.
+        """Create an entity. Returns False where an entity of any kind has the name already.
 
-        In a namespace that is partitioned as a whole, so is what is made in it, whether it asks for it or not.
+        In a namespace that is partitioned as a whole, the entity is partitioned, requested or not.
         """
         ...
 
     async def delete_rule(self, rule: Rule) -> None:
-        """Take a rule away: for the one that the service gives to a new subscription. One that is gone is no error."""
+        """Delete a rule, such as the default rule of a new subscription. A missing one is not an error."""
         ...
 
 
 class NamespaceControl(EntityControl, QueueControl, Protocol):
-    """All of one namespace's management side, whichever client speaks to it."""
+    """All of one namespace's management side, over Atom or Resource Manager."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceProbe:
+    """A namespace's tier, and a queue that links may be opened to without effect, "" where there is none."""
+
+    tier: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class DestinationEntity:
-    """A queue or a topic that messages may be sent to.
+    """A queue or a topic that messages may be sent to. None is unknown.
 
-    `filters` are those of all of a topic's subscriptions: each looks at every message. `message_bytes` is the most that
-    a message may have. `detects_duplicates` is how a message that comes twice is taken once. None is what nobody said.
+    `filters` counts those of all of a topic's subscriptions: each evaluates every message. `message_bytes` is the
+    maximum size of a message.
     """
 
     path: str
@@ -133,19 +138,16 @@ class DestinationEntity:
 
 
 class DestinationControl(Protocol):
-    """Where messages are to go in one namespace. Every method raises only errors of `sbpair.errors`.
-
-    Each thing is asked for once, and remembered.
-    """
+    """The destinations of one namespace, each read once. Every method raises only errors of `sbpair.errors`."""
 
     async def tier(self) -> str:
-        """`Basic`, `Standard` or `Premium`."""
+        """Return `Basic`, `Standard` or `Premium`."""
         ...
 
     async def get(self, path: str) -> DestinationEntity:
-        """A queue or a topic. Raises EntityMissing where there is neither."""
+        """Read a queue or a topic. Raises EntityMissing where neither exists."""
         ...
 
     async def filters_of(self, path: str) -> int:
-        """How many filters look at each message that is sent there: none for a queue. Raises EntityMissing."""
+        """Count the filters that evaluate each message sent there: 0 for a queue. Raises EntityMissing."""
         ...

@@ -1,7 +1,7 @@
-"""What keeps sbpair from working here, and what to do about it.
+"""Diagnosis of this machine and both namespaces, with a hint for each failed check.
 
-Looks only: nothing is sent, received or changed. Checks run at the same time, each for a bounded time, and none hides
-another; what depends on something that failed is told as unknown. `live` asks more, and makes queues for it.
+Read-only: nothing is sent, received or changed. Checks run concurrently, each with a time limit. A check that depends
+on a failed one is unknown. `live_questions` checks more, and creates queues for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from sbpair import backlog
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
-from sbpair.doctor.access import examine
-from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, Tell, diagnosis_exit_code, note, well
-from sbpair.doctor.connectivity import walk
+from sbpair.doctor.access import check_access
+from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, Emit, diagnosis_exit_code, note, ok
+from sbpair.doctor.connectivity import check_connectivity
 from sbpair.errors import NameInvalid
 from sbpair.model.report import Report
 from sbpair.replay.java import is_installed
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["Check", "CheckNote", "CheckResult", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 
 CHECK_SECONDS = 15.0
-"""How long one check may take."""
+"""The time limit of one check."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSubject:
-    """What is to be looked at. A side that is missing here is not looked at: what is wrong with it is known.
+    """The subject of a diagnosis. A side without an endpoint is not checked: its error is known.
 
-    `paths` are entities to try claims on, by side. `send_seconds` is what a send is given before its time-out.
+    `paths` are entities to try claims on, by side. `send_seconds` is the timeout of a send.
     """
 
     endpoints: Mapping[str, Endpoint]
@@ -53,37 +53,39 @@ async def diagnose(
     environ: Mapping[str, str] = os.environ,
     on_event: Callable[[CheckResult], object] = lambda _event: None,
 ) -> Diagnosis:
-    """Look at this machine and at both namespaces. Raises nothing that is wrong with them."""
+    """Check this machine and both namespaces. Their errors are failed checks, never raised."""
 
-    def tell(check: Check) -> Check:
+    def emit(check: Check) -> Check:
         on_event(CheckResult(check))
         return check
 
     async with asyncio.TaskGroup() as group:
-        here = group.create_task(_machine(subject, seconds, environ, tell), name="this machine")
-        roads, access = {}, {}
+        here = group.create_task(_machine(subject, seconds, environ, emit), name="this machine")
+        connections, access = {}, {}
         for side, endpoint in subject.endpoints.items():
-            roads[side] = group.create_task(walk(side, endpoint, seconds, tell), name=f"road to {side}")
-            looked = examine(side, endpoint, _paths(side, subject), seconds, tell, roads[side])
-            access[side] = group.create_task(looked, name=f"access to {side}")
+            connections[side] = group.create_task(
+                check_connectivity(side, endpoint, seconds, emit), name=f"connectivity of {side}"
+            )
+            checking = check_access(side, endpoint, _paths(side, subject), seconds, emit, connections[side])
+            access[side] = group.create_task(checking, name=f"access to {side}")
     checks = here.result()
     for side in subject.endpoints:
-        checks += [*roads[side].result(), *access[side].result()[0]]
+        checks += [*connections[side].result(), *access[side].result()[0]]
     tiers = {side: task.result()[1] for side, task in access.items()}
-    return Report((*checks, *(tell(each) for each in pair_checks(tiers))))
+    return Report((*checks, *(emit(each) for each in pair_checks(tiers))))
 
 
-async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, str], tell: Tell) -> list[Check]:
+async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, str], emit: Emit) -> list[Check]:
     checks = [machine.file_check(subject.config_file)]
     if subject.state_directory is not None:
         checks.append(machine.state_check(subject.state_directory))
     checks += [*machine.versions(), machine.send_timeout_check(subject.send_seconds)]
     java = await machine.java_check(environ, seconds, wanted=is_installed("pyspark"))
-    return [tell(each) for each in (*checks, java)]
+    return [emit(each) for each in (*checks, java)]
 
 
 def _paths(side: str, subject: CheckSubject) -> tuple[str, ...]:
-    """The entity that was named; else, of the secondary, its first backlog queue."""
+    """Return the entity to try claims on: the given one, or the secondary's first backlog queue."""
     if path := subject.paths.get(side):
         return (path,)
     primary = subject.endpoints.get("primary")
@@ -96,10 +98,10 @@ def _paths(side: str, subject: CheckSubject) -> tuple[str, ...]:
 
 
 def pair_checks(tiers: Mapping[str, str]) -> Sequence[Check]:
-    """What the tiers of the two namespaces mean together; nothing, where one of them is not known."""
+    """Compare the tiers of the two namespaces, if both are known."""
     if not all(tiers.get(side) for side in ("primary", "secondary")):
         return ()
     if tiers["primary"] == "Premium" != tiers["secondary"]:
-        what = "the secondary takes 256 KB a message, the primary more: what is larger cannot wait in the backlog"
-        return (note("tiers", what, "a Premium secondary takes them too"),)
-    return (well("tiers", "what the primary takes, the backlog takes: but the aliases make a message a little larger"),)
+        what = "the secondary accepts 256 KB a message, the primary more: larger messages cannot wait in the backlog"
+        return (note("tiers", what, "use a Premium secondary for larger messages"),)
+    return (ok("tiers", "the backlog accepts the primary's messages, except for the aliases' bytes"),)

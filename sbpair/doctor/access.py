@@ -1,6 +1,6 @@
-"""What the credentials for a namespace let one do there, found out without sending, receiving or changing anything.
+"""Checks of the credentials for a namespace, without sending, receiving or changing anything.
 
-Send and Listen are tried by opening a link, to which no message is given and no credit; Manage by reading.
+Send and Listen are tried by opening a link without messages or credit; Manage by reading.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.amqp_client.client import connect
+from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.health import HealthResponse, check_health
-from sbpair.azure.trial_queues import NamespaceSample, look
+from sbpair.azure.interfaces import NamespaceProbe
 from sbpair.doctor.check import (
     AGAIN,
     Check,
+    Emit,
     Result,
-    Tell,
     bounded,
     failed,
     note,
     of_error,
+    ok,
     skipped,
     unknown,
-    well,
     within,
 )
 from sbpair.errors import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 SKEW_SECONDS = 60.0
-"""By how much clocks may differ: a lock lasts no longer, and a machine that keeps time is a thousand times better."""
+"""The allowed difference of clocks: a lock lasts no longer, and NTP is a thousand times better."""
 
 CLAIMS = ("Send", "Listen", "Manage")
 NEEDED = {
@@ -51,11 +52,9 @@ NEEDED = {
     ("secondary", "Listen"): "syphon cannot take anything out of the backlog",
     ("secondary", "Manage"): "provision and audit cannot work, and syphon cannot find every queue",
 }
-"""What the lack of a claim means; what is not here is needed for extras at most."""
+"""The effect of a missing claim; the others are needed for extras at most."""
 
-BACKLOG_CANNOT_BE = (
-    "Basic: a message lives 14 days at most there, and in a backlog queue for ever; there are no topics and no sessions"
-)
+BACKLOG_CANNOT_BE = "Basic: messages live at most 14 days, and in a backlog queue for ever; no topics and no sessions"
 TIERS = {
     "Basic": "Basic: no topics, sessions, duplicate detection or forwarding; messages up to 256 KB",
     "Standard": "Standard: messages up to 256 KB, and 1000 credits a second for all of the namespace",
@@ -63,79 +62,89 @@ TIERS = {
 }
 
 
-Answers: TypeAlias = "dict[str, SbpairError | None]"
-"""What each claim came to: None where it is granted, else an error that says no, or that says nothing of it."""
+ClaimResults: TypeAlias = "dict[str, SbpairError | None]"
+"""The result of each claim: None where granted, else the error, which may be unrelated to the claim."""
 
 
-async def examine(
-    side: str, endpoint: Endpoint, paths: tuple[str, ...], seconds: float, tell: Tell, road: Awaitable[list[Check]]
+async def check_access(
+    side: str,
+    endpoint: Endpoint,
+    paths: tuple[str, ...],
+    seconds: float,
+    emit: Emit,
+    connection: Awaitable[list[Check]],
 ) -> tuple[list[Check], str]:
-    """All that concerns access and management; and the tier, "" where it is not known.
+    """Run every check of access and management. Returns them and the tier, "" where unknown.
 
-    `paths` are the entities to open links to, in this order; without Manage there is no other. `road` is what comes of
-    the way there, which is walked at the same time: what is told of that is not told again of each claim.
+    `paths` are the entities to open links to, in this order; without Manage no other is known. `connection` yields the
+    concurrent connectivity checks: their failures are not repeated for each claim.
     """
     async with asyncio.TaskGroup() as group:
-        greeted = group.create_task(_management(side, endpoint, seconds, tell), name=f"check_health {side}")
-        looking = group.create_task(_outcome(look(endpoint, seconds=seconds), seconds), name=f"look at {side}")
-        named = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
-    checks, seen, found = greeted.result(), looking.result(), named.result()
-    if isinstance(seen, NamespaceSample) and seen.queue and _nothing_there(found):
-        found = await _links(endpoint, (seen.queue,), seconds)
-    found["Manage"] = None if isinstance(seen, NamespaceSample) else seen
-    passable = {check.name for check in (*checks, *await road) if check.outcome is Outcome.OK}
-    checks += [tell(each) for each in (*_verdicts(side, endpoint, found, passable), *_tier(side, seen))]
-    return checks, seen.tier if isinstance(seen, NamespaceSample) else ""
+        health = group.create_task(_management(side, endpoint, seconds, emit), name=f"health of {side}")
+        probe = group.create_task(_result(_probe(endpoint, seconds), seconds), name=f"probe of {side}")
+        links = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
+    checks, probed, found = health.result(), probe.result(), links.result()
+    if isinstance(probed, NamespaceProbe) and probed.queue and _all_missing(found):
+        found = await _links(endpoint, (probed.queue,), seconds)
+    found["Manage"] = None if isinstance(probed, NamespaceProbe) else probed
+    passed = {check.name for check in (*checks, *await connection) if check.outcome is Outcome.OK}
+    checks += [emit(each) for each in (*_verdicts(side, endpoint, found, passed), *_tier(side, probed))]
+    return checks, probed.tier if isinstance(probed, NamespaceProbe) else ""
 
 
-# The management side, to a stranger
+async def _probe(endpoint: Endpoint, seconds: float) -> NamespaceProbe:
+    async with open_atom(endpoint, call_seconds=seconds) as namespace:
+        return await namespace.probe()
 
 
-async def _management(side: str, endpoint: Endpoint, seconds: float, tell: Tell) -> list[Check]:
-    greetings: list[HealthResponse] = []
+# The management side, without a token
+
+
+async def _management(side: str, endpoint: Endpoint, seconds: float, emit: Emit) -> list[Check]:
+    responses: list[HealthResponse] = []
 
     async def ask() -> str:
-        greetings.append(await check_health(endpoint, seconds=seconds))
-        return f"answers ({greetings[0].status} to a stranger)"
+        responses.append(await check_health(endpoint, seconds=seconds))
+        return f"answers ({responses[0].status} without a token)"
 
-    http = tell(await bounded(f"{side}.http", seconds, ask()))
+    http = emit(await bounded(f"{side}.http", seconds, ask()))
     name = f"{side}.clock"
-    [clock] = [clock_check(name, endpoint.name, each) for each in greetings] or skipped([name], http.name)
-    return [http, tell(clock)]
+    [clock] = [clock_check(name, endpoint.name, each) for each in responses] or skipped([name], http.name)
+    return [http, emit(clock)]
 
 
-def clock_check(name: str, namespace: str, greeting: HealthResponse) -> Check:
-    """Whether this machine's clock is near enough to the namespace's."""
-    ahead = greeting.ahead_seconds
+def clock_check(name: str, namespace: str, response: HealthResponse) -> Check:
+    """Compare this machine's clock with the namespace's."""
+    ahead = response.ahead_seconds
     if ahead is None:
-        return unknown(name, f"{namespace} does not say what time it is")
-    if abs(ahead) <= SKEW_SECONDS + greeting.margin_seconds:
-        return well(name, f"within {max(1.0, abs(ahead) + greeting.margin_seconds):.0f} s of this machine's")
+        return unknown(name, f"{namespace} does not report its time")
+    if abs(ahead) <= SKEW_SECONDS + response.margin_seconds:
+        return ok(name, f"within {max(1.0, abs(ahead) + response.margin_seconds):.0f} s of this machine's")
     way = "behind" if ahead > 0 else "ahead of"
     return failed(
         name,
         f"this machine's clock is {abs(ahead):.0f} s {way} that of {namespace}; {SKEW_SECONDS:.0f} s are allowed",
-        "let this machine keep time by NTP: signatures are made out by its clock, and end an hour later",
+        "synchronise this machine's clock by NTP: signatures expire an hour after its time",
     )
 
 
 # Claims
 
 
-async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> Answers:
-    async def attempt() -> Answers:
+async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> ClaimResults:
+    async def attempt() -> ClaimResults:
         async with (
             token_getter_for(endpoint.credential, endpoint.name) as get,
             connect(endpoint, get_token=get) as wire,
         ):
             return {"Send": await _open(wire.sender, paths), "Listen": await _open(wire.receiver, paths)}
 
-    came_to = await _outcome(attempt(), seconds)
-    return dict.fromkeys(("Send", "Listen"), came_to) if isinstance(came_to, SbpairError) else came_to
+    found = await _result(attempt(), seconds)
+    return dict.fromkeys(("Send", "Listen"), found) if isinstance(found, SbpairError) else found
 
 
 async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ...]) -> SbpairError | None:
-    last: SbpairError = EntityMissing("there is no queue to try it on")
+    last: SbpairError = EntityMissing("no queue to try it on")
     for path in paths:
         try:
             await attach(path)
@@ -148,65 +157,67 @@ async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ..
     return last
 
 
-def _nothing_there(found: Answers) -> bool:
+def _all_missing(found: ClaimResults) -> bool:
     return all(isinstance(each, EntityMissing) for each in found.values())
 
 
-def _verdicts(side: str, endpoint: Endpoint, found: Answers, passable: set[str]) -> list[Check]:
-    stranger = next((each for each in found.values() if isinstance(each, NotAuthenticated)), None)
+def _verdicts(side: str, endpoint: Endpoint, found: ClaimResults, passed: set[str]) -> list[Check]:
+    refused = next((each for each in found.values() if isinstance(each, NotAuthenticated)), None)
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
-    if stranger is not None:
-        return [of_error(name, stranger), *skipped(names, name)]
+    if refused is not None:
+        return [of_error(name, refused), *skipped(names, name)]
     known = any(each is None or isinstance(each, AccessError) for each in found.values())
-    signed = well(name, f"accepted: {_who(endpoint)}") if known else unknown(name, "nothing could be tried")
-    return [signed, *(_verdict(side, claim, found[claim], passable) for claim in CLAIMS)]
+    signed_in = (
+        ok(name, f"accepted: {_credential_name(endpoint)}") if known else unknown(name, "no claim could be tried")
+    )
+    return [signed_in, *(_verdict(side, claim, found[claim], passed) for claim in CLAIMS)]
 
 
-def _verdict(side: str, claim: str, error: SbpairError | None, passable: set[str]) -> Check:
+def _verdict(side: str, claim: str, error: SbpairError | None, passed: set[str]) -> Check:
     name = f"{side}.{claim.lower()}"
     if error is None:
-        return well(name, f"{claim} is granted")
+        return ok(name, f"{claim} is granted")
     need = NEEDED.get((side, claim))
     if isinstance(error, NotAuthorized):
         if need:
             return failed(name, f"{claim} is not granted: {need}", f"use a key or a role with {claim}", error.exit_code)
-        return note(name, f"{claim} is not granted, and sbpair does without it here")
+        return note(name, f"{claim} is not granted, and not needed here")
     if isinstance(error, EntityMissing):
-        return unknown(name, f"{claim} could not be tried: there is no queue to open", _mend_missing(side))
+        return unknown(name, f"{claim} could not be tried: no queue to open", _missing_hint(side))
     what = f"{claim} could not be tried: {error.message}"
     way = f"{side}.{'http' if claim == 'Manage' else 'amqp'}"
-    if isinstance(error, Unavailable) and way in passable:
+    if isinstance(error, Unavailable) and way in passed:
         return failed(name, what, error.hint, error.exit_code)
     return unknown(name, what, error.hint)
 
 
-def _mend_missing(side: str) -> str:
+def _missing_hint(side: str) -> str:
     option = "--queue PATH" if side == "secondary" else "--destination PATH"
-    first = "sbpair provision makes the backlog queues; or " if side == "secondary" else ""
+    first = "create the backlog queues with sbpair provision, or " if side == "secondary" else ""
     return f"{first}name one with {option}"
 
 
-def _who(endpoint: Endpoint) -> str:
+def _credential_name(endpoint: Endpoint) -> str:
     credential = endpoint.credential
     if isinstance(credential, SasKey):
         return f"the key {credential.name}"
-    return "whoever is signed in" if isinstance(credential, Identity) else "a ready-made signature"
+    return "the identity that is signed in" if isinstance(credential, Identity) else "a ready-made signature"
 
 
-def _tier(side: str, seen: NamespaceSample | SbpairError) -> list[Check]:
+def _tier(side: str, probed: NamespaceProbe | SbpairError) -> list[Check]:
     name = f"{side}.tier"
-    if isinstance(seen, SbpairError):
+    if isinstance(probed, SbpairError):
         return skipped([name], f"{side}.manage")
-    told = TIERS.get(seen.tier, seen.tier)
-    if seen.tier != "Basic":
-        return [well(name, told)]
+    described = TIERS.get(probed.tier, probed.tier)
+    if probed.tier != "Basic":
+        return [ok(name, described)]
     if side == "secondary":
-        return [failed(name, BACKLOG_CANNOT_BE, "have a Standard or a Premium namespace as the secondary")]
-    return [note(name, told, "what arrives twice after an outage stays twice there")]
+        return [failed(name, BACKLOG_CANNOT_BE, "use a Standard or a Premium namespace as the secondary")]
+    return [note(name, described, "duplicates sent during an outage are not detected there")]
 
 
-async def _outcome(action: Coroutine[object, object, Result], seconds: float) -> Result | SbpairError:
-    """What `action` comes to, as data."""
+async def _result(action: Coroutine[object, object, Result], seconds: float) -> Result | SbpairError:
+    """Return the result or error of `action`."""
     try:
         return await within(seconds, action)
     except TimeoutError:

@@ -1,6 +1,6 @@
-"""What was found out of one thing: it is well, it failed with a hint, it is worth a note, or nobody can tell. Pure.
+"""The result of one check: ok, failed (with a hint), note, or unknown.
 
-A check that failed has the exit code of what is wrong; notes and what is unknown have none.
+A failed check has the exit code of its error; notes and unknown results have none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class CheckNote:
-    """What to do about a check; of what was tried on a namespace also what is assumed of it, and what was seen."""
+    """The hint of a check; of a live check also the assumed and the observed behaviour."""
 
     hint: str = ""
     assumed: str = ""
@@ -35,18 +35,18 @@ Diagnosis: TypeAlias = Report[CheckNote]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Event: one thing was looked at."""
+    """Event: one check is done."""
 
     check: Check
 
 
-Tell: TypeAlias = Callable[[Check], Check]
-"""Takes a check in, tells of it, and gives it back."""
+Emit: TypeAlias = Callable[[Check], Check]
+"""Reports a check as an event, and returns it."""
 
 UNREACHABLE = ExitCode.UNAVAILABLE
 
 
-def well(name: str, what: str) -> Check:
+def ok(name: str, what: str) -> Check:
     return ReportItem(name, Outcome.OK, what)
 
 
@@ -63,30 +63,30 @@ def failed(name: str, what: str, hint: str, code: int = ExitCode.PARTIAL_OR_FIND
 
 
 def of_error(name: str, error: SbpairError) -> Check:
-    """An error as a check that failed: what it says, and its hint as the hint."""
+    """Return an error as a failed check."""
     return failed(name, error.message, error.hint, error.exit_code)
 
 
 def skipped(names: Iterable[str], because: str) -> list[Check]:
-    """What cannot be looked at while `because` is as it is."""
-    return [unknown(name, f"cannot be told before {because} is well") for name in names]
+    """Return unknown checks, which depend on the failed check `because`."""
+    return [unknown(name, f"unknown until {because} is ok") for name in names]
 
 
 def diagnosis_exit_code(diagnosis: Diagnosis) -> int:
-    """0 with all well; what failed has one exit code, then that; else 3."""
+    """Return 0 without failures, the exit code that all failures share, or 3."""
     return Report(tuple(diagnosis.of(Outcome.FAILED))).exit_code_for()
 
 
 AGAIN = "try again, with a longer --timeout"
-INSIST_SECONDS = 0.5
+CANCEL_SECONDS = 0.5
 
 
 async def bounded(
     name: str, seconds: float, action: Coroutine[object, object, str | Check], *, hint: str = AGAIN
 ) -> Check:
-    """The check that `action` comes to, a text meaning well, or what it failed with, in so many seconds at most.
+    """Run a check for at most so many seconds. A text from `action` means ok; an error is a failed check.
 
-    `hint` is for what has not answered by then.
+    `hint` is that of a timeout.
     """
     try:
         found = await within(seconds, action)
@@ -94,13 +94,13 @@ async def bounded(
         return failed(name, f"no answer within {seconds:g} s", hint, UNREACHABLE)
     except SbpairError as error:
         return of_error(name, error)
-    return well(name, found) if isinstance(found, str) else found
+    return ok(name, found) if isinstance(found, str) else found
 
 
 async def within(seconds: float, action: Coroutine[object, object, Result]) -> Result:
-    """What `action` comes to. Raises TimeoutError after so many seconds, and insists until it has really ended.
+    """Run `action`. Raises TimeoutError after so many seconds, and cancels repeatedly until it has ended.
 
-    Some clean up for longer than anybody wants to wait: an identity whose provider does not answer, for one.
+    Some actions clean up for long, such as an identity whose provider does not answer.
     """
     task = asyncio.ensure_future(action)
     patience = seconds
@@ -113,8 +113,8 @@ async def within(seconds: float, action: Coroutine[object, object, Result]) -> R
             ended = error
         if not task.done():
             task.cancel()
-            patience = INSIST_SECONDS
+            patience = CANCEL_SECONDS
     if ended is not None:
-        task.cancelled() or task.exception()  # whatever it was, nobody waits for it any more
+        task.cancelled() or task.exception()  # mark the exception as retrieved: there is no waiter
         raise ended
     return task.result()

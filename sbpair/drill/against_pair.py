@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter_for
-from sbpair.azure.trial_queues import open_trials
 from sbpair.drill import scenario
 from sbpair.drill.outages import SimulatedOutages
 from sbpair.drill.scenario import Intervals, SendTally, accounted, received
-from sbpair.errors import NameTaken, SbpairError, ServiceRefused
+from sbpair.errors import EntityMissing, NameTaken, SbpairError, ServiceRefused
 from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome
@@ -104,10 +104,11 @@ async def _provision(own: Pair) -> list[str]:
 async def _deleted(endpoint: Endpoint, paths: list[str]) -> list[str]:
     """Delete the queues; what could not be, is answered."""
     left: list[str] = []
-    async with open_trials(endpoint) as trials:
+    async with open_atom(endpoint) as namespace:
         for path in paths:
             try:
-                await trials.delete(path)
+                with suppress(EntityMissing):
+                    await namespace.delete(path)
             except SbpairError:
                 left.append(f"{path} in {endpoint.name}")
     return left

@@ -262,7 +262,7 @@ class Emulator:
         await self._stack.aclose()
 
     def advance(self, ms: int) -> None:
-        """Advance the clock and run at once what has become due."""
+        """Advance the clock and run at once all timers that become due."""
         self.clock.advance(ms)
         if self._timer is not None:
             self._timer.run()

@@ -1,7 +1,6 @@
-"""TLS on the emulator's ports, under a certificate authority that is made for one run and whose key nobody keeps.
+"""TLS on the emulator's ports, with a certificate authority created for one run. Its key is discarded.
 
-`cryptography` is imported here alone, and only when TLS was asked for. What speaks inside of TLS is another door's
-business: the same ones as without.
+Only this module imports `cryptography`, and only with TLS enabled. The frontends inside of TLS are the usual ones.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What a port needs to speak TLS, and the file with which clients can trust it."""
+    """The TLS context of a port, and the file with the CA certificate that clients trust."""
 
     context: ssl.SSLContext
     ca_file: Path
@@ -40,39 +39,38 @@ class Tls:
 
 @contextmanager
 def tls_for(hosts: Iterable[str], ca_file: Path | None = None) -> Iterator[Tls]:
-    """A certificate for these hosts and this machine. Without `ca_file` the authority's is in a private place until the
-    end; a named file stays.
+    """Create a certificate for `hosts` and this machine, and write the CA certificate.
 
-    Raises MachineLacks where it cannot be written.
+    Without `ca_file`, that is a temporary file, removed at the end. Raises MachineLacks if it cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="sbpair-") as private:
-        place = Path(private)
+        directory = Path(private)
         ca_pem, server_pem = certificates(dict.fromkeys((*ALWAYS, *hosts)))
-        wanted = ca_file or place / "ca.pem"
+        path = ca_file or directory / "ca.pem"
         try:
-            wanted.write_bytes(ca_pem)
+            path.write_bytes(ca_pem)
         except OSError as error:
             raise MachineLacks(
-                f"the CA file {wanted} cannot be written: {error.strerror}",
+                f"cannot write the CA file {path}: {error.strerror}",
                 hint="name a file in a directory that exists",
             ) from error
-        yield Tls(server_context(server_pem, place / "server.pem"), wanted)
+        yield Tls(server_context(server_pem, directory / "server.pem"), path)
 
 
-def server_context(pem: bytes, passing: Path) -> ssl.SSLContext:
-    # OpenSSL takes a key from a file only: it is there for this moment.
-    passing.touch(mode=0o600)
-    passing.write_bytes(pem)
+def server_context(pem: bytes, path: Path) -> ssl.SSLContext:
+    # OpenSSL reads keys only from files.
+    path.touch(mode=0o600)
+    path.write_bytes(pem)
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(passing)
+        context.load_cert_chain(path)
     finally:
-        passing.unlink()
+        path.unlink()
     return context
 
 
 def certificates(hosts: Iterable[str]) -> tuple[bytes, bytes]:
-    """The authority's certificate, and a server's with its key, both in PEM form."""
+    """Return the CA certificate, and a server's certificate with its key, as PEM."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -90,7 +88,7 @@ def new_certificate(name: str, key: EllipticCurvePrivateKey, *, issuer: str) -> 
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    # The machine's own time, since that is what clients go by.
+    # The machine's time, which clients use.
     now = datetime.now(UTC)
     subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
@@ -149,19 +147,18 @@ def alternative(host: str) -> GeneralName:
 
 
 class TlsFrontend(asyncio.Protocol):
-    """Takes TLS off a connection, and gives what is inside to another protocol.
+    """The TLS layer of a connection, which passes the decrypted bytes to another protocol.
 
-    It stays between the socket and asyncio's own, since the first bytes have been read before anybody knew that they
-    were TLS's: `loop.start_tls` has no way to be given them.
+    `loop.start_tls` cannot be used: the first bytes were already read to detect the protocol.
     """
 
     def __init__(self, context: ssl.SSLContext, inside: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()
-        shaken: asyncio.Future[None] = loop.create_future()
-        # A handshake that fails ends its connection; nobody waits to be told why.
-        shaken.add_done_callback(lambda done: done.cancelled() or done.exception())
+        handshake: asyncio.Future[None] = loop.create_future()
+        # A failed handshake ends its connection; mark the exception as retrieved.
+        handshake.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._tls = SSLProtocol(
-            loop, inside, context, shaken, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            loop, inside, context, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -171,10 +168,10 @@ class TlsFrontend(asyncio.Protocol):
         rest = memoryview(data)
         while rest:
             room = self._tls.get_buffer(len(rest))
-            taken = min(len(room), len(rest))
-            room[:taken] = rest[:taken]
-            self._tls.buffer_updated(taken)
-            rest = rest[taken:]
+            size = min(len(room), len(rest))
+            room[:size] = rest[:size]
+            self._tls.buffer_updated(size)
+            rest = rest[size:]
 
     def eof_received(self) -> None:
         self._tls.eof_received()

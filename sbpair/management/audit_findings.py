@@ -1,4 +1,4 @@
-"""What an audit has found, and which of it whoever asked wants to fail on. Pure: made of what others have read."""
+"""The result of an audit, and the findings that it fails on. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sbpair.errors import ExitCode
-from sbpair.management import backlog_plan
+from sbpair.management.backlog_plan import queue_finding, why_unexpected
+from sbpair.management.plan import Change, ChangeKind, Plan, describe_differences
 from sbpair.model.entities import PROPERTY_NAMES
-from sbpair.model.queues import Change, Difference, QueueFinding, QueueState, Unexpected, Usage, Utilisation
+from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 
 MEGABYTE = 1024 * 1024
 FULL_SHARE = 0.8
 FULL_SOON_SECONDS = 86_400.0
-"""A queue counts as full from that share on, and when it will be within that time at the rate that was measured."""
+"""A queue is full from that share on, and where it will be within that time at the measured rate."""
 
 ACTIVE = "Active"
 
 
 class AuditFinding(StrEnum):
-    """A kind of thing that an audit may fail on."""
+    """A kind of finding that an audit may fail on."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -37,17 +38,17 @@ class AuditFinding(StrEnum):
 
 
 FAIL_ON = frozenset({AuditFinding.MISSING, AuditFinding.EXTRA, AuditFinding.DRIFT})
-"""What an audit fails on, if nobody says otherwise."""
+"""The findings that an audit fails on by default."""
 
 QueueItem = ReportItem[QueueFinding]
 
 
 @dataclass(frozen=True, slots=True)
 class DestinationSummary:
-    """Where messages of the backlog want to go; "" for those that name no entity.
+    """A destination that peeked messages name; "" for messages that name none.
 
-    `messages` is how many of those that were looked at. `found` is whether it is there, `detects_duplicates` whether it
-    takes a message that comes twice once; None is what nobody says. `reason` is why messages cannot go there.
+    `messages` counts the peeked ones. `found` is whether the entity exists, `topic` and `detects_duplicates` are its
+    properties; None is unknown. `reason` is why messages cannot go there.
     """
 
     name: str
@@ -60,7 +61,7 @@ class DestinationSummary:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What could not be looked at: a queue or a namespace, and why."""
+    """A queue or namespace that could not be read, and why."""
 
     name: str
     reason: str
@@ -68,15 +69,15 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Audit(Report[QueueFinding]):
-    """One Item a queue: those that should be there by index, then extra ones, then those of other primaries."""
+    """One item a queue: desired ones by index, then extra ones, then those of other primaries."""
 
     destinations: tuple[DestinationSummary, ...] = ()
     unseen: tuple[Unseen, ...] = ()
 
     @property
     def findings(self) -> frozenset[AuditFinding]:
-        """Every kind of which there is at least one."""
-        return frozenset(kind for kind, there in self._found().items() if there)
+        """The kinds that were found at least once."""
+        return frozenset(kind for kind, found in self._found().items() if found)
 
     def _found(self) -> Mapping[AuditFinding, Iterable[object]]:
         own = [item.detail for item in self if item.detail and item.outcome is not Outcome.FOREIGN]
@@ -98,7 +99,7 @@ class Audit(Report[QueueFinding]):
 
 
 def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -> int:
-    """3 with any finding that is among `fail_on`, else 0."""
+    """Return 3 for any finding among `fail_on`, else 0."""
     return ExitCode.PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else ExitCode.DONE
 
 
@@ -107,27 +108,23 @@ def is_full(fill: Utilisation) -> bool:
     return soon or (fill.share is not None and fill.share >= FULL_SHARE)
 
 
-def own_items(plan: backlog_plan.BacklogPlan, count: int, fills: Mapping[str, Utilisation]) -> list[QueueItem]:
-    """A plan as findings: what provisioning would create is missing here. `fills` by path."""
-    missing = [_item(each, Outcome.MISSING, "not there: sbpair provision makes it") for each in plan.creates]
-    drifted = [_item(each, Outcome.DRIFTED, backlog_plan.told(each.differences)) for each in plan.drifted]
-    right = [_item(each, Outcome.OK) for each in plan.matches]
-    items = [*sorted([*missing, *drifted, *right], key=_index), *(_extra(each, count) for each in plan.extra)]
-    return [_filled(item, fills.get(item.name)) for item in items]
+def own_items(plan: Plan, count: int, fills: Mapping[str, Utilisation]) -> list[QueueItem]:
+    """Return the items of a pair's own queues: those to create are missing here. `fills` is by path."""
+    return [_with_fill(_item(change, count), fills.get(change.path)) for change in plan.changes]
 
 
 def foreign_item(primary: str, state: QueueState) -> QueueItem:
-    """A backlog queue of another primary that has the same secondary: none of this pair's business."""
+    """Return the item of another primary's backlog queue in the same secondary."""
     detail = QueueFinding(None, counts=state.counts, partitioned=state.partitioned)
     return ReportItem(state.spec.path, Outcome.FOREIGN, f"a backlog queue of {primary}", detail)
 
 
-def fill_of(state: QueueState, now: float, max_idle: float | None) -> Utilisation:
-    """What the namespace's own figures say. `now` is seconds since 1970, `idle_most` seconds."""
+def utilisation(state: QueueState, now: float, max_idle: float | None) -> Utilisation:
+    """Compute a queue's utilisation from the namespace's figures. `now` is seconds since 1970, `max_idle` seconds."""
     usage = state.usage or Usage()
     idle = None if usage.used_at is None else max(0.0, now - usage.used_at)
     return Utilisation(
-        # What is read of a partitioned queue of Standard is the size of all of its partitions already.
+        # A partitioned queue of Standard reads back the size of all its partitions.
         max_bytes=state.spec.max_size_in_megabytes * MEGABYTE,
         size_bytes=usage.size_bytes,
         idle_seconds=idle,
@@ -135,30 +132,34 @@ def fill_of(state: QueueState, now: float, max_idle: float | None) -> Utilisatio
     )
 
 
-def grown(fill: Utilisation, size_bytes: int | None, seconds: float) -> Utilisation:
-    """With what a second sample, so many seconds later, says of how fast it fills."""
+def with_growth(fill: Utilisation, size_bytes: int | None, seconds: float) -> Utilisation:
+    """Add the growth rate from a second sample, taken so many seconds later."""
     if fill.size_bytes is None or size_bytes is None or seconds <= 0:
         return fill
     return replace(fill, size_bytes=size_bytes, bytes_per_second=(size_bytes - fill.size_bytes) / seconds)
 
 
-def _extra(extra: Unexpected, count: int) -> QueueItem:
-    item = _item(extra, Outcome.EXTRA, backlog_plan.why_extra(extra, count))
-    status = extra.state.spec.status
-    if status == ACTIVE or item.detail is None:
-        return item
+def _item(change: Change, count: int) -> QueueItem:
+    detail = queue_finding(change)
+    match change.kind:
+        case ChangeKind.CREATE:
+            return ReportItem(change.path, Outcome.MISSING, "missing: sbpair provision creates it", detail)
+        case ChangeKind.DRIFTED:
+            return ReportItem(change.path, Outcome.DRIFTED, describe_differences(change.differences), detail)
+        case ChangeKind.UNEXPECTED:
+            return _extra(change, count, detail)
+    return ReportItem(change.path, Outcome.OK, "", detail)
+
+
+def _extra(change: Change, count: int, detail: QueueFinding) -> QueueItem:
+    reason = why_unexpected(change.index, count)
+    status = change.state.spec.status if change.state else ACTIVE
+    if status == ACTIVE:
+        return ReportItem(change.path, Outcome.EXTRA, reason, detail)
     differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, status),)
-    reason = f"{item.reason}; {backlog_plan.told(differences)}: a prune may have been cut short"
-    return replace(item, reason=reason, detail=replace(item.detail, differences=differences))
+    reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
+    return ReportItem(change.path, Outcome.EXTRA, reason, replace(detail, differences=differences))
 
 
-def _filled(item: QueueItem, fill: Utilisation | None) -> QueueItem:
+def _with_fill(item: QueueItem, fill: Utilisation | None) -> QueueItem:
     return replace(item, detail=replace(item.detail, fill=fill)) if item.detail and fill else item
-
-
-def _item(change: Change, outcome: Outcome, reason: str = "") -> QueueItem:
-    return ReportItem(change.path, outcome, reason, backlog_plan.finding(change))
-
-
-def _index(item: QueueItem) -> int:
-    return item.detail.index if item.detail and item.detail.index is not None else 0

@@ -1,6 +1,6 @@
-"""What a pair's backlog queues are like, against what they should be, how full they are, and what lies in them.
+"""Audit of a pair's backlog queues: their properties, how full they are, and the messages in them.
 
-Reads only: an audit never changes, creates or removes anything, and raises no delivery count.
+Read-only: an audit changes, creates and removes nothing, and raises no delivery count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair import backlog
 from sbpair.azure.retry import attempt
 from sbpair.errors import SbpairError
-from sbpair.management import backlog_plan
 from sbpair.management.audit_findings import (
     FAIL_ON,
     Audit,
@@ -24,11 +23,12 @@ from sbpair.management.audit_findings import (
     DestinationSummary,
     Unseen,
     audit_exit_code,
-    fill_of,
     foreign_item,
-    grown,
     own_items,
+    utilisation,
+    with_growth,
 )
+from sbpair.management.backlog_plan import desired_queues, plan_backlog
 from sbpair.model import tiers
 from sbpair.model.queues import ControlEvent, Listed
 
@@ -64,23 +64,25 @@ async def audit(
 ) -> Audit:
     """Audit `pair`'s secondary namespace.
 
-    Queues that nobody has used for longer than `idle_seconds` are idle. Of each queue that is not empty, `peek_most`
-    messages are looked at, 0 for none; and where there is such a queue, a second sample `sample_seconds` later says how
-    fast they fill, 0 for none. An empty queue is not looked into, since that would count as use of it.
+    A queue unused for longer than `idle_seconds` is idle. Up to `max_peek` messages of each non-empty queue are peeked,
+    0 for none; a second sample `sample_seconds` later shows how fast these queues fill, 0 for none. Empty queues are
+    not peeked, since a peek counts as use.
 
-    With `group`, which the secondary is in, its queues are listed and counted through Azure Resource Manager. Needs the
-    Manage claim on the secondary, or a role there, and raises what keeps it from listing: AccessError, Unavailable, and
-    NameInvalid for a primary that makes no legal path. What else it may not see, or nobody answers, is `Audit.unseen`.
+    With `group`, which contains the secondary, its queues are listed and counted through Azure Resource Manager.
+    Needs the Manage claim on the secondary, or a role there.
+
+    Raises every error that prevents listing: AccessError, Unavailable, and NameInvalid for a primary whose name makes
+    no legal path. Everything else that could not be read is in `Audit.unseen`.
     """
     # The SDK takes half a second to load, and a bad name should not wait for it.
-    backlog_plan.desired(pair)
+    desired_queues(pair)
     from sbpair.azure.control_plane import open_namespace
-    from sbpair.management.backlog_scan import open_look
+    from sbpair.management.backlog_scan import open_backlog_scan
 
     async with AsyncExitStack() as stack:
         queues = await stack.enter_async_context(open_namespace(pair.secondary, group))
-        look = await stack.enter_async_context(open_look(pair, max_peek, sleep=sleep, on_event=on_event))
-        auditor = _Auditor(pair, queues, look if max_peek else None, on_event, now, clock, sleep)
+        scan = await stack.enter_async_context(open_backlog_scan(pair, max_peek, sleep=sleep, on_event=on_event))
+        auditor = _Auditor(pair, queues, scan if max_peek else None, on_event, now, clock, sleep)
         return await auditor.run(idle_seconds, sample_seconds)
 
 
@@ -88,7 +90,7 @@ async def audit(
 class _Auditor:
     pair: Pair
     queues: NamespaceControl
-    look: BacklogScan | None
+    scan: BacklogScan | None
     on_event: OnEvent
     now: Callable[[], float]
     clock: Callable[[], float]
@@ -96,45 +98,45 @@ class _Auditor:
 
     async def run(self, idle_seconds: float | None, sample_seconds: float) -> Audit:
         primary = self.pair.primary.name
-        # Of all queues, for those of other primaries: the service lists no fewer either way.
-        there = await self._list("")
+        # All queues, to find those of other primaries: the service lists no fewer either way.
+        queues = await self._list("")
         started = self.clock()
-        own = [state for state in there if backlog.under_prefix(primary, state.spec.path)]
+        own = [state for state in queues if backlog.under_prefix(primary, state.spec.path)]
         self.on_event(Listed(self.pair.secondary.name, len(own)))
         tier = await self._tier(own)
         now = self.now()
-        fills = {state.spec.path: fill_of(state, now, idle_seconds) for state in own}
+        fills = {state.spec.path: utilisation(state, now, idle_seconds) for state in own}
         filled = {state.spec.path: fills[state.spec.path] for state in own if state.counts and not state.counts.empty}
         unseen: tuple[Unseen, ...] = ()
         if filled:
-            seen, (later, at, unseen) = await asyncio.gather(self._look(filled, now), self._sample(sample_seconds))
-            fills |= {path: grown(fill, later.get(path), at - started) for path, fill in seen.items()}
-        plan = backlog_plan.diff(backlog_plan.desired(self.pair), own, tier)
+            scanned, (sizes, at, unseen) = await asyncio.gather(self._scan(filled, now), self._sample(sample_seconds))
+            fills |= {path: with_growth(fill, sizes.get(path), at - started) for path, fill in scanned.items()}
+        plan = plan_backlog(desired_queues(self.pair), own, tier)
         return Audit(
-            (*own_items(plan, self.pair.backlog_queues, fills), *_foreign(primary, there)),
-            destinations=self.look.destinations() if self.look else (),
-            unseen=(*unseen, *(self.look.unseen() if self.look else ())),
+            (*own_items(plan, self.pair.backlog_queues, fills), *_foreign(primary, queues)),
+            destinations=self.scan.destinations() if self.scan else (),
+            unseen=(*unseen, *(self.scan.unseen() if self.scan else ())),
         )
 
-    async def _look(self, fills: dict[str, Utilisation], now: float) -> dict[str, Utilisation]:
-        return await self.look.at_all(fills, now) if self.look else fills
+    async def _scan(self, fills: dict[str, Utilisation], now: float) -> dict[str, Utilisation]:
+        return await self.scan.scan_all(fills, now) if self.scan else fills
 
     async def _sample(self, seconds: float) -> tuple[dict[str, int | None], float, tuple[Unseen, ...]]:
-        """The sizes of the queues a little later, by path, and when that was. Never raises."""
+        """Return the queues' sizes so many seconds later, by path, and the time of that. Never raises."""
         if not seconds:
             return {}, 0, ()
         await self.sleep(seconds)
         try:
-            there = await self._list(backlog.prefix(self.pair.primary.name))
+            queues = await self._list(backlog.prefix(self.pair.primary.name))
         except SbpairError as error:
             return {}, 0, (Unseen(self.pair.secondary.name, f"how fast the queues fill: {error.message}"),)
-        return {state.spec.path: state.usage.size_bytes for state in there if state.usage}, self.clock(), ()
+        return {state.spec.path: state.usage.size_bytes for state in queues if state.usage}, self.clock(), ()
 
     async def _list(self, prefix: str) -> list[QueueState]:
         return await self._attempt("list the queues", partial(self.queues.list_under, prefix, counts=True))
 
     async def _tier(self, own: list[QueueState]) -> tiers.Tier:
-        """What the sizes that were read mean; only of partitioned queues is that a question."""
+        """Return the tier, which only matters to the sizes of partitioned queues."""
         if not any(state.partitioned for state in own):
             return tiers.STANDARD
         return tiers.named(await self._attempt("read the namespace's tier", self.queues.tier))
@@ -143,7 +145,6 @@ class _Auditor:
         return await attempt(what, action, sleep=self.sleep, on_event=self.on_event)
 
 
-def _foreign(primary: str, there: list[QueueState]) -> list[QueueItem]:
-    """The backlog queues of other primaries."""
-    found = ((backlog.primary_of(state.spec.path), state) for state in there)
+def _foreign(primary: str, queues: list[QueueState]) -> list[QueueItem]:
+    found = ((backlog.primary_of(state.spec.path), state) for state in queues)
     return [foreign_item(name, state) for name, state in found if name and name.lower() != primary.lower()]

@@ -1,6 +1,6 @@
-"""What lies in the backlog, by looking: how old it is, where it wants to go, and whether that is there.
+"""A scan of the backlog by peeking: the age of its messages, their destinations, and whether these exist.
 
-Nothing is locked, settled or sent. What cannot be looked at, for want of a claim or an answer, is said and not raised.
+Nothing is locked, settled or sent. A queue or namespace that cannot be read is reported, not raised.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ Sleep = Callable[[float], Awaitable[object]]
 
 QUEUES_AT_ONCE = 8
 CALL_SECONDS = 10.0
-"""How long the primary is waited for: an audit is often run because it is away."""
+"""The limit of a call to the primary: an audit is often run because the primary is down."""
 
 
 @asynccontextmanager
-async def open_look(pair: Pair, limit: int, *, sleep: Sleep, on_event: OnEvent) -> AsyncIterator[BacklogScan]:
-    """Looks at no more than `most` messages of a queue. Nothing is connected before there is something to look at."""
+async def open_backlog_scan(
+    pair: Pair, max_messages: int, *, sleep: Sleep, on_event: OnEvent
+) -> AsyncIterator[BacklogScan]:
+    """Open a scan of up to `max_messages` of each queue. Nothing is connected before the first peek."""
     from sbpair.azure.credentials import token_getter
     from sbpair.azure.destinations import open_destinations
 
@@ -48,58 +50,59 @@ async def open_look(pair: Pair, limit: int, *, sleep: Sleep, on_event: OnEvent) 
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(open_destinations(pair.primary, call_seconds=CALL_SECONDS))
         get_token = await stack.enter_async_context(token_getter(pair))
-        places = DestinationLookup(pair.primary, control, stack, get_token)
-        looker = Peeker(pair.secondary, get_token, RateLimiter(clock()), clock, sleep, on_event, limit)
-        yield BacklogScan(pair, looker, places)
+        destinations = DestinationLookup(pair.primary, control, stack, get_token)
+        peeker = Peeker(pair.secondary, get_token, RateLimiter(clock()), clock, sleep, on_event, max_messages)
+        yield BacklogScan(pair, peeker, destinations)
 
 
 @dataclass
 class BacklogScan:
-    """One look at the queues of a pair, and what came of it."""
+    """A scan of the queues of a pair, and its results so far."""
 
     pair: Pair
-    looker: Peeker
-    places: DestinationLookup
+    peeker: Peeker
+    lookup: DestinationLookup
     _messages: Counter[str] = field(default_factory=Counter)
     _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
     _unseen: dict[str, str] = field(default_factory=dict)
-    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
 
-    async def at_all(self, fills: Mapping[str, Utilisation], now: float) -> dict[str, Utilisation]:
-        """The fills of these queues, by path, with what was seen of each. `now` is seconds since 1970. Never raises."""
+    async def scan_all(self, fills: Mapping[str, Utilisation], now: float) -> dict[str, Utilisation]:
+        """Add the peeked figures to the utilisation of queues, by path. `now` is seconds since 1970. Never raises."""
         async with asyncio.TaskGroup() as tasks:
-            looks = {
-                path: tasks.create_task(self._at(path, fill, now), name=f"look at {path}")
+            scans = {
+                path: tasks.create_task(self._scan(path, fill, now), name=f"peek {path}")
                 for path, fill in fills.items()
             }
-        return {path: look.result() for path, look in looks.items()}
+        return {path: scan.result() for path, scan in scans.items()}
 
     def destinations(self) -> tuple[DestinationSummary, ...]:
-        """Every destination of what was looked at, by name."""
+        """Return every destination of the peeked messages, by name."""
         return tuple(self._destination(name, number) for name, number in sorted(self._messages.items()))
 
     def unseen(self) -> tuple[Unseen, ...]:
+        """Return the queues and namespaces that could not be read."""
         unseen = dict(self._unseen)
-        if self.places.unavailable:
-            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.places.unavailable}")
+        if self.lookup.unavailable:
+            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.lookup.unavailable}")
         if any(
             isinstance(each, DestinationEntity) and each.detects_duplicates is None for each in self._found.values()
         ):
-            why = "whether destinations detect duplicates: that takes the Manage claim"
+            why = "whether destinations detect duplicates: needs the Manage claim"
             unseen.setdefault(self.pair.primary.name, why)
         return tuple(Unseen(name, reason) for name, reason in unseen.items())
 
-    async def _at(self, path: str, fill: Utilisation, now: float) -> Utilisation:
-        async with self._turns:
+    async def _scan(self, path: str, fill: Utilisation, now: float) -> Utilisation:
+        async with self._slots:
             if self.pair.secondary.name in self._unseen:
                 return fill
             position, oldest = PeekPosition(path), _Oldest()
             try:
-                await self.looker.peek(position, partial(self._take, oldest))
+                await self.peeker.peek(position, partial(self._take, oldest))
             except SbpairError as error:
-                self._could_not(path, error)
+                self._record_failure(path, error)
             if position.truncated:
-                self._unseen[path] = "what lies behind an unreadable message"
+                self._unseen[path] = "the messages behind an unreadable one"
         return replace(
             fill,
             looked_at=position.messages,
@@ -107,11 +110,11 @@ class BacklogScan:
             oldest_seconds=None if oldest.ms is None else max(0.0, now - oldest.ms / 1000),
         )
 
-    def _could_not(self, path: str, error: SbpairError) -> None:
-        # Whoever may not look, or cannot connect, need not try with every queue.
+    def _record_failure(self, path: str, error: SbpairError) -> None:
+        # Without access or a connection, no other queue needs to be tried.
         everywhere = isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages)
         if everywhere:
-            self._unseen[self.pair.secondary.name] = f"what lies in the queues: {_why(error)}"
+            self._unseen[self.pair.secondary.name] = f"the messages in the queues: {_why(error)}"
         else:
             self._unseen[path] = error.message
 
@@ -122,14 +125,14 @@ class BacklogScan:
             self._messages[""] += 1
             self._found.setdefault("", decision if isinstance(decision, DeadLetter) else None)
             return
-        name = self.places.name(decision.destination)
+        name = self.lookup.name(decision.destination)
         self._messages[name] += 1
         if name not in self._found:
             self._found[name] = await self._find(decision.destination)
 
     async def _find(self, path: str) -> DestinationEntity | DeadLetter | None:
         try:
-            return await self.places.find(path)
+            return await self.lookup.find(path)
         except SbpairError as error:
             self._unseen[self.pair.primary.name] = f"the destinations: {_why(error)}"
             return None
@@ -143,14 +146,14 @@ class BacklogScan:
         if isinstance(found, DeadLetter):
             if found.reason != MISSING:
                 return DestinationSummary(name, messages, reason=found.description)
-            missing = f"there is no such queue or topic in {self.pair.primary.name}"
+            missing = f"{self.pair.primary.name} has no such queue or topic"
             return DestinationSummary(name, messages, found=False, reason=missing)
         return DestinationSummary(name, messages)
 
 
 @dataclass
 class _Oldest:
-    """When the oldest of many messages was enqueued, in ms since 1970."""
+    """The enqueued time of the oldest of many messages, in ms since 1970."""
 
     ms: int | None = None
 

@@ -1,6 +1,6 @@
-"""An application's entities as a person writes them: a TOML file, with line and column for all that is wrong in it.
+"""An application's entities in a TOML file, with line and column for each fault.
 
-Pure: text in, entities out. Every fault of a document is found; the first is told, and how many more there are.
+Pure: text in, entities out. Every fault of a document is found; the error names the first and counts the others.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from sbpair.errors import UsageError
-from sbpair.management.entity_limits import complaints
-from sbpair.management.entity_plan import Key, key, ordered
-from sbpair.management.toml_positions import Path, TextPosition, positions
+from sbpair.management.entity_limits import violations
+from sbpair.management.entity_plan import dependency_order
+from sbpair.management.plan import Key, entity_key
+from sbpair.management.toml_positions import Path, TextPosition, key_positions
 from sbpair.model.connection_string import looks_like_connection_string
 from sbpair.model.durations import iso_duration, ticks
 from sbpair.model.entities import (
@@ -35,105 +36,106 @@ SECTIONS = ("queues", "topics")
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
 
 _RULE_KEYS = ("sql", "correlation", "action")
-_CORRELATED = tuple(each.name for each in fields(CorrelationFilter))
-_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
-_KINDS = {str: "text in quotes", int: "a whole number", bool: "true or false", dict: "a table"}
+_CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter))
+_AT = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_TYPE_NAMES = {str: "text in quotes", int: "a whole number", bool: "true or false", dict: "a table"}
 
 
 @dataclass(frozen=True, slots=True)
 class EntitiesDocument:
-    """The entities of an application, and where each of their properties was written, if anywhere."""
+    """The entities of an application, and the position of each property in the file, if they come from one."""
 
     entities: tuple[AnyEntity, ...] = ()
     source: str = ""
-    places: Mapping[tuple[Key, str], TextPosition] = field(default_factory=dict)
+    positions: Mapping[tuple[Key, str], TextPosition] = field(default_factory=dict)
 
     def where(self, entity: Described, name: str = "") -> str:
-        """`entities.toml:3:1: `, to begin a message with; empty for what was not read from a file."""
-        place = self.places.get((key(entity), name)) or self.places.get((key(entity), ""))
-        return f"{self.source}:{place.line}:{place.column}: " if place else ""
+        """Return the prefix of a message, as `entities.toml:3:1: `; empty for an entity that no file describes."""
+        key = entity_key(entity)
+        found = self.positions.get((key, name)) or self.positions.get((key, ""))
+        return f"{self.source}:{found.line}:{found.column}: " if found else ""
 
 
 NO_ENTITIES = EntitiesDocument()
 
 
 def parse_entities(text: str, source: str) -> EntitiesDocument:
-    """The entities that a TOML document describes. Raises UsageError, which begins with `source`, line and column."""
+    """Parse a TOML document. Raises UsageError, whose message begins with `source`, line and column."""
     if looks_like_connection_string(text):
         raise UsageError(
-            f"{source} holds a connection string, which is a secret", hint="take it out: entities need no keys"
+            f"{source} holds a connection string, which is a secret", hint="remove it: entities need no keys"
         )
     try:
-        document = tomllib.loads(text)
-        reader = _EntitiesReader(positions(text))
-        layout = EntitiesDocument(tuple(reader.document(document)), source, reader.places)
+        tables = tomllib.loads(text)
+        reader = _EntitiesReader(key_positions(text))
+        document = EntitiesDocument(tuple(reader.read(tables)), source, reader.positions)
     except tomllib.TOMLDecodeError as error:
         raise _malformed(error, source) from None
     except RecursionError:
-        raise UsageError(f"{source} is nested too deeply", hint="entities need few levels") from None
-    # What the service would refuse may only follow from what could not be read.
-    if faults := reader.faults or list(_refused(layout)):
-        raise _told(faults, source)
+        raise UsageError(f"{source} is nested too deeply", hint="use the levels of sbpair provision --help") from None
+    # A fault in reading an entity may be the only reason for a violated limit.
+    if faults := reader.faults or list(_limit_faults(document)):
+        raise _first_error(faults, source)
     try:
-        ordered(layout.entities)
+        dependency_order(document.entities)
     except UsageError as error:
         raise UsageError(f"{source}: {error.message}", hint=error.hint) from None
-    return layout
+    return document
 
 
 class FileFault(NamedTuple):
-    place: TextPosition
+    position: TextPosition
     text: str
     hint: str
 
 
 class _EntitiesReader:
-    """Goes through the tables; what is wrong is noted, and left out."""
+    """Reads the tables; each fault is recorded and its value skipped."""
 
     def __init__(self, where: Mapping[Path, TextPosition]) -> None:
         self._where = where
         self._inside: dict[Path, dict[str, TextPosition]] = {}
-        for path, place in where.items():
-            self._inside.setdefault(path[:-1], {})[str(path[-1])] = place
+        for path, position in where.items():
+            self._inside.setdefault(path[:-1], {})[str(path[-1])] = position
         self.faults: list[FileFault] = []
-        self.places: dict[tuple[Key, str], TextPosition] = {}
+        self.positions: dict[tuple[Key, str], TextPosition] = {}
 
-    def document(self, document: dict[str, Any]) -> Iterator[AnyEntity]:
-        known = self._known((), document, SECTIONS, "the file")
+    def read(self, tables: dict[str, Any]) -> Iterator[AnyEntity]:
+        known = self._known((), tables, SECTIONS, "the file")
         for path, name, table in self._tables(("queues",), known):
-            yield self._noted(Queue(name, **self._properties(path, table, Queue)), path)
+            yield self._placed(Queue(name, **self._properties(path, table, Queue)), path)
         for path, name, table in self._tables(("topics",), known):
             topic = Topic(name, **self._properties(path, table, Topic, "subscriptions"))
-            yield self._noted(topic, path)
+            yield self._placed(topic, path)
             yield from self._subscriptions(path, name, table)
 
     def _subscriptions(self, above: Path, topic: str, table: dict[str, Any]) -> Iterator[AnyEntity]:
         for path, name, inner in self._tables((*above, "subscriptions"), table):
             properties = self._properties(path, inner, Subscription, "rules")
-            yield self._noted(Subscription(topic, name, **properties), path)
-            for place, rule, described in self._tables((*path, "rules"), inner):
-                yield self._rule(place, Rule(topic, name, rule), described)
+            yield self._placed(Subscription(topic, name, **properties), path)
+            for rule_path, rule, described in self._tables((*path, "rules"), inner):
+                yield self._rule(rule_path, Rule(topic, name, rule), described)
 
     def _rule(self, path: Path, rule: Rule, table: dict[str, Any]) -> Rule:
         given = self._known(path, table, _RULE_KEYS, "a rule")
         if "sql" in given and "correlation" in given:
-            self._fault((*path, "correlation"), "a rule has sql or correlation, not both", "keep one of them")
-        wanted: SqlFilter | CorrelationFilter = rule.filter
+            self._fault((*path, "correlation"), "a rule has sql or correlation, not both", "remove one of them")
+        selected: SqlFilter | CorrelationFilter = rule.filter
         if "sql" in given:
-            wanted = SqlFilter(self._typed((*path, "sql"), given["sql"], str) or "")
+            selected = SqlFilter(self._typed((*path, "sql"), given["sql"], str) or "")
         elif "correlation" in given:
-            wanted = self._correlation((*path, "correlation"), given["correlation"])
+            selected = self._correlation((*path, "correlation"), given["correlation"])
         action = self._typed((*path, "action"), given["action"], str) if "action" in given else ""
-        made = Rule(rule.topic, rule.subscription, rule.name, wanted, action or "")
-        self._noted(made, path)
+        rule = replace(rule, filter=selected, action=action or "")
+        self._placed(rule, path)
         for written in ("sql", "correlation"):
             if written in given:
-                self.places[key(made), "filter"] = self._where[*path, written]
-        return made
+                self.positions[entity_key(rule), "filter"] = self._where[*path, written]
+        return rule
 
     def _correlation(self, path: Path, value: object) -> CorrelationFilter:
         table = self._typed(path, value, dict) or {}
-        known = self._known(path, table, _CORRELATED, "a correlation filter")
+        known = self._known(path, table, _CORRELATION_KEYS, "a correlation filter")
         texts = {
             name: self._typed((*path, name), each, str) or "" for name, each in known.items() if name != "properties"
         }
@@ -143,7 +145,7 @@ class _EntitiesReader:
         return CorrelationFilter(**texts, properties=tuple(sorted(pairs.items())))
 
     def _tables(self, above: Path, table: Mapping[str, Any]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-        """The tables below one that is a collection of them, each with its path and its name."""
+        """Yield the tables of a collection, each with its path and name."""
         name = above[-1]
         assert isinstance(name, str)  # noqa: S101  # for the type checker: collections have names
         inner = self._typed(above, table.get(name, {}), dict) or {}
@@ -158,8 +160,8 @@ class _EntitiesReader:
         found: dict[str, Any] = {}
         for name in known.keys() & defaults.keys():
             default = defaults[name]
-            wanted = int if default is None or default is MISSING else type(default)
-            value = self._typed((*path, name), known[name], wanted)
+            expected = int if default is None or default is MISSING else type(default)
+            value = self._typed((*path, name), known[name], expected)
             if value is not None:
                 found[name] = self._duration((*path, name), value) if name in DURATIONS else value
         return {name: value for name, value in found.items() if value is not None}
@@ -175,48 +177,48 @@ class _EntitiesReader:
         names = list(names)
         for unknown in [name for name in table if name not in names]:
             near = difflib.get_close_matches(unknown, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(names)}"
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
             self._fault((*path, unknown), f"unknown key {unknown!r} of {of}", hint)
         return {name: value for name, value in table.items() if name in names}
 
-    def _typed(self, path: Path, value: Any, wanted: type) -> Any:
-        """`value`, or None where it is of another type than `wanted`."""
-        if type(value) is wanted:
+    def _typed(self, path: Path, value: Any, expected: type) -> Any:
+        """Return `value`, or None where it is of another type than `expected`."""
+        if type(value) is expected:
             return value
-        self._fault(path, f"{path[-1]} must be {_KINDS[wanted]}", f"correct {path[-1]} in that place")
+        self._fault(path, f"{path[-1]} must be {_TYPE_NAMES[expected]}", f"correct {path[-1]}")
         return None
 
-    def _noted(self, entity: Kind, path: Path) -> Kind:
-        """Keep where `entity` was written."""
-        found = key(entity)
-        if (found, "") in self.places:
-            text = f"{entity.kind} {entity.path} has a name that is taken further up in the file"
+    def _placed(self, entity: Kind, path: Path) -> Kind:
+        """Record the position of `entity`."""
+        key = entity_key(entity)
+        if (key, "") in self.positions:
+            text = f"{entity.kind} {entity.path} uses a name that the file defines above"
             hint = "the service compares names without regard to case, and a queue's with a topic's"
             self._fault(path, text, hint)
-        self.places[found, ""] = self._where[path]
-        self.places |= {(found, name): place for name, place in self._inside.get(path, {}).items()}
+        self.positions[key, ""] = self._where[path]
+        self.positions |= {(key, name): each for name, each in self._inside.get(path, {}).items()}
         return entity
 
     def _fault(self, path: Path, text: str, hint: str) -> None:
         self.faults.append(FileFault(self._where[path], text, hint))
 
 
-def _refused(layout: EntitiesDocument) -> Iterator[FileFault]:
-    """What the service would refuse of what was read."""
-    for entity in layout.entities:
-        for each in complaints(entity):
-            place = layout.places.get((key(entity), each.name)) or layout.places[key(entity), ""]
-            yield FileFault(place, each.told, each.hint)
+def _limit_faults(document: EntitiesDocument) -> Iterator[FileFault]:
+    for entity in document.entities:
+        key = entity_key(entity)
+        for each in violations(entity):
+            position = document.positions.get((key, each.name)) or document.positions[key, ""]
+            yield FileFault(position, each.message, each.hint)
 
 
-def _told(faults: list[FileFault], source: str) -> UsageError:
-    first = min(faults, key=lambda each: each.place)
+def _first_error(faults: list[FileFault], source: str) -> UsageError:
+    first = min(faults, key=lambda each: each.position)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return UsageError(f"{source}:{first.place.line}:{first.place.column}: {first.text}{more}", hint=first.hint)
+    return UsageError(f"{source}:{first.position.line}:{first.position.column}: {first.text}{more}", hint=first.hint)
 
 
 def _malformed(error: tomllib.TOMLDecodeError, source: str) -> UsageError:
     text = str(error)
-    place = _PLACE.search(text)
-    where = f"{source}:{place[1]}:{place[2]}" if place else source
-    return UsageError(f"{where}: not TOML: {_PLACE.sub('', text)}", hint="see https://toml.io for its few rules")
+    found = _AT.search(text)
+    where = f"{source}:{found[1]}:{found[2]}" if found else source
+    return UsageError(f"{where}: not TOML: {_AT.sub('', text)}", hint="see https://toml.io")

@@ -1,6 +1,6 @@
-"""What the service would refuse of an entity, told before it is asked.
+"""The service's limits on entities, checked before a request is made.
 
-Pure. `complaints` is what holds in every namespace, `complaints_of_tier` what a tier adds; both answer every fault.
+Pure. `violations` checks the limits of every namespace, `tier_violations` those of one tier; both yield every fault.
 The figures are the service's own.
 """
 
@@ -45,31 +45,31 @@ DURATION_LIMITS: dict[str, tuple[float, float | None, str]] = {
     "auto_delete_on_idle": (5 * MINUTE, None, "at least 5 minutes"),
     "duplicate_detection_history_time_window": (20, 7 * DAY, "from 20 seconds to 7 days"),
 }
-"""Seconds: the least, the most (None for no limit), and both in words."""
+"""The minimum and maximum in seconds (None for no limit), and both in words."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
-_NOT_OF_BASIC = ("requires_session", "requires_duplicate_detection", "forward_to", "forward_dead_lettered_messages_to")
+_NOT_IN_BASIC = ("requires_session", "requires_duplicate_detection", "forward_to", "forward_dead_lettered_messages_to")
 
 Fitted = TypeVar("Fitted", bound=AnyEntity)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitViolation:
-    """Something that the service would refuse. `name` is a field; empty where the entity as a whole is meant."""
+    """A property that the service would refuse. `name` is its field, empty for the entity as a whole."""
 
     entity: Described
     name: str
     text: str
-    hint: ClassVar[str] = "the service would refuse it: correct it first"
+    hint: ClassVar[str] = "correct it: the service would refuse the entity"
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         of = f"{self.name} of " if self.name else ""
         return f"{of}{self.entity.kind} {self.entity.path}: {self.text}"
 
 
-def complaints(entity: Described) -> Iterator[LimitViolation]:
-    """Everything that no namespace would take."""
+def violations(entity: Described) -> Iterator[LimitViolation]:
+    """Yield each fault that every namespace would refuse."""
     for name, text in (*_of_name(entity), *_of_durations(entity), *_of_values(entity), *_of_forwards(entity)):
         yield LimitViolation(entity, name, text)
     if isinstance(entity, Rule):
@@ -77,27 +77,27 @@ def complaints(entity: Described) -> Iterator[LimitViolation]:
             yield LimitViolation(entity, name, text)
 
 
-def complaints_of_tier(entity: Described, tier: Tier) -> Iterator[LimitViolation]:
-    """What a namespace of that tier would not take, of an entity that is `fitted` to it."""
+def tier_violations(entity: Described, tier: Tier) -> Iterator[LimitViolation]:
+    """Yield each fault that a namespace of that tier would refuse. Call `fit_to_tier` on the entity first."""
     for name, text in _of_tier(entity, tier):
         yield LimitViolation(entity, name, f"{text} in a {tier.name} namespace")
 
 
-def fitted(entity: Fitted, tier: Tier) -> Fitted:
-    """The entity with the tier's own default where it asks for none: Basic keeps no message longer than 14 days."""
+def fit_to_tier(entity: Fitted, tier: Tier) -> Fitted:
+    """Apply the tier's own default time to live: Basic keeps no message longer than 14 days."""
     if tier.has_everything or isinstance(entity, Rule) or entity.default_message_time_to_live != TIMESPAN_MAX:
         return entity
     return replace(entity, default_message_time_to_live=BASIC_TIME_TO_LIVE)
 
 
-def chosen(entity: Queue | Topic, wanted: Queue | Topic, tier: Tier) -> Queue | Topic:
-    """`entity` as it was read, without the partitions that nobody `wanted`, where its whole namespace has them."""
-    if tier.whole_namespace and not wanted.enable_partitioning:
+def without_namespace_partitions(entity: Queue | Topic, desired: Queue | Topic, tier: Tier) -> Queue | Topic:
+    """Clear the partitioning of an entity as read, where its Premium namespace imposed it and `desired` has none."""
+    if tier.whole_namespace and not desired.enable_partitioning:
         return replace(entity, enable_partitioning=False)
     return entity
 
 
-def seconds(duration: str) -> float:
+def duration_seconds(duration: str) -> float:
     return ticks(duration) / TICKS_PER_SECOND
 
 
@@ -109,9 +109,9 @@ def _of_name(entity: Described) -> _Found:
         yield from _of_path("", entity.path)
         return
     if len(entity.name) > NAME_LIMIT:
-        yield "", f"its name has {len(entity.name)} characters, and may have {NAME_LIMIT}"
+        yield "", f"the name has {len(entity.name)} characters, at most {NAME_LIMIT} are allowed"
     elif not _NAME.fullmatch(entity.name) and not (isinstance(entity, Rule) and entity.name == DEFAULT_RULE):
-        yield "", "its name may have letters, digits, '.', '-' and '_'"
+        yield "", "the name may have letters, digits, '.', '-' and '_'"
 
 
 def _of_path(name: str, path: str) -> _Found:
@@ -126,27 +126,27 @@ def _of_durations(entity: Described) -> _Found:
         if (given := getattr(entity, name, None)) is None:
             continue
         try:
-            length = seconds(given)
+            length = duration_seconds(given)
         except UsageError as error:
             yield name, f"{error.message}: {error.hint}"
             continue
         if length < minimum or (limit is not None and length > limit):
-            yield name, f"it is {given}, and must be {allowed}"
+            yield name, f"expected {allowed}, got {given}"
 
 
 def _of_values(entity: Described) -> _Found:
     deliveries = getattr(entity, "max_delivery_count", 1)
     if not 1 <= deliveries <= MAX_DELIVERIES:
-        yield "max_delivery_count", f"it is {deliveries}, and must be from 1 to {MAX_DELIVERIES}"
+        yield "max_delivery_count", f"expected 1 to {MAX_DELIVERIES}, got {deliveries}"
     size = getattr(entity, "max_size_in_megabytes", 1024)
     if size not in _sizes(*TIERS):
-        yield "max_size_in_megabytes", f"it is {size}, and must be {_listed(_sizes(*TIERS))}"
+        yield "max_size_in_megabytes", f"expected {_listed(_sizes(*TIERS))}, got {size}"
     status = getattr(entity, "status", STATUSES[0])
     if status not in STATUSES:
-        yield "status", f"it is {status!r}, and must be {_listed(STATUSES)}"
+        yield "status", f"expected {_listed(STATUSES)}, got {status!r}"
     metadata = getattr(entity, "user_metadata", "")
     if len(metadata) > METADATA_LIMIT:
-        yield "user_metadata", f"it has {len(metadata)} characters, and may have {METADATA_LIMIT}"
+        yield "user_metadata", f"it has {len(metadata)} characters, at most {METADATA_LIMIT} are allowed"
 
 
 def _of_forwards(entity: Described) -> _Found:
@@ -160,18 +160,18 @@ def _of_forwards(entity: Described) -> _Found:
         if target.lower() == own.lower():
             yield name, "it forwards to itself"
     if entity.requires_session and entity.forward_to:
-        yield "forward_to", "what requires sessions cannot forward"
+        yield "forward_to", "an entity that requires sessions cannot forward"
 
 
 def _of_rule(rule: Rule) -> _Found:
     if rule.name == DEFAULT_RULE and (rule.filter != SqlFilter(EVERY_MESSAGE) or rule.action):
-        yield "filter", f"{DEFAULT_RULE} is the service's own rule, which takes every message: call this one otherwise"
+        yield "filter", f"{DEFAULT_RULE} is the service's own rule, which accepts every message: choose another name"
     if isinstance(rule.filter, SqlFilter) and not 0 < len(rule.filter.expression) <= EXPRESSION_LIMIT:
-        yield "filter", f"a SQL filter has from 1 to {EXPRESSION_LIMIT} characters, not {len(rule.filter.expression)}"
+        yield "filter", f"a SQL filter has 1 to {EXPRESSION_LIMIT} characters, got {len(rule.filter.expression)}"
     if rule.filter == CorrelationFilter():
         yield "filter", "a correlation filter compares at least one property"
     if len(rule.action) > EXPRESSION_LIMIT:
-        yield "action", f"a SQL action has at most {EXPRESSION_LIMIT} characters, not {len(rule.action)}"
+        yield "action", f"a SQL action has at most {EXPRESSION_LIMIT} characters, got {len(rule.action)}"
 
 
 def _of_tier(entity: Described, tier: Tier) -> _Found:
@@ -179,22 +179,22 @@ def _of_tier(entity: Described, tier: Tier) -> _Found:
         yield from _of_basic(entity)
     size = getattr(entity, "max_size_in_megabytes", 1024)
     if size not in _sizes(tier):
-        yield "max_size_in_megabytes", f"it is {size}, and must be {_listed(_sizes(tier))}"
+        yield "max_size_in_megabytes", f"expected {_listed(_sizes(tier))}, got {size}"
     kilobytes = getattr(entity, "max_message_size_in_kilobytes", None)
     minimum, limit = PREMIUM_KILOBYTES if tier is PREMIUM else (STANDARD_KILOBYTES, STANDARD_KILOBYTES)
     if kilobytes is not None and not minimum <= kilobytes <= limit:
         allowed = f"{minimum}" if minimum == limit else f"from {minimum} to {limit}"
-        yield "max_message_size_in_kilobytes", f"it is {kilobytes}, and must be {allowed}"
+        yield "max_message_size_in_kilobytes", f"expected {allowed}, got {kilobytes}"
 
 
 def _of_basic(entity: Described) -> _Found:
     if not isinstance(entity, QueueSpec):
-        yield "", f"there are no {entity.kind}s"
+        yield "", f"{entity.kind}s do not exist"
         return
-    for name in _NOT_OF_BASIC:
+    for name in _NOT_IN_BASIC:
         if getattr(entity, name):
-            yield name, "it cannot be had"
-    if seconds(entity.default_message_time_to_live) > 14 * DAY:
+            yield name, "it is not available"
+    if duration_seconds(entity.default_message_time_to_live) > 14 * DAY:
         yield "default_message_time_to_live", "it must be at most 14 days"
 
 
@@ -203,5 +203,5 @@ def _sizes(*of: Tier) -> list[int]:
 
 
 def _listed(values: tuple[str, ...] | list[int]) -> str:
-    *limit, last = map(str, values)
-    return f"{', '.join(limit)} or {last}"
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}"

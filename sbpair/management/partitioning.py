@@ -1,6 +1,6 @@
-"""Making partitioned queues and topics, and listing entities with their partitions. What is there is never changed.
+"""Creation of partitioned queues and topics, and a list of entities with their partitions.
 
-All that can be known before anything is made is told before anything is made, in whichever namespace.
+Existing entities are never changed. Every check is made before anything is created in any namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, cast
 from sbpair.azure.control_plane import open_namespace
 from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, SbpairError, ServiceRefused
-from sbpair.management.partitioned import QueueOrTopic, check_room, check_same, fitted, not_partitioned, possible
+from sbpair.management.partitioned import (
+    QueueOrTopic,
+    check_room,
+    check_same,
+    fit_to_tier,
+    not_partitioned,
+    possible_partitions,
+)
 from sbpair.model import tiers
 from sbpair.model.report import Outcome, Report, ReportItem
 
@@ -35,9 +42,9 @@ MEGABYTE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PartitionedEntityState:
-    """An entity in one namespace. `partitions` has more than one number where the service does not tell which it is.
+    """An entity in one namespace. `partitions` has several numbers where the service does not report which it is.
 
-    Sizes are megabytes, but for `size_bytes`: what the entity holds, and None where nobody said.
+    Sizes are megabytes, except `size_bytes`: the size of its messages, None where unknown.
     """
 
     namespace: str
@@ -50,7 +57,7 @@ class PartitionedEntityState:
 
     @property
     def fill_ratio(self) -> float | None:
-        """How much of its effective size is taken: from 0 to 1."""
+        """The used part of its effective size, from 0 to 1."""
         return None if self.size_bytes is None else self.size_bytes / (self.effective_max_size_mb * MEGABYTE_BYTES)
 
 
@@ -67,17 +74,17 @@ async def create_partitioned(
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
 ) -> PartitionReport:
-    """Make `entity` in each of the namespaces, or with `dry_run` say where that would be done.
+    """Create `entity` in each of the namespaces, or with `dry_run` report where it would be created.
 
-    `entity` is made by `sbpair.management.partitioned`. With a `group`, Resource Manager is asked instead of the
-    namespaces, which it says the partitions of. Raises what the service would refuse, before anything is made
-    anywhere. What fails later, in one of several, is an Item of the report; it is raised where it failed in all.
+    `entity` comes from `partitioned_queue` or `partitioned_topic`. With a `group`, the calls go to Resource Manager,
+    which also reports a Premium namespace's partitions. Raises errors that can be known before the first creation.
+    A later failure in one of several namespaces is an item of the report; a failure in all is raised.
     """
-    async with _open(endpoints, group, on_event, sleep) as places:
-        found = {place: await place.look(entity) for place in places}
+    async with _open(endpoints, group, on_event, sleep) as namespaces:
+        found = {each: await each.check(entity) for each in namespaces}
         if dry_run:
             return Report(tuple(found.values()))
-        return await _in_each(places, lambda place: place.make(entity, found[place]), lambda place: found[place])
+        return await _in_each(namespaces, lambda each: each.create(entity, found[each]), lambda each: found[each])
 
 
 async def list_partitions(
@@ -87,63 +94,64 @@ async def list_partitions(
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
 ) -> PartitionReport:
-    """Every queue and topic of the namespaces, partitioned or not, each namespace's by name.
+    """List every queue and topic of the namespaces, partitioned or not, each namespace's by name.
 
-    A namespace of several that cannot be read is a failed Item of its name; it is raised where none can be.
+    A namespace that cannot be read is a failed item of its name; an error of all namespaces is raised.
     """
-    async with _open(endpoints, group, on_event, sleep) as places:
+    async with _open(endpoints, group, on_event, sleep) as namespaces:
         return await _in_each(
-            places, lambda place: place.everything(), lambda place: ReportItem(place.name, Outcome.FAILED)
+            namespaces, lambda each: each.list_all(), lambda each: ReportItem(each.name, Outcome.FAILED)
         )
 
 
 def partition_exit_code(report: PartitionReport) -> int:
-    """3 where one namespace of several failed."""
+    """Return 3 where one namespace of several failed, else 0."""
     return report.exit_code_for()
 
 
-class _Place:
-    """One namespace: what is in it, and what can be made in it."""
+class _Namespace:
+    """One namespace, with retried calls."""
 
     def __init__(self, control: NamespaceControl, name: str, on_event: OnEvent, sleep: Sleep) -> None:
         self.name = name
         self._control = control
         self._attempt = partial(attempt, sleep=sleep, on_event=on_event)
 
-    async def look(self, entity: QueueOrTopic) -> PartitionItem:
-        """What making it would come to. Raises where the service would refuse it."""
+    async def check(self, entity: QueueOrTopic) -> PartitionItem:
+        """Return the item of a dry run. Raises errors that the service would return."""
         here = await self._capacity()
-        entity = fitted(entity, here.tier, self.name)
-        # The namespace alone may say it: then nothing else needs to be read.
-        possible(here, (), self.name)
+        entity = fit_to_tier(entity, here.tier, self.name)
+        # The namespace alone may rule it out: then nothing else needs to be read.
+        possible_partitions(here, (), self.name)
         if (existing := await self._existing(entity)) is not None:
             return _compared(entity, existing, here, self.name)
         others = await self._entities(here)
         check_room(entity, others, here.tier, self.name)
-        return _item(entity, Outcome.WOULD_CREATE, here, self.name, partitions=possible(here, others, self.name))
+        return _item(
+            entity, Outcome.WOULD_CREATE, here, self.name, partitions=possible_partitions(here, others, self.name)
+        )
 
-    async def make(self, entity: QueueOrTopic, found: PartitionItem) -> list[PartitionItem]:
-        """Make what was not found. Somebody else may have been faster."""
+    async def create(self, entity: QueueOrTopic, found: PartitionItem) -> list[PartitionItem]:
+        """Create the entity unless it was found. Another client may have created it since."""
         if found.outcome is Outcome.EXISTING:
             return [found]
         here = await self._capacity()
-        entity = fitted(entity, here.tier, self.name)
+        entity = fit_to_tier(entity, here.tier, self.name)
         if await self._create(entity, here):
             return [_item(entity, Outcome.CREATED, here, self.name)]
         return [_compared(entity, await self._read(entity), here, self.name)]
 
-    async def everything(self) -> list[PartitionItem]:
-        """Every entity with what it holds."""
+    async def list_all(self) -> list[PartitionItem]:
         here = await self._capacity()
         entities = sorted(await self._entities(here), key=lambda each: each.path.lower())
-        held = await self._held(here)
-        return [_item(each, Outcome.OK, here, self.name, size_bytes=held.get(each.path)) for each in entities]
+        sizes = await self._sizes(here)
+        return [_item(each, Outcome.OK, here, self.name, size_bytes=sizes.get(each.path)) for each in entities]
 
     async def _create(self, entity: QueueOrTopic, here: Capacity) -> bool:
         try:
             return await self._attempt(f"create {entity.path}", lambda: self._control.create(entity))
         except ServiceRefused as error:
-            # Sometimes only the attempt tells that a Premium namespace is in one piece.
+            # Sometimes only the attempt shows that a Premium namespace is not partitioned.
             if here.tier.whole_namespace and "partition" in error.message.lower():
                 raise not_partitioned(self.name) from error
             raise
@@ -155,7 +163,7 @@ class _Place:
             return None
 
     async def _read(self, entity: QueueOrTopic) -> QueueOrTopic:
-        # Either kind is read as what it is; a union of the two is no kind.
+        # `read` is generic in the kind, and takes no union of two.
         like = cast("Queue", entity)
         return await self._attempt(f"read {entity.path}", lambda: self._control.read(like))
 
@@ -167,11 +175,11 @@ class _Place:
         topics = await self._attempt("list the topics", self._control.topics) if here.tier.has_everything else []
         return [*queues, *topics]
 
-    async def _held(self, here: Capacity) -> dict[str, int]:
-        held = await self._attempt("read the sizes of the queues", self._control.queue_bytes)
+    async def _sizes(self, here: Capacity) -> dict[str, int]:
+        sizes = await self._attempt("read the sizes of the queues", self._control.queue_bytes)
         if here.tier.has_everything:
-            held = held | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
-        return held
+            sizes = sizes | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
+        return sizes
 
 
 def _compared(entity: QueueOrTopic, existing: QueueOrTopic, here: Capacity, namespace: str) -> PartitionItem:
@@ -193,34 +201,35 @@ def _item(
     chosen, partitioned = entity.max_size_in_megabytes, entity.enable_partitioning
     effective = tiers.effective_megabytes(here.tier, chosen, partitioned=partitioned)
     partitions = partitions or tiers.partitions_possible(here, partitioned=partitioned)
-    placed = PartitionedEntityState(namespace, here.tier.name, entity.kind, partitions, chosen, effective, size_bytes)
-    return ReportItem(entity.path, outcome, detail=placed)
+    state = PartitionedEntityState(namespace, here.tier.name, entity.kind, partitions, chosen, effective, size_bytes)
+    return ReportItem(entity.path, outcome, detail=state)
 
 
 @asynccontextmanager
 async def _open(
     endpoints: Sequence[Endpoint], group: ResourceGroup | None, on_event: OnEvent, sleep: Sleep
-) -> AsyncIterator[list[_Place]]:
+) -> AsyncIterator[list[_Namespace]]:
     async with AsyncExitStack() as stack:
         controls = [await stack.enter_async_context(open_namespace(each, group)) for each in endpoints]
-        yield [_Place(each, at.name, on_event, sleep) for each, at in zip(controls, endpoints, strict=True)]
+        pairs = zip(controls, endpoints, strict=True)
+        yield [_Namespace(control, endpoint.name, on_event, sleep) for control, endpoint in pairs]
 
 
 async def _in_each(
-    places: Sequence[_Place],
-    action: Callable[[_Place], Awaitable[list[PartitionItem]]],
-    failing: Callable[[_Place], PartitionItem],
+    namespaces: Sequence[_Namespace],
+    action: Callable[[_Namespace], Awaitable[list[PartitionItem]]],
+    failed: Callable[[_Namespace], PartitionItem],
 ) -> PartitionReport:
-    """What `action` answers, one place after the other; `failing` is the item of a place where it fails."""
+    """Run `action` for one namespace after the other; `failed` returns the item of a failure."""
     items: list[PartitionItem] = []
     errors: list[SbpairError] = []
-    for place in places:
+    for namespace in namespaces:
         try:
-            items += await action(place)
+            items += await action(namespace)
         except SbpairError as error:
             errors.append(error)
-            item = replace(failing(place), outcome=Outcome.FAILED, reason=error.message, exit_code=error.exit_code)
+            item = replace(failed(namespace), outcome=Outcome.FAILED, reason=error.message, exit_code=error.exit_code)
             items.append(item)
-    if len(errors) == len(places):
+    if len(errors) == len(namespaces):
         raise errors[0]
     return Report(tuple(items))

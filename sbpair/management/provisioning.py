@@ -1,7 +1,7 @@
-"""Making what a pair lacks: its backlog queues, and an application's own entities in both namespaces.
+"""Creation of a pair's missing backlog queues, and of an application's entities in both namespaces.
 
-What is there already is compared, reported and never changed. Running it again does nothing: that, and not a lock, is
-what makes it safe to run twice at the same time.
+Existing entities are compared, reported and never changed. A second run changes nothing: that, and no lock, makes
+concurrent runs safe.
 """
 
 from __future__ import annotations
@@ -9,17 +9,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sbpair import backlog
 from sbpair.azure.interfaces import NamespaceControl
 from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
-from sbpair.management import backlog_plan, entity_plan
-from sbpair.management.calls import CALLS_A_SECOND, SECOND_OF_CALLS, Calls, Halt, OnEvent, Sleep, first_error, together
+from sbpair.management.backlog_plan import desired_queues, plan_backlog
+from sbpair.management.calls import (
+    CALLS_A_SECOND,
+    FIRST_SECOND_CALLS,
+    GRACE_SECONDS,
+    STOPPED,
+    Calls,
+    Halt,
+    OnEvent,
+    Sleep,
+    first_error,
+    gather_all,
+)
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
-from sbpair.management.entity_limits import complaints
-from sbpair.management.provision_side import EntityFinding, EntityItem, ProvisionSide
+from sbpair.management.entity_limits import violations
+from sbpair.management.entity_plan import dependency_order
+from sbpair.management.plan import MAX_CREATES, ChangeKind, check_plan
+from sbpair.management.provision_apply import ProvisionTasks
+from sbpair.management.provision_read import NamespacePlan, read_plan
+from sbpair.management.provision_target import EntityFinding, EntityItem, NamespaceTarget
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec
 from sbpair.model.report import Outcome, Report
@@ -28,7 +44,6 @@ __all__ = ["EntitiesDocument", "EntityFinding", "EntityItem", "EntityReport", "p
 
 EntityReport = Report[EntityFinding]
 Opens = Callable[[Endpoint], AbstractAsyncContextManager[NamespaceControl]]
-Result = TypeVar("Result")
 
 
 async def provision(
@@ -38,110 +53,141 @@ async def provision(
     entities: EntitiesDocument = NO_ENTITIES,
     dry_run: bool = False,
     stop: asyncio.Event | None = None,
+    grace_seconds: float = GRACE_SECONDS,
     opens: Opens | None = None,
     on_event: OnEvent = lambda _event: None,
     sleep: Sleep = asyncio.sleep,
 ) -> EntityReport:
-    """Provision `pair`: its backlog queues in the secondary, and `entities` in both. With `dry_run`, only say it.
+    """Provision `pair`: its backlog queues in the secondary, and `entities` in both. With `dry_run`, only report.
 
-    Raises what keeps it from beginning: UsageError, AccessError, a namespace that cannot be read, a plan that the guard
-    refuses. Once something may have been made, everything is an Item of the report: what could not be made, and what
-    was not tried any more, since `stop` was set or the service does not let it in. With `group`, which both namespaces
-    are in, they are reached through Azure Resource Manager; `opens` reaches them otherwise.
+    With `group`, which contains both namespaces, they are reached through Azure Resource Manager; `opens` reaches them
+    otherwise. Once `stop` is set, no more calls begin, and those in progress have `grace_seconds`.
+
+    Raises every error that prevents the start: UsageError, AccessError, a namespace that cannot be read, an unsafe
+    plan. After the first creation every outcome is an item of the report: failed, and not tried because of `stop` or
+    refused access.
     """
-    # What is wrong with the names or with their number is told before anything is asked or made.
-    queues = backlog_plan.desired(pair)
-    backlog_plan.guard(backlog_plan.diff(queues, ()))
-    check(pair, entities)
+    # Wrong names or numbers are reported before any call.
+    queues = desired_queues(pair)
+    check_plan(plan_backlog(queues, ()))
+    check_document(pair, entities)
     # The SDK takes half a second to load, and a bad name should not wait for it.
     if opens is None:
         from sbpair.azure.control_plane import open_namespace
 
         opens = partial(open_namespace, group=group)
-    reach = opens
+    open_side = opens
     halt = Halt(stop or asyncio.Event())
     async with AsyncExitStack() as stack:
 
-        async def side(endpoint: Endpoint, at_once: int, wanted: list[QueueSpec]) -> ProvisionSide:
-            control = await stack.enter_async_context(reach(endpoint))
+        async def side(endpoint: Endpoint, at_once: int, desired: list[QueueSpec]) -> _Side:
+            control = await stack.enter_async_context(open_side(endpoint))
             calls = Calls(halt, at_once, on_event, sleep)
-            return ProvisionSide(endpoint.name, control, calls, entities, pair.primary.name, wanted)
+            return _Side(NamespaceTarget(endpoint.name, control, calls, entities, pair.primary.name, desired))
 
-        # Whoever works with the primary is not to notice.
+        # The primary gets no burst of calls: applications are using it.
         sides = [await side(pair.primary, CALLS_A_SECOND, [])] if entities.entities else []
-        sides.append(await side(pair.secondary, SECOND_OF_CALLS, queues))
-        return await _provision(sides, halt, on_event, dry_run=dry_run)
+        sides.append(await side(pair.secondary, FIRST_SECOND_CALLS, queues))
+        return await _provision(sides, halt, grace_seconds, on_event, dry_run=dry_run)
 
 
 def provision_exit_code(report: EntityReport, *, strict: bool = False) -> int:
-    """5 where the service did not let it in; 3 where something could not be made, or differs under `strict`; else 0."""
+    """Return 5 for refused access; 3 for anything not created, or, with `strict`, for drift; else 0."""
     if any(item.exit_code == ExitCode.ACCESS for item in report.of(Outcome.FAILED)):
         return ExitCode.ACCESS
     return report.exit_code_for({Outcome.NOT_TRIED, *({Outcome.DRIFTED} if strict else ())})
 
 
-def check(pair: Pair, entities: EntitiesDocument) -> None:
-    """Raise UsageError for what no namespace would take, and for what is the pair's own."""
-    entity_plan.ordered(entities.entities)
+def check_document(pair: Pair, entities: EntitiesDocument) -> None:
+    """Raise UsageError for entities that every namespace would refuse, and for names of the pair's backlog queues."""
+    dependency_order(entities.entities)
     for entity in entities.entities:
-        for each in complaints(entity):
-            raise UsageError(f"{entities.where(entity, each.name)}{each.told}", hint=each.hint)
+        for each in violations(entity):
+            raise UsageError(f"{entities.where(entity, each.name)}{each.message}", hint=each.hint)
         if backlog.under_prefix(pair.primary.name, entity.path):
             raise NameInvalid(
                 f"{entities.where(entity)}{entity.kind} {entity.path} has the name of a backlog queue",
-                hint="those are created by themselves: --count says how many",
+                hint="sbpair provision creates backlog queues itself; set their number with --count",
             )
 
 
-async def _provision(sides: list[ProvisionSide], halt: Halt, on_event: OnEvent, *, dry_run: bool) -> EntityReport:
-    if not await _unless_stopped(halt, together(side.look() for side in sides)):
-        return Report(tuple(item for side in sides for item in side.not_tried()))
-    on_event(Listed(sides[-1].namespace, sides[-1].listed))
-    for side in sides:
-        if len(side.plan.creates) > backlog_plan.MAX_CREATES:
+@dataclass(slots=True)
+class _Side:
+    target: NamespaceTarget
+    planned: NamespacePlan = field(default_factory=NamespacePlan)
+    created: list[EntityItem] = field(default_factory=list)
+
+    async def read(self) -> None:
+        self.planned = await read_plan(self.target)
+
+    def check_creates(self) -> None:
+        count = len(self.planned.plan.creates)
+        if count > MAX_CREATES:
             raise Unsafe(
-                f"{len(side.plan.creates)} entities would be created in {side.namespace}, and"
-                f" {backlog_plan.MAX_CREATES} is the most at once",
+                f"{count} entities would be created in {self.target.namespace}, and {MAX_CREATES} is the most at once",
                 hint="make the file smaller: a namespace of Standard holds 10000 entities",
             )
+
+    def items(self, *, dry_run: bool) -> list[EntityItem]:
+        """Return all items in the order of the file, backlog queues by index after that."""
+        target, planned = self.target, self.planned
+        taken = [target.item(entity, Outcome.FAILED, why, code) for entity, why, code in planned.taken.values()]
+        known = [each for each in planned.plan.changes if dry_run or each.kind is not ChangeKind.CREATE]
+        order = {each.path.lower(): number for number, each in enumerate(target.document.entities)}
+
+        def position(item: EntityItem) -> tuple[int, int]:
+            index = item.detail.index if item.detail else None
+            return (order.get(item.name.lower(), len(order)), -1) if index is None else (len(order) + 1, index)
+
+        return sorted([*taken, *map(target.change_item, known), *self.created], key=position)
+
+
+async def _provision(
+    sides: list[_Side], halt: Halt, grace_seconds: float, on_event: OnEvent, *, dry_run: bool
+) -> EntityReport:
+    if not await _unless_stopped(halt, gather_all(side.read() for side in sides)):
+        targets = [side.target for side in sides]
+        untried = [target.item(each, Outcome.NOT_TRIED, STOPPED) for target in targets for each in target.desired]
+        return Report(tuple(untried))
+    on_event(Listed(sides[-1].target.namespace, sides[-1].planned.listed))
     for side in sides:
-        side.items += side.would_create() if dry_run else []
+        side.check_creates()
     if not dry_run:
-        await _make(sides, halt, on_event)
-    return Report(tuple(item for side in sides for item in side.sorted_items()))
+        await _create(sides, halt, grace_seconds, on_event)
+    return Report(tuple(item for side in sides for item in side.items(dry_run=dry_run)))
 
 
-async def _make(sides: list[ProvisionSide], halt: Halt, on_event: OnEvent) -> None:
-    work = [(side, each) for side in sides for each in side.tasks()]
+async def _create(sides: list[_Side], halt: Halt, grace_seconds: float, on_event: OnEvent) -> None:
+    work = [(side, each) for side in sides for each in ProvisionTasks(side.target, side.planned).coroutines()]
     for side in sides:
-        side.calls.expect(len(side.plan.creates))
+        side.target.calls.expect(len(side.planned.plan.creates))
     done = 0
 
-    async def one(side: ProvisionSide, task: Coroutine[Any, Any, EntityItem | None]) -> None:
+    async def one(side: _Side, task: Coroutine[Any, Any, EntityItem | None]) -> None:
         nonlocal done
         item = await task
         done += 1
         if item is not None:
-            side.items.append(item)
+            side.created.append(item)
             on_event(QueueProvisioned(item.name, item.outcome, done, len(work)))
 
     async def watch() -> None:
-        await halt.asked()
+        await halt.wait()
         for side in sides:
-            side.calls.end_soon()
+            side.target.calls.end_soon(grace_seconds)
 
     watcher = asyncio.create_task(watch(), name="watch for a stop")
     try:
-        await together(one(side, task) for side, task in work)
+        await gather_all(one(side, task) for side, task in work)
     finally:
         watcher.cancel()
 
 
 async def _unless_stopped(halt: Halt, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end. It is broken off where a stop is asked for."""
+    """Run `work` until it ends or a stop is requested. Returns whether it ended."""
     with first_error():
         async with asyncio.TaskGroup() as group:
-            task, stop = group.create_task(work), group.create_task(halt.asked())
+            task, stop = group.create_task(work), group.create_task(halt.wait())
             await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
             finished = task.done()
             task.cancel()

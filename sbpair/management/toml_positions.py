@@ -1,7 +1,6 @@
-"""Where each key of a TOML document stands: the standard library reads TOML, and does not say.
+"""The position of each key of a TOML document, which `tomllib` does not report.
 
-Pure, and only for documents that `tomllib` has read: what is well-formed need not be checked again, so that this is a
-walk along the text and no second parser of values.
+Pure, and only for documents that `tomllib` accepts: this walks along well-formed text and parses no values.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import tomllib
 from typing import NamedTuple
 
 Path = tuple[str | int, ...]
-"""Keys from the root on; a number is the place in an array."""
+"""Keys from the root on; a number is an index in an array."""
 
 _GAP = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _BLANK = re.compile(r"[ \t]*")
@@ -31,8 +30,8 @@ class TextPosition(NamedTuple):
     column: int
 
 
-def positions(text: str) -> dict[Path, TextPosition]:
-    """The first place at which each key of a document is written, be it in a header, dotted, quoted or inline."""
+def key_positions(text: str) -> dict[Path, TextPosition]:
+    """Return the first position of each key of a document: in a header, dotted, quoted or inline."""
     return _Walk(text.replace("\r\n", "\n")).all()
 
 
@@ -61,17 +60,17 @@ class _Walk:
         self._at = match.end() if match else self._at
         return match.group() if match else ""
 
-    def _takes(self, mark: str) -> bool:
-        taken = self._text.startswith(mark, self._at)
-        self._at += len(mark) if taken else 0
-        return taken
+    def _accept(self, mark: str) -> bool:
+        accepted = self._text.startswith(mark, self._at)
+        self._at += len(mark) if accepted else 0
+        return accepted
 
     def _header(self) -> Path:
-        repeated = self._takes("[[")
+        repeated = self._accept("[[")
         if not repeated:
-            self._takes("[")
+            self._accept("[")
         path = self._keys((), in_header=True)
-        self._takes("]]" if repeated else "]")
+        self._accept("]]" if repeated else "]")
         if not repeated:
             return path
         self._arrays[path] = self._arrays.get(path, -1) + 1
@@ -79,12 +78,12 @@ class _Walk:
 
     def _pair(self, table: Path) -> None:
         path = self._keys(table)
-        self._takes("=")
+        self._accept("=")
         self._skip(_BLANK)
         self._value(path)
 
     def _keys(self, table: Path, *, in_header: bool = False) -> Path:
-        """A dotted key, up to what follows it. A header goes on in the latest table of an array that it passes."""
+        """Read a dotted key. A header continues in the latest table of each array that it passes."""
         path = table
         while True:
             if in_header and path in self._arrays:
@@ -94,7 +93,7 @@ class _Walk:
             path = (*path, self._key())
             self._found.setdefault(path, at)
             self._skip(_BLANK)
-            if not self._takes("."):
+            if not self._accept("."):
                 return path
 
     def _key(self) -> str:
@@ -102,9 +101,9 @@ class _Walk:
         return bare or str(tomllib.loads(f"key = {self._skip(_QUOTED)}")["key"])
 
     def _value(self, path: Path) -> None:
-        if self._takes("["):
+        if self._accept("["):
             self._array(path)
-        elif self._takes("{"):
+        elif self._accept("{"):
             self._inline(path)
         elif not self._skip(_TEXT):
             self._skip(_OTHER)
@@ -112,20 +111,20 @@ class _Walk:
     def _array(self, path: Path) -> None:
         for number in range(len(self._text)):
             self._skip(_GAP)
-            if self._takes("]"):
+            if self._accept("]"):
                 return
             self._value((*path, number))
             self._skip(_GAP)
-            self._takes(",")
+            self._accept(",")
 
     def _inline(self, path: Path) -> None:
         while True:
             self._skip(_GAP)
-            if self._takes("}"):
+            if self._accept("}"):
                 return
             self._pair(path)
             self._skip(_GAP)
-            self._takes(",")
+            self._accept(",")
 
     def _position(self, at: int) -> TextPosition:
         return TextPosition(self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at))

@@ -89,58 +89,6 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
-    """A queue that is missing, and that provisioning makes."""
-
-    spec: QueueSpec
-    index: int
-
-    @property
-    def path(self) -> str:
-        return self.spec.path
-
-
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """A queue that is as it should be."""
-
-    state: QueueState
-    index: int
-
-    @property
-    def path(self) -> str:
-        return self.state.spec.path
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A queue that is there with other properties than it should have. It is reported, and never changed."""
-
-    state: QueueState
-    index: int
-    differences: tuple[Difference, ...]
-
-    @property
-    def path(self) -> str:
-        return self.state.spec.path
-
-
-@dataclass(frozen=True, slots=True)
-class Unexpected:
-    """A queue under the prefix that nobody asked for: an index beyond the count, or none at all (None)."""
-
-    state: QueueState
-    index: int | None
-
-    @property
-    def path(self) -> str:
-        return self.state.spec.path
-
-
-Change = Create | Unchanged | Drift | Unexpected
-
-
-@dataclass(frozen=True, slots=True)
 class Utilisation:
     """How full a queue is, how old and how busy. None is what nobody measured, or said.
 

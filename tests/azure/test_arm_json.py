@@ -82,7 +82,7 @@ def test_a_path_has_slashes_and_a_resource_tildes() -> None:
 def test_what_the_service_leaves_out_is_its_default() -> None:
     assert arm_json.read(Queue("q"), {"lockDuration": None}) == Queue("q")
     assert arm_json.read_rule(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
-    assert arm_json.counts_of({}) == Counts()
+    assert arm_json.arm_counts({}) == Counts()
 
 
 PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namespaces/contoso"

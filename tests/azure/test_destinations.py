@@ -118,7 +118,7 @@ async def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_ag
 async def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(destinations, "SUBSCRIPTIONS_ASKED", 2)
+    monkeypatch.setattr(destinations, "MAX_SUBSCRIPTIONS", 2)
 
     async with open_endpoint() as (emulator, endpoint):
         topic = emulator.namespaces["contoso"].create_topic("events")

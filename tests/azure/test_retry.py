@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbpair.azure.retry import ATTEMPTS, JITTER, MAX_WAIT_SECONDS, attempt, wait_seconds
 from sbpair.errors import ServiceRefused, Throttled, Unavailable
-from sbpair.management.calls import CALLS_A_SECOND, SECOND_OF_CALLS, due
+from sbpair.management.calls import CALLS_A_SECOND, FIRST_SECOND_CALLS, start_seconds
 
 CHANCES = st.floats(0, 1, exclude_max=True)
 
@@ -69,15 +69,17 @@ def test_nobody_comes_back_before_the_time_and_chance_only_adds(
         assert (one < other) <= (wait_seconds(number, error, one) <= wait_seconds(number, error, other))
 
 
-@given(st.integers(0, 2_000), st.sampled_from([CALLS_A_SECOND, SECOND_OF_CALLS]))
+@given(st.integers(0, 2_000), st.sampled_from([CALLS_A_SECOND, FIRST_SECOND_CALLS]))
 def test_no_second_sees_more_calls_than_a_namespace_of_standard_has_credits_for(first: int, at_once: int) -> None:
-    start = due(first, at_once)
-    inside = [number for number in range(first, first + 150) if due(number, at_once) < start + 1.0]
-    assert len(inside) <= SECOND_OF_CALLS
+    start = start_seconds(first, at_once)
+    inside = [number for number in range(first, first + 150) if start_seconds(number, at_once) < start + 1.0]
+    assert len(inside) <= FIRST_SECOND_CALLS
 
 
 @given(st.integers(0, 2_000))
 def test_after_the_first_second_half_of_the_credits_are_left_to_others(number: int) -> None:
-    assert due(number, SECOND_OF_CALLS) <= due(number + 1, SECOND_OF_CALLS)
-    later = number + SECOND_OF_CALLS
-    assert due(later + CALLS_A_SECOND, SECOND_OF_CALLS) - due(later, SECOND_OF_CALLS) == pytest.approx(1.0)
+    assert start_seconds(number, FIRST_SECOND_CALLS) <= start_seconds(number + 1, FIRST_SECOND_CALLS)
+    later = number + FIRST_SECOND_CALLS
+    assert start_seconds(later + CALLS_A_SECOND, FIRST_SECOND_CALLS) - start_seconds(
+        later, FIRST_SECOND_CALLS
+    ) == pytest.approx(1.0)

@@ -257,7 +257,7 @@ async def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: st
         assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
         [item] = await prune(w.pair, dry_run=False)
         assert (item.name, item.outcome) == (EXTRA, Outcome.REMOVED)
-        assert "found SendDisabled" in item.reason
+        assert "it was SendDisabled already" in item.reason
 
 
 async def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:

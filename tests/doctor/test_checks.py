@@ -11,11 +11,11 @@ import pytest
 from sbpair.azure.health import HealthResponse
 from sbpair.doctor import check, machine
 from sbpair.doctor.access import clock_check
-from sbpair.doctor.check import bounded, diagnosis_exit_code, failed, note, of_error, unknown, well, within
+from sbpair.doctor.check import bounded, diagnosis_exit_code, failed, note, of_error, ok, unknown, within
 from sbpair.errors import NotAuthorized, UsageError
 from sbpair.model.report import Outcome, Report
 
-FINE = (well("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
+FINE = (ok("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_what_does_not_answer_is_given_up_on() -> None:
 
 
 async def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "INSIST_SECONDS", 0.01)
+    monkeypatch.setattr(check, "CANCEL_SECONDS", 0.01)
     asked = 0
 
     async def stubborn() -> str:
@@ -206,7 +206,7 @@ async def test_a_java_home_without_java_is_a_lack_whatever_is_on_the_path(tmp_pa
     """Spark looks nowhere else."""
     java(tmp_path, "")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "bin")}
-    assert (await machine.java_check(environ, 10, wanted=True)).reason.startswith("there is no Java")
+    assert (await machine.java_check(environ, 10, wanted=True)).reason.startswith("Java is not installed")
 
 
 async def test_a_java_that_does_not_end_is_ended(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_file_below_a_file_cannot_be_read(tmp_path: Path) -> None:
 
 def test_the_state_may_be_there_or_yet_to_be_made(tmp_path: Path) -> None:
     assert machine.state_check(tmp_path).outcome is Outcome.OK
-    assert machine.state_check(tmp_path / "a" / "b").reason.endswith("which the first run makes")
+    assert machine.state_check(tmp_path / "a" / "b").reason.endswith("which the first run creates")
 
 
 def test_a_state_that_is_no_directory_is_a_lack(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ async def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.Mon
         signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
         checks = await look(emulator, primary=signed_in)
         assert (failing(checks), unknown(checks)) == ({}, set())
-        assert checks["primary.sign_in"].reason == "accepted: whoever is signed in"
+        assert checks["primary.sign_in"].reason == "accepted: the identity that is signed in"
 
 
 async def test_a_clock_that_is_wrong_is_told_with_its_mend() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair.azure.trial_queues import look
-from sbpair.doctor import live_questions
+from sbpair.azure.atom import open_atom
+from sbpair.doctor import live_questions, trial_queues
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
@@ -59,7 +59,7 @@ async def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int)
 
 
 @pytest.mark.parametrize(
-    ("partitions", "observed"), [(4, "refused, since the namespace is partitioned"), (1, "made as it was asked for")]
+    ("partitions", "observed"), [(4, "refused, since the namespace is partitioned"), (1, "created as requested")]
 )
 async def test_a_partitioned_namespace_is_known_by_what_it_refuses(partitions: int, observed: str) -> None:
     async with Emulator([RequestedNamespace("contoso", 0, "premium", partitions)]) as emulator:
@@ -77,7 +77,7 @@ async def test_a_namespace_that_partitions_unasked_is_not_as_assumed(monkeypatch
     async with Emulator([RequestedNamespace("contoso", 0, "premium", 2)]) as emulator:
         checks, code = await ask(emulator)
         assert (checks["unpartitioned"].reason, code) == (
-            "assumed: refused, since the namespace is partitioned; observed: made, and partitioned",
+            "assumed: refused, since the namespace is partitioned; observed: created, and partitioned",
             3,
         )
         assert paths(emulator) == set()
@@ -193,7 +193,8 @@ async def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted
         with pytest.raises(asyncio.CancelledError):
             await asking
         for _ in range(3):  # whatever is still on its way has come by then
-            await look(endpoint(emulator), seconds=10)
+            async with open_atom(endpoint(emulator)) as namespace:
+                await namespace.probe()
         assert paths(emulator) == set()
 
 
@@ -225,7 +226,7 @@ async def test_what_could_not_be_deleted_is_named() -> None:
 
         checks, code = await ask(emulator, on_event)
         assert checks["removed"].outcome is Outcome.FAILED
-        assert "is left behind in contoso" in checks["removed"].reason
+        assert "remains in contoso" in checks["removed"].reason
         assert checks["removed"].detail
         assert "by hand" in checks["removed"].detail.hint
         assert code == 6
@@ -273,7 +274,7 @@ async def test_what_is_carried_through_ends_before_the_cancellation_goes_on() ->
         await go.wait()
         done.append(True)
 
-    task = asyncio.create_task(live_questions.surely(work()))
+    task = asyncio.create_task(trial_queues.shielded(work()))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from sbpair.emulator.access.sas import ALL_CLAIMS, AccessRight, AuthorizationRule, sign, signature
+from sbpair.emulator.access.sas import ALL_RIGHTS, AccessRight, AuthorizationRule, sign, signature
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
@@ -44,7 +44,7 @@ def raw_token(resource: str, expiry: int, key: str = "SAS_KEY_VALUE", name: str 
 def test_a_namespace_wide_token_is_good_for_every_entity(namespace, soon) -> None:
     for resource in (WHOLE, WHOLE + "/", "sb://elsewhere"):
         grant = namespace.authenticate(sign(ROOT_RULE, resource, soon), ENTITY)
-        assert grant.claims == ALL_CLAIMS
+        assert grant.rights == ALL_RIGHTS
         assert grant.scope == ""
         assert grant.expires_at_ms == soon * 1000
 
@@ -53,7 +53,7 @@ def test_a_token_for_a_whole_url_is_good_for_the_path_in_it(namespace, soon) -> 
     token = sign(ROOT_RULE, "https://127.0.0.1:5672/orders?api-version=2021-05&enrich=false", soon)
     assert namespace.authenticate(token, ENTITY).scope == "orders"
     listing = sign(ROOT_RULE, "https://127.0.0.1:5672/$resources/queues?$skip=0", soon)
-    assert namespace.authenticate(listing, "$Resources/queues").claims == ALL_CLAIMS
+    assert namespace.authenticate(listing, "$Resources/queues").rights == ALL_RIGHTS
     with pytest.raises(Unauthenticated, match="InvalidAudience"):
         namespace.authenticate(listing, ENTITY)
 
@@ -77,7 +77,7 @@ def test_raw_and_encoded_tokens_are_verified_as_they_came(namespace, expiry) -> 
 
 
 def test_the_secondary_key_signs_as_well(namespace, soon) -> None:
-    assert namespace.authenticate(raw_token(ENTITY, soon, ROOT_RULE.secondary_key), ENTITY).claims == ALL_CLAIMS
+    assert namespace.authenticate(raw_token(ENTITY, soon, ROOT_RULE.secondary_key), ENTITY).rights == ALL_RIGHTS
 
 
 def test_a_wrong_key_or_key_name_is_not_authenticated(namespace, soon) -> None:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sbpair.emulator.access.bearer import AUDIENCE, LIFE_SECONDS, Bearers, Issuer, encode, read_jwt
-from sbpair.emulator.access.sas import ALL_CLAIMS
+from sbpair.emulator.access.bearer import AUDIENCE, LIFE_SECONDS, Bearers, Issuer, base64url_encode, read_jwt
+from sbpair.emulator.access.sas import ALL_RIGHTS
 from sbpair.emulator.service_errors import Unauthenticated
 
 NOW = 1_767_225_600_000
@@ -15,14 +15,14 @@ NOW = 1_767_225_600_000
 
 def jwt(claims: object, header: object = None, signature: bytes = b"anybody's") -> str:
     parts = (json.dumps(header or {"alg": "RS256", "typ": "JWT"}).encode(), json.dumps(claims).encode(), signature)
-    return ".".join(encode(part) for part in parts)
+    return ".".join(base64url_encode(part) for part in parts)
 
 
 def test_a_token_of_the_emulators_own_grants_everything_until_it_runs_out() -> None:
     issuer = Issuer()
     token, expires_on = issuer.issue(f"{AUDIENCE}/", NOW)
     grant = Bearers(issuer).grant(token, NOW)
-    assert (grant.claims, grant.scope, grant.expires_at_ms) == (ALL_CLAIMS, "", expires_on * 1000)
+    assert (grant.rights, grant.scope, grant.expires_at_ms) == (ALL_RIGHTS, "", expires_on * 1000)
     assert expires_on == NOW // 1000 + LIFE_SECONDS
     with pytest.raises(Unauthenticated, match="ExpiredToken"):
         Bearers(issuer).grant(token, expires_on * 1000)
@@ -47,10 +47,10 @@ def test_a_token_that_was_changed_is_refused() -> None:
     issuer = Issuer()
     token, _ = issuer.issue(AUDIENCE, NOW)
     header, claims, signature = token.split(".")
-    forged = encode(json.dumps({**read_jwt(token).claims, "exp": 1 << 50}).encode())
+    forged = base64url_encode(json.dumps({**read_jwt(token).claims, "exp": 1 << 50}).encode())
     with pytest.raises(Unauthenticated, match="InvalidIssuer"):
         Bearers(issuer).grant(f"{header}.{forged}.{signature}", NOW)
-    none = encode(b'{"alg":"none","typ":"JWT"}')
+    none = base64url_encode(b'{"alg":"none","typ":"JWT"}')
     with pytest.raises(Unauthenticated, match="InvalidIssuer"):
         Bearers(issuer).grant(f"{none}.{claims}.", NOW)
 
@@ -80,7 +80,7 @@ def test_any_token_will_do_where_it_was_said() -> None:
         jwt({"exp": -1}),
         jwt({"exp": 1e400}),
         jwt({"exp": 1 << 60}),
-        encode(b"[" * 5_000) + "." + encode(b"{}") + ".",
+        base64url_encode(b"[" * 5_000) + "." + base64url_encode(b"{}") + ".",
         jwt({"exp": 1 << 40, "x": "x" * 20_000}),
     ],
 )

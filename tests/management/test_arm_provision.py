@@ -12,7 +12,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
-from sbpair.azure.arm import manager_of
+from sbpair.azure.arm import manager_route
 from sbpair.azure.control_plane import open_namespace
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -275,7 +275,7 @@ async def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest
 )
 def test_a_namespace_is_managed_in_its_own_cloud(host: str, manager: str) -> None:
     endpoint = Endpoint("contoso", host, host, 5671, tls=True, credential=Identity())
-    road, (scope,) = manager_of(endpoint)
+    road, (scope,) = manager_route(endpoint)
     assert (road.scheme, road.netloc, road.authority) == ("https", manager, manager)
     assert scope.startswith("https://management.")
     assert scope.endswith("/.default")
@@ -284,9 +284,9 @@ def test_a_namespace_is_managed_in_its_own_cloud(host: str, manager: str) -> Non
 def test_what_is_on_this_machine_is_never_looked_for_in_azure() -> None:
     host = "contoso.servicebus.windows.net"
     endpoint = Endpoint("contoso", host, "127.0.0.1", 5673, tls=True, credential=SasKey("Root", "key"))
-    assert manager_of(endpoint)[0].netloc == "127.0.0.1:5673"
-    with pytest.raises(errors.UsageError, match=r"bus\.example\.com does not say in which cloud"):
-        manager_of(replace(endpoint, authority="bus.example.com", host="bus.example.com"))
+    assert manager_route(endpoint)[0].netloc == "127.0.0.1:5673"
+    with pytest.raises(errors.UsageError, match=r"bus\.example\.com is in no known cloud of Azure"):
+        manager_route(replace(endpoint, authority="bus.example.com", host="bus.example.com"))
 
 
 @pytest.mark.parametrize(

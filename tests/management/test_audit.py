@@ -148,7 +148,7 @@ async def test_what_lies_in_a_backlog_is_told() -> None:
             ("once", 1, True, False, True),
             ("orders", 3, True, False, False),
         ]
-        assert named[1].reason == "there is no such queue or topic in contoso"
+        assert named[1].reason == "contoso has no such queue or topic"
         assert (none.name, none.messages, none.found) == ("", 2, None)
         assert "x-ms-path" in none.reason
         assert made.findings == {AuditFinding.MESSAGES, AuditFinding.DESTINATIONS, AuditFinding.DUPLICATES}
@@ -293,7 +293,7 @@ async def test_without_listen_the_messages_are_not_looked_at() -> None:
         made = await w.audit()
         [unseen] = made.unseen
         assert unseen.name == "contoso-dr"
-        assert unseen.reason.startswith("what lies in the queues: ")
+        assert unseen.reason.startswith("the messages in the queues: ")
         assert (made.destinations, [item.outcome for item in made]) == ((), [Outcome.OK] * 3)
         assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
         assert audit_exit_code(made) == 0
@@ -309,7 +309,7 @@ async def test_without_manage_nothing_can_be_audited() -> None:
 @pytest.mark.parametrize(
     ("claims", "key", "found", "says"),
     [
-        ((AccessRight.SEND,), "key", True, "whether destinations detect duplicates: that takes the Manage claim"),
+        ((AccessRight.SEND,), "key", True, "whether destinations detect duplicates: needs the Manage claim"),
         ((AccessRight.LISTEN,), "key", None, "the destinations: "),
         ((AccessRight.MANAGE,), "wrong", None, "the destinations: "),
     ],

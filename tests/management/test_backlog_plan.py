@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from sbpair import backlog
 from sbpair.errors import Unsafe
-from sbpair.management import backlog_plan
-from sbpair.management.backlog_plan import BacklogPlan
+from sbpair.management.backlog_plan import desired_queues, plan_backlog
+from sbpair.management.plan import Change, ChangeKind, Plan, check_plan
 from sbpair.model.pair import Endpoint, Identity, Pair
-from sbpair.model.queues import Create, Difference, QueueSpec, QueueState
-from sbpair.model.tiers import PREMIUM
+from sbpair.model.queues import Difference, QueueSpec, QueueState
+from sbpair.model.tiers import PREMIUM, STANDARD, Tier
 
 
 def pair(count: int = 10, primary: str = "contoso") -> Pair:
@@ -31,32 +31,36 @@ def state(index: int | str, **changes: object) -> QueueState:
     return QueueState(replace(spec, **changes), partitioned=partitioned)  # type: ignore[arg-type]
 
 
-def applied(plan: BacklogPlan, actual: list[QueueState]) -> list[QueueState]:
+def planned(count: int, actual: list[QueueState], tier: Tier = STANDARD) -> Plan:
+    return plan_backlog(desired_queues(pair(count)), actual, tier)
+
+
+def applied(plan: Plan, actual: list[QueueState]) -> list[QueueState]:
     """What is there once every creation of the plan has been carried out."""
-    return [*actual, *(QueueState(create.spec) for create in plan.creates)]
+    return [*actual, *(QueueState(create.entity) for create in plan.creates)]
 
 
 def test_on_an_empty_namespace_everything_is_created_in_order() -> None:
-    plan = backlog_plan.diff(backlog_plan.desired(pair(12)), [])
+    plan = planned(12, [])
     assert [create.index for create in plan.creates] == list(range(12))
     assert not plan.empty
 
 
 def test_a_namespace_as_it_should_be_needs_nothing() -> None:
-    plan = backlog_plan.diff(backlog_plan.desired(pair(3)), [state(2), state(0), state(1)])
+    plan = planned(3, [state(2), state(0), state(1)])
     assert plan.empty
-    assert [match.index for match in plan.matches] == [0, 1, 2]
+    assert [match.index for match in plan.of(ChangeKind.UNCHANGED)] == [0, 1, 2]
 
 
 def test_paths_are_compared_without_regard_to_case() -> None:
     there = QueueState(replace(backlog.queue_spec("contoso", 0), path="CONTOSO/X-Servicebus-Transfer/0"))
-    plan = backlog_plan.diff(backlog_plan.desired(pair(1)), [there])
+    plan = planned(1, [there])
     assert plan.empty
 
 
 def test_drift_names_each_property_with_what_is_expected_and_what_is_there() -> None:
     there = state(0, lock_duration="PT30S", max_delivery_count=10, requires_session=True)
-    [drift] = backlog_plan.diff(backlog_plan.desired(pair(1)), [there]).drifted
+    [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
     assert drift.differences == (
         Difference("LockDuration", "PT1M", "PT30S"),
         Difference("MaxDeliveryCount", 2147483647, 10),
@@ -68,56 +72,58 @@ def test_drift_names_each_property_with_what_is_expected_and_what_is_there() -> 
     "duration", ["P10675199DT2H48M5.4775807S", "P10675199DT2H48M5.477581S", "P10675199D", "P10675200D"]
 )
 def test_from_10675199_days_on_a_duration_is_for_ever(duration: str) -> None:
-    assert backlog_plan.diff(backlog_plan.desired(pair(1)), [state(0, default_message_time_to_live=duration)]).empty
+    assert planned(1, [state(0, default_message_time_to_live=duration)]).empty
 
 
 def test_one_day_less_is_drift() -> None:
-    [drift] = backlog_plan.diff(backlog_plan.desired(pair(1)), [state(0, auto_delete_on_idle="P10675198D")]).drifted
+    [drift] = planned(1, [state(0, auto_delete_on_idle="P10675198D")]).of(ChangeKind.DRIFTED)
     assert drift.differences[0].property == "AutoDeleteOnIdle"
 
 
 def test_a_duration_written_otherwise_is_the_same_duration() -> None:
-    assert backlog_plan.diff(backlog_plan.desired(pair(1)), [state(0, lock_duration="PT60S")]).empty
+    assert planned(1, [state(0, lock_duration="PT60S")]).empty
 
 
 def test_a_duration_that_cannot_be_read_is_drift_and_no_failure() -> None:
-    assert backlog_plan.diff(backlog_plan.desired(pair(1)), [state(0, lock_duration="soon")]).drifted
+    assert planned(1, [state(0, lock_duration="soon")]).of(ChangeKind.DRIFTED)
 
 
 def test_a_partitioned_queue_of_standard_is_no_drift() -> None:
     there = state(0, max_size_in_megabytes=81920, partitioned=True)
-    plan = backlog_plan.diff(backlog_plan.desired(pair(1)), [there])
+    plan = planned(1, [there])
     assert plan.empty
-    assert plan.matches[0].state.partitioned
+    state_read = plan.changes[0].state
+    assert state_read
+    assert state_read.partitioned
 
 
 @pytest.mark.parametrize("size", [5120, 16384, 20480, 81920])
 def test_a_partitioned_queue_of_premium_is_not_divided(size: int) -> None:
     there = state(0, max_size_in_megabytes=size, partitioned=True)
-    drifted = backlog_plan.diff(backlog_plan.desired(pair(1)), [there], PREMIUM).drifted
+    drifted = planned(1, [there], PREMIUM).of(ChangeKind.DRIFTED)
     told = [difference for drift in drifted for difference in drift.differences]
     assert told == ([] if size == 5120 else [Difference("MaxSizeInMegabytes", 5120, size)])
 
 
 def test_a_partitioned_queue_of_another_size_is_drift_in_the_size_that_was_asked_for() -> None:
     there = state(0, max_size_in_megabytes=16384, partitioned=True)
-    [drift] = backlog_plan.diff(backlog_plan.desired(pair(1)), [there]).drifted
+    [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
     assert drift.differences == (Difference("MaxSizeInMegabytes", 5120, 1024),)
 
 
 def test_81920_of_a_queue_that_is_not_partitioned_is_drift() -> None:
-    assert backlog_plan.diff(backlog_plan.desired(pair(1)), [state(0, max_size_in_megabytes=81920)]).drifted
+    assert planned(1, [state(0, max_size_in_megabytes=81920)]).of(ChangeKind.DRIFTED)
 
 
 def test_extra_queues_are_those_beyond_the_count_and_those_without_an_index() -> None:
-    plan = backlog_plan.diff(backlog_plan.desired(pair(1)), [state("x"), state(0), state(12), state(7), state("007")])
-    assert [extra.index for extra in plan.extra] == [7, 12, None, None]
-    assert [extra.path.rsplit("/", 1)[1] for extra in plan.extra] == ["7", "12", "007", "x"]
+    plan = planned(1, [state("x"), state(0), state(12), state(7), state("007")])
+    assert [extra.index for extra in plan.of(ChangeKind.UNEXPECTED)] == [7, 12, None, None]
+    assert [extra.path.rsplit("/", 1)[1] for extra in plan.of(ChangeKind.UNEXPECTED)] == ["7", "12", "007", "x"]
 
 
 def test_queues_outside_the_prefix_are_none_of_ours() -> None:
     other = QueueState(QueueSpec("contoso-dr/x-servicebus-transfer/0"))
-    assert backlog_plan.diff(backlog_plan.desired(pair(1)), [state(0), other, QueueState(QueueSpec("orders"))]).empty
+    assert planned(1, [state(0), other, QueueState(QueueSpec("orders"))]).empty
 
 
 indexes = st.sets(st.one_of(st.integers(0, 30), st.sampled_from(["x", "00", "1x"])))
@@ -128,25 +134,25 @@ def test_after_the_creations_nothing_is_left_to_create_and_nothing_else_has_chan
     count: int, there: set[int | str]
 ) -> None:
     actual = [state(index) for index in there]
-    wanted = backlog_plan.desired(pair(count))
-    plan = backlog_plan.diff(wanted, actual)
-    again = backlog_plan.diff(wanted, applied(plan, actual))
-    assert again == BacklogPlan(matches=again.matches, extra=plan.extra)
-    assert [match.index for match in again.matches] == list(range(count))
-    assert len(plan.creates) + len(plan.matches) == count
+    plan = planned(count, actual)
+    again = planned(count, applied(plan, actual))
+    unchanged = again.of(ChangeKind.UNCHANGED)
+    assert again == Plan((*unchanged, *plan.of(ChangeKind.UNEXPECTED)))
+    assert [match.index for match in unchanged] == list(range(count))
+    assert len(plan.creates) + len(plan.of(ChangeKind.UNCHANGED)) == count
 
 
 def test_a_plan_that_creates_thousands_of_queues_is_refused() -> None:
-    plan = backlog_plan.diff(backlog_plan.desired(pair(1001)), [])
+    plan = planned(1001, [])
     with pytest.raises(Unsafe, match="1001 queues"):
-        backlog_plan.guard(plan)
+        check_plan(plan)
 
 
 def test_a_plan_that_creates_one_queue_twice_is_refused() -> None:
-    create = Create(backlog.queue_spec("contoso", 0), 0)
+    create = Change(ChangeKind.CREATE, backlog.queue_spec("contoso", 0), 0)
     with pytest.raises(Unsafe, match="twice"):
-        backlog_plan.guard(BacklogPlan(creates=(create, create)))
+        check_plan(Plan((create, create)))
 
 
 def test_a_usual_plan_passes_the_guard() -> None:
-    backlog_plan.guard(backlog_plan.diff(backlog_plan.desired(pair(10)), []))
+    check_plan(planned(10, []))

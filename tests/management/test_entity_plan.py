@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
-from sbpair.management.entity_plan import EntityPlan, Key, differences, key, needs, ordered, outside, plan
+from sbpair.management.entity_plan import dependency_order, external_targets, needs, plan_entities
+from sbpair.management.plan import Change, ChangeKind, Key, Plan, differences, entity_key
 from sbpair.model.entities import (
     DEFAULT_RULE,
     AnyEntity,
@@ -34,26 +35,30 @@ class Namespace:
             self.create(entity)
 
     def create(self, entity: AnyEntity) -> None:
-        assert key(entity) not in self.entities, "a plan creates nothing that is there"
+        assert entity_key(entity) not in self.entities, "a plan creates nothing that is there"
         assert all(need in self.entities for need in needs(entity)), "what is needed comes first"
-        self.entities[key(entity)] = entity
+        self.entities[entity_key(entity)] = entity
         if isinstance(entity, Subscription):
             own = replace(DEFAULT, topic=entity.topic, subscription=entity.name)
-            self.entities[key(own)] = own
+            self.entities[entity_key(own)] = own
 
-    def plan(self, wanted: list[AnyEntity]) -> EntityPlan:
+    def plan(self, wanted: list[AnyEntity]) -> Plan:
         rules: dict[Key, list[Rule]] = {}
         for rule in self.entities.values():
             if isinstance(rule, Rule):
                 rules.setdefault(*needs(rule), []).append(rule)  # type: ignore[misc]
-        return plan(wanted, self.entities, rules)
+        return plan_entities(wanted, self.entities, rules)
 
-    def apply(self, made: EntityPlan) -> None:
-        for entity in made.creates:
-            assert isinstance(entity, AnyEntity)
-            self.create(entity)
-        for rule in made.drops:
-            del self.entities[key(rule)]
+    def apply(self, made: Plan) -> None:
+        for change in made.creates:
+            assert isinstance(change.entity, AnyEntity)
+            self.create(change.entity)
+        for rule in made.default_rules:
+            del self.entities[entity_key(rule)]
+
+
+def existing(plan: Plan) -> list[Change]:
+    return [each for each in plan.changes if each.kind is not ChangeKind.CREATE]
 
 
 NAMES = st.sampled_from(["a", "b", "C", "d/e"])
@@ -68,8 +73,8 @@ def layouts(draw: st.DrawFn) -> list[AnyEntity]:
 
     def add(entity: AnyEntity) -> None:
         # A target must be described before: that makes no circle.
-        if key(entity) not in found and all(need in found for need in needs(entity)):
-            found[key(entity)] = entity
+        if entity_key(entity) not in found and all(need in found for need in needs(entity)):
+            found[entity_key(entity)] = entity
 
     for _ in range(draw(st.integers(0, 12))):
         kind = draw(st.sampled_from([Queue, Topic, Subscription, Rule]))
@@ -88,29 +93,29 @@ def layouts(draw: st.DrawFn) -> list[AnyEntity]:
 def test_after_a_plan_was_applied_there_is_nothing_left_to_create_and_nothing_else_has_changed(
     wanted: list[AnyEntity], before: list[AnyEntity]
 ) -> None:
-    namespace = Namespace([entity for entity in ordered(before) if isinstance(entity, AnyEntity)])
+    namespace = Namespace([entity for entity in dependency_order(before) if isinstance(entity, AnyEntity)])
     was = dict(namespace.entities)
     # What has the name of another kind is told before there is a plan.
-    assume(all(type(was.get(key(each), each)) is type(each) for each in wanted))
+    assume(all(type(was.get(entity_key(each), each)) is type(each) for each in wanted))
     made = namespace.plan(wanted)
     namespace.apply(made)
     assert was.items() <= namespace.entities.items()
     again = namespace.plan(wanted)
-    assert (again.creates, again.drops) == ((), ())
-    drifted = {key(each.entity): each.differences for each in made.there}
-    for each in again.there:
-        assert each.differences == drifted.get(key(each.entity), ())
+    assert (again.creates, again.default_rules) == ((), ())
+    drifted = {entity_key(each.entity): each.differences for each in existing(made)}
+    for each in existing(again):
+        assert each.differences == drifted.get(entity_key(each.entity), ())
 
 
 @given(layouts())
 def test_on_an_empty_namespace_what_was_made_is_exactly_what_was_wanted(wanted: list[AnyEntity]) -> None:
     namespace = Namespace([])
     namespace.apply(namespace.plan(wanted))
-    subscriptions = {key(each) for each in wanted if isinstance(each, Subscription)}
+    subscriptions = {entity_key(each) for each in wanted if isinstance(each, Subscription)}
     ruled = {need for each in wanted if isinstance(each, Rule) for need in needs(each)}
-    own = {key(Rule(*each[1].split("/subscriptions/"), DEFAULT_RULE)) for each in subscriptions - ruled}
-    assert namespace.entities.keys() == {key(each) for each in wanted} | own
-    assert all(not each.differences for each in namespace.plan(wanted).there)
+    own = {entity_key(Rule(*each[1].split("/subscriptions/"), DEFAULT_RULE)) for each in subscriptions - ruled}
+    assert namespace.entities.keys() == {entity_key(each) for each in wanted} | own
+    assert all(not each.differences for each in existing(namespace.plan(wanted)))
 
 
 @given(layouts())
@@ -118,41 +123,41 @@ def test_a_namespace_as_it_should_be_needs_nothing(wanted: list[AnyEntity]) -> N
     namespace = Namespace([])
     namespace.apply(namespace.plan(wanted))
     assert namespace.plan(wanted).creates == ()
-    assert len(namespace.plan(wanted).there) == len(wanted)
+    assert len(existing(namespace.plan(wanted))) == len(wanted)
 
 
 def test_a_rule_that_nobody_asked_for_is_drift_of_its_subscription() -> None:
     wanted = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
-    [_, subscription, _] = Namespace(wanted).plan(wanted).there
+    [_, subscription, _] = existing(Namespace(wanted).plan(wanted))
     assert subscription.differences == (Difference("Rules", "eu", "$Default, eu"),)
 
 
 def test_where_no_rules_are_given_any_are_as_well() -> None:
     there = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
-    assert all(not each.differences for each in Namespace(there).plan(there[:2]).there)
+    assert all(not each.differences for each in existing(Namespace(there).plan(there[:2])))
 
 
 def test_a_rule_that_is_missing_is_created_beside_those_that_are_there() -> None:
     rule = Rule("t", "s", "eu", SqlFilter("a=1"))
     found = Namespace([Topic("t"), Subscription("t", "s")]).plan([Topic("t"), Subscription("t", "s"), rule])
-    assert (found.creates, found.drops) == ((rule,), ())
+    assert (found.creates, found.default_rules) == ((Change(ChangeKind.CREATE, rule),), ())
 
 
 def test_a_circle_of_forwards_is_refused_and_named() -> None:
     circle = [Queue("a", forward_to="b"), Queue("b", forward_dead_lettered_messages_to="C"), Queue("c", forward_to="a")]
     with pytest.raises(UsageError, match=r"circle: .* -> "):
-        ordered(circle)
+        dependency_order(circle)
 
 
 @pytest.mark.parametrize("other", [Queue("A"), Topic("a")])
 def test_one_name_for_two_entities_is_refused(other: AnyEntity) -> None:
     with pytest.raises(UsageError, match="one and the same name"):
-        ordered([Queue("a"), other])
+        dependency_order([Queue("a"), other])
 
 
 def test_targets_that_are_not_described_are_those_that_must_be_there() -> None:
     wanted = [Queue("a", forward_to="B"), Queue("b"), Subscription("t", "s", forward_dead_lettered_messages_to="Dead")]
-    assert list(outside(wanted).values()) == ["Dead"]
+    assert list(external_targets(wanted).values()) == ["Dead"]
 
 
 def test_what_means_the_same_is_no_difference() -> None:

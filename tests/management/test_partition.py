@@ -112,7 +112,7 @@ async def test_basic_has_partitioned_queues_and_no_topics() -> None:
     async with Emulator(TIERS) as emulator:
         [made] = await create_partitioned(at(emulator, "basic"), ORDERS)
         assert made.detail == PartitionedEntityState("basic", "Basic", "queue", (16,), 5120, 81920)
-        with pytest.raises(errors.UsageError, match="basic: topic news: there are no topics in a Basic namespace"):
+        with pytest.raises(errors.UsageError, match="basic: topic news: topics do not exist in a Basic namespace"):
             await create_partitioned(at(emulator, "basic"), partitioned_topic("news", 1))
         assert [item.name for item in await list_partitions(at(emulator, "basic"))] == ["orders"]
 
@@ -125,7 +125,7 @@ async def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
         namespace.create_queue("plain")
         assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS)) == [Outcome.CREATED]
         emulator.faults.refuse_requests("contoso", 403, method="PUT")
-        with pytest.raises(errors.ServiceRefused, match="contoso has 100: there is no room for 1 more") as refused:
+        with pytest.raises(errors.ServiceRefused, match="contoso has 100: no room for 1 more") as refused:
             await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 1))
         assert refused.value.condition == "40300"
         assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS)) == [Outcome.EXISTING]

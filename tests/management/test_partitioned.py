@@ -78,19 +78,19 @@ def test_what_no_tier_has_is_refused_at_once(name, size, options, message) -> No
 def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
     entity = partitioned_queue("orders", size)
     if fits:
-        assert partitioned.fitted(entity, tier, "contoso") == entity
+        assert partitioned.fit_to_tier(entity, tier, "contoso") == entity
         return
     with pytest.raises(UsageError, match=f"in contoso, of the tier {tier.name}, cannot be of {size} GB"):
-        partitioned.fitted(entity, tier, "contoso")
+        partitioned.fit_to_tier(entity, tier, "contoso")
 
 
 @pytest.mark.parametrize(
     ("entity", "what"),
     [
-        (partitioned_topic("news", 1), "topic news: there are no topics"),
+        (partitioned_topic("news", 1), "topic news: topics do not exist"),
         (
             partitioned_queue("orders", 1, sessions=True),
-            "requires_session of queue orders: it cannot be had",
+            "requires_session of queue orders: it is not available",
         ),
         (partitioned_queue("orders", 1, duplicates="10m"), "requires_duplicate_detection of queue orders"),
         (partitioned_queue("orders", 1, forward_to="next"), "forward_to of queue orders"),
@@ -98,9 +98,9 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
 )
 def test_basic_has_partitions_and_little_else(entity, what) -> None:
     with pytest.raises(UsageError, match=f"contoso: {what}.* in a Basic namespace"):
-        partitioned.fitted(entity, BASIC, "contoso")
-    assert partitioned.fitted(entity, STANDARD, "contoso") == entity
-    assert partitioned.fitted(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
+        partitioned.fit_to_tier(entity, BASIC, "contoso")
+    assert partitioned.fit_to_tier(entity, STANDARD, "contoso") == entity
+    assert partitioned.fit_to_tier(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_basic_has_partitions_and_little_else(entity, what) -> None:
         (replace(ORDERS, enable_partitioning=False), "EnablePartitioning is false", "let orders forward to it"),
         (replace(ORDERS, requires_duplicate_detection=True), "RequiresDuplicateDetection is true", "only be chosen"),
         (replace(ORDERS, requires_session=True), "RequiresSession is true", "once its receivers have emptied it"),
-        (replace(ORDERS, max_size_in_megabytes=1024), "MaxSizeInMegabytes is 1024", "changes nothing that is there"),
-        (replace(ORDERS, forward_to="next"), "ForwardTo is next", "changes nothing that is there"),
+        (replace(ORDERS, max_size_in_megabytes=1024), "MaxSizeInMegabytes is 1024", "never changes an existing entity"),
+        (replace(ORDERS, forward_to="next"), "ForwardTo is next", "never changes an existing entity"),
     ],
 )
 def test_what_is_there_and_differs_is_left_as_it_is_and_the_way_is_told(existing, difference, advice) -> None:
@@ -144,7 +144,7 @@ def test_the_hundred_and_first_partitioned_entity_is_refused() -> None:
     plain = [Queue(f"p{number}") for number in range(500)]
     partitioned.check_room(ORDERS, [*PARTITIONED[1:], *plain], STANDARD, "contoso")
     partitioned.check_room(ORDERS, PARTITIONED, PREMIUM, "contoso")
-    with pytest.raises(ServiceRefused, match="contoso has 100: there is no room for 1 more"):
+    with pytest.raises(ServiceRefused, match="contoso has 100: no room for 1 more"):
         partitioned.check_room(ORDERS, [*PARTITIONED[1:], Topic("news", enable_partitioning=True)], STANDARD, "contoso")
 
 
@@ -167,7 +167,7 @@ def test_what_is_forwarded_to_must_be_there() -> None:
     ],
 )
 def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
-    assert partitioned.possible(Capacity(tier, units), others, "contoso") == found
+    assert partitioned.possible_partitions(Capacity(tier, units), others, "contoso") == found
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
 )
 def test_a_premium_namespace_in_one_piece_has_nothing_partitioned(others, units) -> None:
     with pytest.raises(ServiceRefused, match="contoso is a Premium namespace that is not partitioned") as refused:
-        partitioned.possible(Capacity(PREMIUM, units), others, "contoso")
-    assert "make a new one with 2 or 4;" in refused.value.hint
+        partitioned.possible_partitions(Capacity(PREMIUM, units), others, "contoso")
+    assert "create one with 2 or 4;" in refused.value.hint
 
 
 @given(queues)

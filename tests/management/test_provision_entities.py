@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sbpair import errors
-from sbpair.azure.atom import open_namespace
+from sbpair.azure.atom import open_atom
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule as EmulatedRule
 from sbpair.emulator.entities.topic_description import TopicDescription
 from sbpair.emulator.testing import Emulator
-from sbpair.management import calls, entity_plan
+from sbpair.management import plan
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -111,10 +111,10 @@ async def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
     async with open_emulator() as emulator:
         await provisioned(emulator)
         endpoint = endpoint_from_connection_string(emulator.namespaces[HERE].connection_string, name=HERE)
-        async with open_namespace(endpoint) as control:
+        async with open_atom(endpoint) as control:
             for entity in LAYOUT.entities:
                 read = await control.read(entity)
-                assert entity_plan.differences(entity, read) == ()
+                assert plan.differences(entity, read) == ()
             assert {each.path for each in await control.queues()} == {
                 each.path for each in LAYOUT.entities if isinstance(each, Queue)
             }
@@ -282,15 +282,13 @@ async def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> 
         assert everything(emulator) == set()
 
 
-async def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "GRACE_SECONDS", 0.0)
-
+async def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt() -> None:
     async with open_emulator() as emulator:
         stop = asyncio.Event()
 
         @asynccontextmanager
         async def opens(endpoint: object) -> object:
-            async with open_namespace(endpoint) as control:  # type: ignore[arg-type]
+            async with open_atom(endpoint) as control:  # type: ignore[arg-type]
                 create = control.create
 
                 async def silent(entity: object) -> bool:
@@ -302,9 +300,9 @@ async def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt(monkeypatch
                 control.create = silent  # type: ignore[method-assign]
                 yield control
 
-        report = await provisioned(emulator, layout(), count=1, stop=stop, opens=opens)
+        report = await provisioned(emulator, layout(), count=1, stop=stop, opens=opens, grace_seconds=0.0)
         [doubtful] = report.of(Outcome.FAILED)
-        assert "may be there" in doubtful.reason
+        assert "it may exist" in doubtful.reason
         assert everything(emulator) == {f"{THERE}:{doubtful.name}"}
 
 
@@ -314,7 +312,7 @@ async def test_what_was_created_without_an_answer_was_created() -> None:
 
         @asynccontextmanager
         async def opens(endpoint: object) -> object:
-            async with open_namespace(endpoint) as control:  # type: ignore[arg-type]
+            async with open_atom(endpoint) as control:  # type: ignore[arg-type]
                 create = control.create
 
                 async def silent(entity: Queue) -> bool:
@@ -344,15 +342,23 @@ async def test_a_name_that_something_else_has_is_told_and_so_is_what_needs_it() 
 
 
 REFUSED = [
-    (layout(Queue("a", forward_to="nowhere")), "standard", "forwards to nowhere, which contoso does not have"),
+    (layout(Queue("a", forward_to="nowhere")), "standard", "forwards to nowhere, which does not exist in contoso"),
     (layout(Subscription("nowhere", "s")), "standard", "needs the topic nowhere"),
-    (layout(Queue("a", max_size_in_megabytes=81_920)), "standard", "81920, and must be 1024, 2048"),
-    (layout(Queue("a", max_message_size_in_kilobytes=1024)), "standard", "must be 256 in a Standard"),
-    (layout(Queue("a", max_message_size_in_kilobytes=256)), "premium", "from 1024 to 102400 in a Premium"),
+    (
+        layout(Queue("a", max_size_in_megabytes=81_920)),
+        "standard",
+        "expected 1024, 2048, 3072, 4096 or 5120, got 81920",
+    ),
+    (layout(Queue("a", max_message_size_in_kilobytes=1024)), "standard", "expected 256, got 1024 in a Standard"),
+    (
+        layout(Queue("a", max_message_size_in_kilobytes=256)),
+        "premium",
+        "expected from 1024 to 102400, got 256 in a Premium",
+    ),
     (layout(Topic("a", enable_partitioning=True)), "premium", "contoso is a Premium namespace that is not partitioned"),
     (layout(*(Queue(f"q{n}", enable_partitioning=True) for n in range(101))), "standard", "no room for 101 more"),
-    (layout(Topic("a")), "basic", "there are no topics in a Basic"),
-    (layout(Queue("a", requires_session=True)), "basic", "requires_session of queue a: it cannot be had"),
+    (layout(Topic("a")), "basic", "topics do not exist in a Basic"),
+    (layout(Queue("a", requires_session=True)), "basic", "requires_session of queue a: it is not available"),
     (layout(Queue("a", default_message_time_to_live="P15D")), "basic", "at most 14 days in a Basic"),
     (layout(), "basic", "default_message_time_to_live of queue contoso/x-servicebus-transfer/0"),
 ]
@@ -377,7 +383,7 @@ async def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_
         wanted = layout(*(Queue(name, enable_partitioning=True) for name in ("q0", "a", "b", "c")))
         before = everything(emulator)
         for dry_run in (True, False):
-            with pytest.raises(errors.UsageError, match=f"{THERE} has 98: there is no room for 3 more"):
+            with pytest.raises(errors.UsageError, match=f"{THERE} has 98: no room for 3 more"):
                 await provisioned(emulator, wanted, dry_run=dry_run)
         assert everything(emulator) == before
         fitting = await provisioned(emulator, layout(*wanted.entities[:3]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.amqp.message import Sections, data_body
-from sbpair.azure.atom_removal import open_removal
+from sbpair.azure.atom import open_atom
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -62,7 +62,7 @@ class World:
 
     async def prune_watched(self) -> QueueReport:
         """The same, with `before` and `after` called around each step, and told its number."""
-        async with open_removal(self.pair.secondary) as queues:
+        async with open_atom(self.pair.secondary) as queues:
 
             async def look(path: str) -> bool:
                 return await holds_message(self.pair.secondary, None, self.sleep, path)
@@ -199,7 +199,7 @@ async def test_a_queue_that_an_earlier_prune_left_disabled_is_named_and_goes() -
     async with world() as w:
         w.queue("7", status="SendDisabled")
         [planned] = await prune(w.pair)
-        assert "found SendDisabled" in planned.reason
+        assert "it was SendDisabled already" in planned.reason
         assert outcomes(await w.prune()) == {"7": "removed"}
 
 
@@ -260,7 +260,7 @@ async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
         [item] = await w.prune_watched()
         assert (item.outcome, item.reason) == (
             Outcome.KEPT,
-            "somebody has made it Active while it was being removed",
+            "another client changed its status to Active while it was being removed",
         )
         assert queue.description.status == "Active"
 
@@ -344,7 +344,7 @@ async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_i
         w.before = fail
         report = await w.prune_watched()
         assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, 6)
-        assert "it is left SendDisabled: run sbpair prune again" in report.items[0].reason
+        assert "or left SendDisabled: run sbpair prune again" in report.items[0].reason
         assert queue.description.status == "SendDisabled"
         assert outcomes(await w.prune()) == {"7": "removed"}
 
@@ -511,7 +511,7 @@ async def test_what_is_written_is_the_size_of_a_partition_and_the_longest_time_t
         queue = w.queue(
             "7", enable_partitioning=True, default_message_time_to_live=forever, auto_delete_on_idle=forever
         )
-        async with open_removal(w.pair.secondary) as queues:
+        async with open_atom(w.pair.secondary) as queues:
             state = await queues.get(queue.path)
             assert (state.spec.max_size_in_megabytes, state.partitioned) == (81920, True)
             await queues.set_status(queue.path, "Active")
@@ -574,6 +574,6 @@ async def test_premium_multiplies_no_size_and_so_none_is_divided() -> None:
         w = World(emulator, 1)
         sizes = {"max_size_in_megabytes": 81920, "max_message_size_in_kilobytes": 1024}
         queue = w.queue("7", enable_partitioning=True, **sizes)
-        async with open_removal(w.pair.secondary) as queues:
+        async with open_atom(w.pair.secondary) as queues:
             await queues.set_status(queue.path, "SendDisabled")
         assert (queue.description.max_size_in_megabytes, queue.description.status) == (81920, "SendDisabled")

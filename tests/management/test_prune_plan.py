@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sbpair import backlog
 from sbpair.errors import Unsafe
 from sbpair.management import backlog_plan
-from sbpair.management.audit_findings import FULL_SHARE, fill_of, grown, is_full, own_items
+from sbpair.management.audit_findings import FULL_SHARE, is_full, own_items, utilisation, with_growth
 from sbpair.management.auditing import Audit, AuditFinding, DestinationSummary, Unseen, audit_exit_code
 from sbpair.management.pruning import prune_candidates
 from sbpair.model.pair import Endpoint, Identity, Pair
@@ -61,7 +61,7 @@ def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_remove
 def test_a_queue_that_nobody_has_counted_is_kept() -> None:
     there = QueueState(replace(backlog.queue_spec("contoso", 0), path="contoso/x-servicebus-transfer/7"))
     [candidate] = prune_candidates(pair(1), [there])
-    assert candidate.keep == "nobody said how many messages it holds"
+    assert candidate.keep == "the number of its messages is unknown"
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_what_is_not_extra_is_refused_once_more_before_it_is_touched(path: str) 
 
 @given(wanted=st.sets(st.sampled_from(AuditFinding)))
 def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: set[AuditFinding]) -> None:
-    plan = backlog_plan.diff(
-        backlog_plan.desired(pair(2)), [state("contoso/x-servicebus-transfer/1", Counts(active=1, total=1))]
+    plan = backlog_plan.plan_backlog(
+        backlog_plan.desired_queues(pair(2)), [state("contoso/x-servicebus-transfer/1", Counts(active=1, total=1))]
     )
     made = Audit(
         tuple(own_items(plan, 2, {})),
@@ -100,7 +100,7 @@ def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: 
 
 
 def test_a_sound_pair_has_no_findings() -> None:
-    plan = backlog_plan.diff(backlog_plan.desired(pair(1)), [state("contoso/x-servicebus-transfer/0")])
+    plan = backlog_plan.plan_backlog(backlog_plan.desired_queues(pair(1)), [state("contoso/x-servicebus-transfer/0")])
     made = Audit(tuple(own_items(plan, 1, {})))
     assert (made.findings, [item.outcome for item in made]) == (frozenset(), [Outcome.OK])
 
@@ -111,7 +111,7 @@ def test_a_sound_pair_has_no_findings() -> None:
     seconds=st.one_of(st.just(0.0), st.floats(0.1, 3600)),
 )
 def test_when_a_queue_is_full_follows_from_how_fast_it_grows(size: int, later: int | None, seconds: float) -> None:
-    fill = grown(Utilisation(max_bytes=5 * GIGABYTE, size_bytes=size), later, seconds)
+    fill = with_growth(Utilisation(max_bytes=5 * GIGABYTE, size_bytes=size), later, seconds)
     if later is None or not seconds:
         assert (fill.size_bytes, fill.bytes_per_second, fill.full_in_seconds) == (size, None, None)
         return
@@ -124,7 +124,7 @@ def test_when_a_queue_is_full_follows_from_how_fast_it_grows(size: int, later: i
 
 def test_a_queue_was_last_used_when_it_was_made_changed_or_accessed() -> None:
     there = replace(state("contoso/x-servicebus-transfer/0"), usage=Usage(10, 100.0, 300.0, None))
-    assert (fill_of(there, 1_000.0, 600.0).idle_seconds, fill_of(there, 1_000.0, 600.0).idle) == (700.0, True)
-    assert not fill_of(there, 1_000.0, 701.0).idle
-    assert not fill_of(there, 1_000.0, None).idle
-    assert fill_of(replace(there, usage=None), 1_000.0, 1.0).idle_seconds is None
+    assert (utilisation(there, 1_000.0, 600.0).idle_seconds, utilisation(there, 1_000.0, 600.0).idle) == (700.0, True)
+    assert not utilisation(there, 1_000.0, 701.0).idle
+    assert not utilisation(there, 1_000.0, None).idle
+    assert utilisation(replace(there, usage=None), 1_000.0, 1.0).idle_seconds is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbpair.management.toml_positions import Path, positions
+from sbpair.management.toml_positions import Path, key_positions
 
 VALUES = st.sampled_from(
     [
@@ -71,7 +71,7 @@ def keys_of(value: object, path: Path = ()) -> Iterator[Path]:
 def check(text: str) -> None:
     """Every key that there is has a place, nothing else has one, and at that place the key is written."""
     document = tomllib.loads(text)
-    found = positions(text)
+    found = key_positions(text)
     assert found.keys() == set(keys_of(document))
     # Splitting at no other line break than TOML's own.
     lines = text.replace("\r\n", "\n").split("\n")
@@ -117,7 +117,7 @@ def test_a_document_with_everything_in_it(text: str) -> None:
 
 
 def test_lines_and_columns_are_counted_from_1_in_characters() -> None:
-    assert positions('# ü\n[q."äö".x]\n  y = 1\n') == {
+    assert key_positions('# ü\n[q."äö".x]\n  y = 1\n') == {
         ("q",): (2, 2),
         ("q", "äö"): (2, 4),
         ("q", "äö", "x"): (2, 9),

@@ -110,13 +110,13 @@ def command(
 
 def configuration(survey: config.Survey) -> Iterator["Check"]:
     """What there is to say of the configuration, and of variables that nobody reads."""
-    from sbpair.doctor.check import failed, of_error, well
+    from sbpair.doctor.check import failed, of_error, ok
 
     for error in survey.errors:
         yield of_error("configuration", error)
     if survey.profile is not None:
         pair = survey.profile.pair
-        yield well("configuration", f"pair {pair.name}: {pair.primary.name}, and {pair.secondary.name} behind it")
+        yield ok("configuration", f"pair {pair.name}: {pair.primary.name}, and {pair.secondary.name} behind it")
     for variable, meant in config.misspelt(os.environ).items():
         yield failed("environment", f"nobody reads {variable}", f"did you mean {meant}?")
 

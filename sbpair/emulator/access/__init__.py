@@ -1,1 +1,1 @@
-"""Who may do what: shared access keys and bearer tokens."""
+"""Authentication and authorization: shared access keys and bearer tokens."""

@@ -1,7 +1,7 @@
-"""Bearer tokens: which JSON web tokens are accepted here, and those that the emulator signs itself.
+"""Bearer tokens: JSON web tokens that the emulator issues, and those that it accepts.
 
-Pure but for the key, which is drawn when an Issuer is made. A token of the emulator's own is verified in full; with
-`accept_any` every other one that is well-formed and has not run out is taken at its word. A token grants everything.
+A token issued here is verified in full. With `accept_any`, any other well-formed token is accepted until it expires.
+Every accepted token grants all rights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sbpair.emulator.access.sas import ALL_CLAIMS, Grant, malformed
+from sbpair.emulator.access.sas import ALL_RIGHTS, Grant, malformed
 from sbpair.emulator.service_errors import Unauthenticated
 
 AUDIENCE: Final = "https://servicebus.azure.net"
@@ -27,7 +27,7 @@ _LIMIT: Final = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Jwt:
-    """A token taken apart. `signed` is what the signature is over."""
+    """A decoded token. `signed` are the bytes that the signature covers."""
 
     header: dict[str, Any]
     claims: dict[str, Any]
@@ -36,7 +36,7 @@ class Jwt:
 
     @property
     def expires_at_ms(self) -> int:
-        """Raises NotAuthenticated where the token does not say until when it is good."""
+        """Return the expiry. Raises Unauthenticated if the token has none."""
         expiry = self.claims.get("exp")
         if isinstance(expiry, bool) or not isinstance(expiry, (int, float)) or not 0 <= expiry < 1 << 53:
             raise malformed()
@@ -44,12 +44,12 @@ class Jwt:
 
 
 def read_jwt(text: str) -> Jwt:
-    """Raises NotAuthenticated for what is no JSON web token."""
+    """Decode a token. Raises Unauthenticated if it is not a JSON web token."""
     parts = text.split(".")
     if len(parts) != 3 or len(text) > _LIMIT or not text.isascii():
         raise malformed()
     try:
-        header, claims, signature = (decode(part) for part in parts)
+        header, claims, signature = (base64url_decode(part) for part in parts)
         read = Jwt(json.loads(header), json.loads(claims), f"{parts[0]}.{parts[1]}".encode(), signature)
     except (ValueError, binascii.Error, RecursionError) as error:
         raise malformed() from error
@@ -58,29 +58,29 @@ def read_jwt(text: str) -> Jwt:
     return read
 
 
-def decode(part: str) -> bytes:
+def base64url_decode(part: str) -> bytes:
     return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
 
 
-def encode(data: bytes) -> str:
+def base64url_encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 class Issuer:
-    """Signs tokens with a key that it alone knows, and knows them again."""
+    """An issuer of tokens, with a random key of its own."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def issue(self, resource: str, now_ms: int) -> tuple[str, int]:
-        """A token for that resource, and the second since 1970 at which it runs out."""
+        """Return a token for `resource` and its expiry in seconds since 1970."""
         now = now_ms // 1000
         claims = {"aud": resource, "iss": ISSUER, "iat": now, "nbf": now, "exp": now + LIFE_SECONDS, "sub": "emulator"}
         parts = ({"alg": "HS256", "typ": "JWT"}, claims)
-        signed = ".".join(encode(json.dumps(part, separators=(",", ":")).encode()) for part in parts)
-        return f"{signed}.{encode(self._signature(signed.encode()))}", now + LIFE_SECONDS
+        signed = ".".join(base64url_encode(json.dumps(part, separators=(",", ":")).encode()) for part in parts)
+        return f"{signed}.{base64url_encode(self._signature(signed.encode()))}", now + LIFE_SECONDS
 
-    def signed(self, token: Jwt) -> bool:
+    def has_signed(self, token: Jwt) -> bool:
         ours = token.header.get("alg") == "HS256" and token.claims.get("iss") == ISSUER
         return ours and hmac.compare_digest(self._signature(token.signed), token.signature)
 
@@ -89,23 +89,23 @@ class Issuer:
 
 
 class Bearers:
-    """Which bearer tokens a namespace accepts."""
+    """The bearer tokens that a namespace accepts."""
 
     def __init__(self, issuer: Issuer | None = None, *, accept_any: bool = False) -> None:
         self._issuer = issuer
         self._accept_any = accept_any
 
     def grant(self, text: str, now_ms: int, audiences: tuple[str, ...] = (AUDIENCE,)) -> Grant:
-        """What a token for one of `audiences` allows. NotAuthenticated says why it is not good."""
+        """Return the rights of a token for one of `audiences`. Raises Unauthenticated."""
         token = read_jwt(text)
-        ours = self._issuer is not None and self._issuer.signed(token)
+        ours = self._issuer is not None and self._issuer.has_signed(token)
         if not ours and not self._accept_any:
             raise Unauthenticated(
-                "InvalidIssuer: The token was issued by nobody that is trusted here. "
-                "Use a shared access key, or let the emulator sign in or accept any token."
+                "InvalidIssuer: The issuer of the token is not trusted. "
+                "Use a shared access key, or start the emulator with --identity or --accept-any-token."
             )
         if now_ms >= token.expires_at_ms:
             raise Unauthenticated("ExpiredToken: The token has expired.")
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
             raise Unauthenticated("InvalidAudience: The authorization token is for another resource.")
-        return Grant("", ALL_CLAIMS, "", token.expires_at_ms)
+        return Grant("", ALL_RIGHTS, "", token.expires_at_ms)

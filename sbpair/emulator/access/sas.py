@@ -1,7 +1,6 @@
-"""Shared access keys and the tokens that are signed with them.
+"""Shared access keys and the tokens signed with them. Pure: the time is an argument.
 
-Pure: a token, the rules that could have signed it and the time go in; a Grant comes out, or NotAuthenticated. The
-comparison takes the same time for every wrong signature. A token's host is not looked at: an emulator has many names.
+Signatures are compared in constant time. The host in a token is ignored: an emulator has many names.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ class AccessRight(StrEnum):
     LISTEN = "Listen"
 
 
-ALL_CLAIMS: Final = frozenset(AccessRight)
+ALL_RIGHTS: Final = frozenset(AccessRight)
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRule:
-    """A named pair of keys and what a token signed with either of them may do."""
+    """A named pair of keys and the rights of tokens signed with either of them."""
 
     key_name: str
     primary_key: str = field(repr=False)
     secondary_key: str = field(repr=False)
-    rights: frozenset[AccessRight] = ALL_CLAIMS
+    rights: frozenset[AccessRight] = ALL_RIGHTS
     claim_type: str = "SharedAccessKey"
     claim_value: str = "None"
     created_at_ms: int = 0
@@ -53,24 +52,24 @@ class AuthorizationRule:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a verified token allows: `claims` on `scope` ("" is the whole namespace) and below, for a time."""
+    """The rights of a verified token on `scope` ("" is the whole namespace) and below, until it expires."""
 
     key_name: str
-    claims: frozenset[AccessRight]
+    rights: frozenset[AccessRight]
     scope: str
     expires_at_ms: int = NEVER
 
-    def require(self, claim: AccessRight, path: str, now_ms: int) -> None:
-        """NotAuthenticated where the token ran out, NotAuthorized where it does not allow this."""
+    def require(self, right: AccessRight, path: str, now_ms: int) -> None:
+        """Raise Unauthenticated if the token has expired, Unauthorized if it does not grant `right` on `path`."""
         if now_ms >= self.expires_at_ms:
             raise Unauthenticated("ExpiredToken: The token has expired.")
-        if claim not in self.claims or not covers(self.scope, path):
-            raise Unauthorized(f"Unauthorized access. '{claim}' claim(s) are required to perform this operation.")
+        if right not in self.rights or not covers(self.scope, path):
+            raise Unauthorized(f"Unauthorized access. '{right}' claim(s) are required to perform this operation.")
 
 
 @dataclass(frozen=True, slots=True)
 class SignedToken:
-    """The parts of a token. `signed` is `sr` exactly as it came, since that is what was signed."""
+    """The parts of a token. `signed` is `sr` exactly as received, since the signature covers it."""
 
     signed: str
     signature: bytes = field(repr=False)
@@ -79,7 +78,7 @@ class SignedToken:
 
     @property
     def key_names(self) -> tuple[str, str]:
-        """The name as it came, and decoded once more: pyamqp quotes it twice."""
+        """The key name as received, and decoded once more: pyamqp quotes it twice."""
         return self.key_name, unquote_plus(self.key_name)
 
     @property
@@ -92,20 +91,20 @@ class SignedToken:
 
 
 def covers(scope: str, path: str) -> bool:
-    """Whether `path` is `scope` or below it; both as `scope_of` gives them."""
+    """Return whether `path` is `scope` or below it, both in the form of `scope_of`."""
     return not scope or path == scope or path.startswith(scope + "/")
 
 
 def scope_of(address: str) -> str:
-    """The path of `scheme://host:port/path?query`, or of a bare path: without slashes at the ends, in lower case."""
+    """Return the path of a URL, or a bare path, in lower case without slashes at the ends."""
     _, scheme, rest = address.partition("://")
     # The SDK for JavaScript signs the whole URL of its management requests.
     path = rest.partition("?")[0].partition("/")[2] if scheme else address
     return path.strip("/").lower()
 
 
-def parse(text: str) -> SignedToken:
-    """Takes a `SharedAccessSignature sr=…&sig=…&se=…&skn=…` apart. NotAuthenticated where it is none."""
+def parse_token(text: str) -> SignedToken:
+    """Decode a `SharedAccessSignature sr=…&sig=…&se=…&skn=…`. Raises Unauthenticated."""
     scheme, _, fields = text.partition(" ")
     if scheme != SCHEME or len(text) > _TOKEN_LIMIT:
         raise malformed()
@@ -121,7 +120,7 @@ def parse(text: str) -> SignedToken:
 
 
 def _plain(signature: str) -> str:
-    # Not unquote_plus: a raw signature may hold a plus sign of base64.
+    # Not unquote_plus: an unquoted signature may contain a base64 plus sign.
     return unquote(signature)
 
 
@@ -133,8 +132,8 @@ def signature(key: str, signed: str, expiry: str) -> bytes:
     return hmac.digest(key.encode(), f"{signed}\n{expiry}".encode(), hashlib.sha256)
 
 
-def verify(token: SignedToken, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
-    """What `token` allows on `path`, if one of `rules` signed it, it has not run out and its scope holds the path."""
+def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
+    """Return the rights of `token` on `path`. Raises Unauthenticated."""
     named = [rule for rule in rules if rule.key_name in token.key_names]
     signer = next((rule for rule in named if _signed_by(rule, token)), None)
     if signer is None:
@@ -153,7 +152,7 @@ def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
 
 
 def sign(rule: AuthorizationRule, resource: str, expiry_s: int) -> str:
-    """A token for `resource`, as a client would make it."""
+    """Return a token for `resource`, as a client creates it."""
     signed = quote(resource, safe="")
     sig = quote(base64.b64encode(signature(rule.primary_key, signed, str(expiry_s))).decode(), safe="")
     return f"{SCHEME} sr={signed}&sig={sig}&se={expiry_s}&skn={quote(rule.key_name, safe='')}"

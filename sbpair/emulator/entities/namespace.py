@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse, scope_of, verify
+from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse_token, scope_of, verify_token
 from sbpair.emulator.entities.description import QueueDescription, check_path, default_of
 from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
 from sbpair.emulator.entities.queue import QueueEntity
@@ -267,9 +267,9 @@ class Namespace:
         scheme, _, bearer = token.partition(" ")
         if scheme == BEARER:
             return self.bearers.grant(bearer.strip(), self.clock.now_ms())
-        parsed = parse(token)
+        parsed = parse_token(token)
         rules = [*self.keys, *self._rules_within(parsed.scope)]
-        return verify(parsed, rules, scope_of(address), self.clock.now_ms())
+        return verify_token(parsed, rules, scope_of(address), self.clock.now_ms())
 
     def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
         """An entity's own keys sign for it and what is below it, not for the namespace."""

@@ -114,7 +114,7 @@ class ConnectionFault:
 
 @dataclass(frozen=True, slots=True)
 class _Stall:
-    """What a stalled connection holds back in each direction; None is the end of output."""
+    """The bytes that a stalled connection holds back in each direction; None is the end of output."""
 
     fault: ConnectionFault
     received: list[bytes] = field(default_factory=list)
@@ -152,7 +152,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         self._due[fault] = fault.after_frames
 
     def remove(self, fault: ConnectionFault) -> None:
-        """End a fault and pass on what it held back."""
+        """End a fault and pass on all bytes it held back."""
         self._due.pop(fault, None)
         stall = self._stall
         if stall is None or stall.fault is not fault:

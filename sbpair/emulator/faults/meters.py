@@ -1,4 +1,4 @@
-"""Meters: limits on what may be done in a namespace, in credits."""
+"""Meters: limits on the operations and deliveries of a namespace."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_READ: Final = 131_072
-"""Bytes of one read. asyncio's default is twice that, more than a core's cache holds with what it becomes."""
+"""Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)

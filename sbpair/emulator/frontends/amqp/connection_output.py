@@ -1,6 +1,6 @@
 """The output of one AMQP connection: batched writes, and back-pressure while the peer does not read.
 
-Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops reading what the peer sends.
+Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops reading from the peer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface between a connection and its endpoints: what each endpoint implements, and what it may call."""
+"""The interfaces between a connection and the endpoints of its links."""
 
 from __future__ import annotations
 

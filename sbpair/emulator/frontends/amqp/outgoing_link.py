@@ -1,6 +1,6 @@
 """The endpoint of a link on which a client receives messages from an entity.
 
-Invariant: a message leaves its queue only if it can be sent at once. What a slow reader cannot take stays there.
+Invariant: a message leaves its queue only if it can be sent at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OutgoingLink:
         self._idle = connection.watch_idle(link)
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
-        """Accept the link and return what it receives from."""
+        """Accept the link and return its source of messages."""
         self._link.accept(max_message_size=target.entity.max_message_bytes)
         return target.messages
 

@@ -33,7 +33,7 @@ def read_query(query: str) -> dict[str, str]:
 
 
 def read_page(query: Mapping[str, str], invalid: Callable[[str], ServiceError]) -> tuple[int, int]:
-    """Return `$skip` and `$top` of a list request. Raises what `invalid` makes of a message."""
+    """Return `$skip` and `$top` of a list request. Raises `invalid(message)`."""
 
     def number(name: str, default: int) -> int:
         text = query.get(name, str(default))

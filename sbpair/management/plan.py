@@ -1,0 +1,194 @@
+"""Desired entities compared with those of a namespace: what to create, what is unchanged, drifted or unexpected.
+
+Pure: a plan is data, and nothing here reads, creates or changes an entity. A backlog queue is an entity with an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from sbpair import backlog
+from sbpair.errors import Unsafe, UsageError
+from sbpair.model import tiers
+from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
+from sbpair.model.entities import DURATIONS, NAMES, PROPERTY_NAMES, Described, Rule, Subscription, Topic
+from sbpair.model.queues import Counts, Difference, QueueSpec, QueueState
+
+if TYPE_CHECKING:
+    from sbpair.model.tiers import Tier
+
+# A Standard namespace holds 10 000 entities, a Premium one 1 000 a messaging unit: more is a slip.
+MAX_CREATES = 1_000
+
+FORWARDS = ("forward_to", "forward_dead_lettered_messages_to")
+
+Key = tuple[str, str]
+"""The kind of names that an entity shares, and its path: the service compares without regard to case."""
+
+
+class ChangeKind(Enum):
+    """How a desired entity and the namespace relate. Only CREATE leads to an action: drift is reported, not changed."""
+
+    CREATE = auto()
+    UNCHANGED = auto()
+    DRIFTED = auto()
+    UNEXPECTED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entity of a plan.
+
+    `index` is a backlog queue's, None for all others. `state` is a backlog queue as it was read, None where it is
+    missing.
+    """
+
+    kind: ChangeKind
+    entity: Described
+    index: int | None = None
+    state: QueueState | None = None
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The path in the service's own case, where the entity was read."""
+        return self.state.spec.path if self.state else self.entity.path
+
+    @property
+    def counts(self) -> Counts | None:
+        return self.state.counts if self.state else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Changes in order: each entity after those it needs, backlog queues by index, unexpected ones last.
+
+    `default_rules` are the service's own rules to delete from new subscriptions. They accept every message, so each is
+    deleted once the desired rules exist: a message too many for a moment, none too few.
+    """
+
+    changes: tuple[Change, ...] = ()
+    default_rules: tuple[Rule, ...] = ()
+
+    def of(self, kind: ChangeKind) -> tuple[Change, ...]:
+        """Return the changes of one kind, in order."""
+        return tuple(change for change in self.changes if change.kind is kind)
+
+    @property
+    def creates(self) -> tuple[Change, ...]:
+        return self.of(ChangeKind.CREATE)
+
+    @property
+    def empty(self) -> bool:
+        """Whether every desired entity exists unchanged, and no other."""
+        return all(change.kind is ChangeKind.UNCHANGED for change in self.changes)
+
+
+def entity_key(entity: Described) -> Key:
+    """Return the key to find an entity by. Queues and topics share their names."""
+    if isinstance(entity, (Subscription, Rule)):
+        return entity.kind, entity.path.lower()
+    return path_key(entity.path)
+
+
+def path_key(path: str) -> Key:
+    """Return the key of the queue or topic of that name."""
+    return "path", path.lower()
+
+
+def compare(
+    entity: Described,
+    actual: Described | None,
+    *,
+    index: int | None = None,
+    state: QueueState | None = None,
+    more: tuple[Difference, ...] = (),
+) -> Change:
+    """Compare one desired entity with the existing one, None where it is missing. `more` are further differences."""
+    if actual is None:
+        return Change(ChangeKind.CREATE, entity, index)
+    found = (*differences(entity, actual), *more)
+    return Change(ChangeKind.DRIFTED if found else ChangeKind.UNCHANGED, entity, index, state, found)
+
+
+def compare_backlog_queue(spec: QueueSpec, index: int, state: QueueState | None, tier: Tier) -> Change:
+    """Compare a backlog queue. Partitioning is chosen at creation, and the queue works either way: no difference."""
+    actual = None if state is None else normalised(state, tier)
+    return compare(spec, actual, index=index, state=state)
+
+
+def normalised(state: QueueState, tier: Tier) -> QueueSpec:
+    """Return the description with the chosen size: outside Premium, a partitioned queue reads back 16 times that."""
+    size = tiers.chosen_megabytes(tier, state.spec.max_size_in_megabytes, partitioned=state.partitioned)
+    return replace(state.spec, max_size_in_megabytes=size)
+
+
+def differences(
+    desired: Described, actual: Described, *, only: Collection[str] | None = None
+) -> tuple[Difference, ...]:
+    """Return each property of `desired` that `actual` does not match; with `only`, of those fields alone."""
+    names = [each.name for each in fields(desired) if each.name not in NAMES and (only is None or each.name in only)]
+    return tuple(
+        Difference(PROPERTY_NAMES[name], _value(getattr(desired, name)), _value(getattr(actual, name)))
+        for name in names
+        if not _matches(name, desired, actual)
+    )
+
+
+def describe_differences(found: Iterable[Difference]) -> str:
+    """Format differences as one line."""
+    return ", ".join(f"{each.property} is {_text(each.actual)} and should be {_text(each.expected)}" for each in found)
+
+
+def check_plan(plan: Plan, *, limit: int = MAX_CREATES) -> None:
+    """Raise Unsafe for a plan of backlog queues that is more likely a mistake than a wish."""
+    if len(plan.creates) > limit:
+        raise Unsafe(
+            f"{len(plan.creates)} queues would be created, and {limit} is the most at once",
+            hint="check the number of backlog queues: the original used 10",
+        )
+    paths = [change.path.lower() for change in plan.creates]
+    if len(set(paths)) != len(paths):
+        raise Unsafe("the plan would create one queue twice", hint="give each backlog queue its own index")
+    for change in plan.creates:
+        backlog.check_path(change.path)
+
+
+def _matches(name: str, desired: Described, actual: Described) -> bool:
+    expected, found = getattr(desired, name), getattr(actual, name)
+    if expected is None or _has_no_effect(name, desired):
+        return True
+    if name in DURATIONS:
+        return _same_duration(str(expected), str(found))
+    if name in FORWARDS:
+        return str(expected).lower() == str(found).lower()
+    return bool(expected == found)
+
+
+def _has_no_effect(name: str, desired: Described) -> bool:
+    if name == "duplicate_detection_history_time_window":
+        return not getattr(desired, "requires_duplicate_detection", False)
+    return name == "support_ordering" and isinstance(desired, Topic) and desired.enable_partitioning
+
+
+def _same_duration(one: str, other: str) -> bool:
+    """Return whether two durations are equal: `PT60S` is `PT1M`, and 10 675 199 days or more is for ever."""
+    try:
+        return _canonical_ticks(one) == _canonical_ticks(other)
+    except UsageError:
+        return one == other
+
+
+def _canonical_ticks(duration: str) -> int:
+    return min(ticks(duration), TIMESPAN_MAX_DAYS * 86_400 * TICKS_PER_SECOND)
+
+
+def _value(value: object) -> str | int | bool:
+    return value if isinstance(value, (str, int)) else str(value)
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or "empty"
