@@ -258,7 +258,13 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "'sb://contoso-dr/leases' cannot be the path of a queue or a topic",
         "segments are letters, digits, '.', '-' and '_', with one '/' between them",
     ),
-    (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
+    (
+        ["syphon", "--once", "--max-held", "0"],
+        PAIR,
+        2,
+        "--max-held is 0, and must be at least 1",
+        "1000 is the default",
+    ),
     (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
     (
         ["emulator", "--namespace", "contoso"],

@@ -162,7 +162,7 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
     ("words", "what"),
     [
         (["--live"], "--live makes queues, and there is nobody to ask"),
-        (["--slow"], "--slow goes with --live only"),
+        (["--include-idle-test"], "--include-idle-test goes with --live only"),
         (["--yes"], "--yes goes with --live only"),
         (["--timeout", "soon"], "--timeout: 'soon' is not a duration"),
         (["--timeout", "0"], "--timeout 0 is not more than 0 and at most 10m"),

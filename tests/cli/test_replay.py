@@ -337,7 +337,7 @@ def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) 
     assert "; what was not sent stays: 1 of its messages" in gc(proved, "--yes")[1]
     [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
     assert (kept["message_id"], kept["message"]) == ("m7", b"body")
-    assert gc(proved, "--yes", "--unsent")[0] == 0
+    assert gc(proved, "--yes", "--include-unsent")[0] == 0
     assert proved.files(kind) == []
 
 
@@ -346,9 +346,9 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
     end(proved, DEDUPLICATED)
     code, _out, err = gc(proved, "--yes")
     assert code == 4
-    assert "--unsent" in err
+    assert "--include-unsent" in err
     assert len(proved.files("segments")) == 1
-    assert gc(proved, "--yes", "--unsent")[0] == 0
+    assert gc(proved, "--yes", "--include-unsent")[0] == 0
     assert proved.files("segments") == []
 
 
