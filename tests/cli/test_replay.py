@@ -269,8 +269,8 @@ def proved(tmp_path: Path) -> Archive:
 
 def test_off_a_terminal_and_without_consent_nothing_is_removed(proved: Archive) -> None:
     code, out, err = gc(proved)
-    assert (code, err) == (0, "nothing was removed: sbpair replay gc r1 --yes does\n")
-    assert out.startswith("would remove 2 files of run r1, ")
+    assert (code, err) == (0, "nothing was deleted: confirm with sbpair replay gc r1 --yes\n")
+    assert out.startswith("would delete 2 files of run r1, ")
     assert len(proved.files("segments")) == 1
 
 
@@ -283,7 +283,7 @@ def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> 
     assert (code, json.loads(out)) == (0, expected)
     left = {path.name for path in Path(proved.root).rglob("*") if path.is_file()}
     assert left == {"run.json", "drained.json", "receipt.json", "swept.json"}
-    assert gc(proved, "--yes")[:2] == (0, "would remove 0 files of run r1, 0 B\n")
+    assert gc(proved, "--yes")[:2] == (0, "would delete 0 files of run r1, 0 B\n")
     for verb in ("verify", "resume"):
         done = sbpair(verb, "r1", "--archive", proved.url, home=java_in(Path(proved.url).parent))
         assert done.returncode == 4
@@ -292,7 +292,7 @@ def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> 
 
 @pytest.mark.parametrize(
     ("typed", "said", "left"),
-    [(b"y\n", b"removed 2", 0), (b"N\n", b"nothing was removed", 1), (b"\n", b"nothing was removed", 1)],
+    [(b"y\n", b"deleted 2", 0), (b"N\n", b"nothing was deleted", 1), (b"\n", b"nothing was deleted", 1)],
 )
 def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left: int) -> None:
     ours, theirs = pty.openpty()
@@ -305,7 +305,7 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left:
         seen = b""
         while b"[y/N] " not in seen:
             seen += os.read(ours, 4_096)
-        assert b"Remove 2 files of run r1" in seen
+        assert b"Delete 2 files of run r1" in seen
         os.write(ours, typed)
         assert process.wait(60) == 0
         assert said in os.read(ours, 65_536)

@@ -51,7 +51,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would b
 
 @app.callback()
 def partition() -> None:
-    """Create partitioned queues and topics, and list them.
+    """Create and list partitioned queues and topics.
 
     A partitioned entity stays available while one of its partitions is not. On Standard it has 16 partitions of the
     chosen size each. On Premium the whole namespace is partitioned, and the chosen size is the total.
