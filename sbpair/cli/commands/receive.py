@@ -191,7 +191,7 @@ def line(entry: Document) -> str:
 
 def summary(counted: "Counted", *, removed: bool) -> list[str]:
     """Return the counts as sentences."""
-    lines = [f"{_messages(counted.received)} {'received and removed' if removed else 'peeked'}"]
+    lines = [f"{_messages(counted.received)} {'removed' if removed else 'peeked'}"]
     if counted.duplicates:
         lines.append(
             f"{counted.duplicates} further {'copy' if counted.duplicates == 1 else 'copies'}"
