@@ -200,7 +200,7 @@ async def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int)
 
 async def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) -> None:
     async with Emulator() as emulator:
-        process = await started(["doctor", "--live", "--slow", "--yes"], environment(emulator, home))
+        process = await started(["doctor", "--live", "--include-idle-test", "--yes"], environment(emulator, home))
         assert process.stderr is not None
         async for line in process.stderr:
             if b"waiting for live primary idle detach" in line:

@@ -334,7 +334,7 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
 def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) -> None:
     proved.delete("ledger")
     end(proved, kind)
-    assert "; what was not sent stays: 1 of its messages" in gc(proved, "--yes")[1]
+    assert "; 1 unsent messages stay" in gc(proved, "--yes")[1]
     [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
     assert (kept["message_id"], kept["message"]) == ("m7", b"body")
     assert gc(proved, "--yes", "--include-unsent")[0] == 0
@@ -410,4 +410,4 @@ def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) ->
     done = sbpair("verify", "r1", "--archive", str(tmp_path))
 
     assert done.returncode == 3
-    assert f"3 remaining in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout
+    assert f"3 remain in {RUN.queues[0]}: locked by another receiver, or deferred" in done.stdout
