@@ -238,7 +238,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ["syphon", "--once", "--lease", "contoso/X-ServiceBus-Transfer/0"],
         PAIR,
         2,
-        "contoso/X-ServiceBus-Transfer/0 is a backlog queue, and cannot carry a lease",
+        "contoso/X-ServiceBus-Transfer/0 is a backlog queue and cannot carry a lease",
         (
             "create it with sessions, and a lock of 30 s or more: az servicebus queue create --enable-session true"
             " --lock-duration PT1M --name sbpair-lease"
