@@ -1,6 +1,6 @@
-"""The commands, and how a line of arguments becomes an exit code.
+"""The commands, and the way from a line of arguments to an exit code.
 
-A command's module is imported when the command is asked for, and not before: `--help` loads none of them.
+A command's module is imported when the command is run: `sbpair --help` loads none of them.
 """
 
 import os
@@ -11,63 +11,78 @@ from typing import Annotated, Any
 import typer
 
 from sbpair import __version__
-from sbpair.cli.help import Command, CommandGroup
+from sbpair.cli.help import OPTIONS, Command, CommandGroup, Row
 from sbpair.errors import UsageError
 
 PROGRAM = "sbpair"
 COMPLETION_VARIABLE = "_SBPAIR_COMPLETE"
 
-# The first line of each command's help, here so that the list can be shown without importing one.
-COMMANDS = {
-    "provision": "Create the backlog queues that the secondary namespace lacks.",
-    "audit": "Compare the backlog queues with what they should be, and count their messages.",
-    "prune": "Remove the backlog queues that nobody asked for, where they are empty.",
-    "syphon": "Bring what waits in the backlog queues back to the primary namespace.",
-    "send": "Send lines to a queue or topic, or into the backlog while the primary is away.",
-    "ping": "Ask whether queues and topics of the primary accept messages.",
-    "status": "Show both sides of a pair at a glance: who answers, and what waits in the backlog.",
-    "replay": "Bring a large backlog back on Spark: archive it, send it from there, and prove it.",
-    "receive": "Receive messages of a queue or subscription and show them, which removes them.",
-    "partition": "Create partitioned queues and topics, and list them.",
-    "runs": "Show the runs that moved messages of a pair, and what they left in doubt.",
-    "emulator": "Run namespaces on this machine, for trying things out and for tests.",
-    "doctor": "Find out what keeps sbpair from working here, and what to do about it.",
-    "config": "Show the configuration that is in force, and where each value came from.",
-    "drill": "Rehearse the whole story on an emulator, and compare every message to the byte.",
+# The first line of each command's help, here so that the list can be shown without an import.
+GROUPS = {
+    "Set up": {
+        "provision": "Create the missing backlog queues in the secondary namespace.",
+        "partition": "Create and list partitioned queues and topics.",
+        "prune": "Delete empty backlog queues beyond --count.",
+        "config": "Show the effective configuration and the source of each value.",
+        "doctor": "Find problems with the configuration, this machine and access.",
+    },
+    "Move": {
+        "syphon": "Move stranded messages from the backlog queues back to the primary.",
+        "replay": "Move a large backlog with Spark: archive, send and prove it.",
+        "runs": "Show earlier runs and the messages they left in doubt.",
+    },
+    "Send and receive": {
+        "send": "Send lines to a queue or topic, failing over to the backlog.",
+        "receive": "Receive messages, print them and remove them.",
+        "ping": "Check whether queues and topics of the primary accept messages.",
+    },
+    "Look": {
+        "status": "Show the health of both namespaces and the size of the backlog.",
+        "audit": "Compare the backlog queues with the expected ones and count messages.",
+    },
+    "Rehearse": {
+        "drill": "Rehearse an outage end to end on a local emulator.",
+        "emulator": "Run Service Bus namespaces on this machine.",
+    },
 }
+COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 
 
 class Commands(CommandGroup):
-    """The root: one module of this package a command."""
+    """The root: each command is one module."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
+    def listed(self, ctx: Any) -> dict[str, list[Row]]:  # noqa: ARG002
+        return {title: list(commands.items()) for title, commands in GROUPS.items()}
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """A stand-in that knows its summary, which is all that a list or a completion of names needs."""
+        """Return a stand-in with the summary, which a list or a completion needs."""
         return Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands = dict.fromkeys(COMMANDS, Command(None))  # for the suggestion after a slip of the pen
+        self.commands = dict.fromkeys(COMMANDS, Command(None))  # for suggestions after a typing error
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load(str(name)), rest
 
 
 def load(name: str) -> Any:
-    """The real command, or group of commands."""
+    """Return the real command, or group of commands."""
     module = import_module(f"sbpair.cli.commands.{name}")
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=Command)(module.command)
+    usage = getattr(module, "USAGE", OPTIONS)
+    single.command(name, cls=Command, options_metavar=usage)(module.command)
     return typer.main.get_command(single)
 
 
 app = typer.Typer(cls=Commands, name=PROGRAM, add_completion=False, rich_markup_mode=None)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit
 
@@ -78,41 +93,43 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version")
     ] = False,
 ) -> None:
-    """Azure Service Bus paired namespaces: backlog queues, the syphon, and an emulator to rehearse on.
+    """Recover stranded messages of Azure Service Bus paired namespaces, send during outages, and rehearse them.
 
-    A pair comes from options, from SBPAIR_ variables or from the configuration file, in this order. A connection
-    string is only taken from the environment: SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING.
+    Start with: sbpair drill
 
-    Exit codes: 0 done; 2 usage; 3 partial, or findings; 4 refused as unsafe; 5 access; 6 unreachable, throttled or
-    timed out; 7 this machine lacks something; 130 interrupted; 1 a bug.
+    Options win over SBPAIR_ variables, and these over the configuration file. Connection strings come only from the
+    environment: SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING.
+
+    Exit codes: 0 done; 1 a bug; 2 usage; 3 partial, or findings; 4 refused as unsafe; 5 access denied; 6 unreachable,
+    throttled or timed out; 7 this machine lacks something; 130 interrupted
     """
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line. Raises SbpairError, also for what typer does not understand."""
+    """Run one command line. Raises SbpairError, also for usage that typer refuses."""
     command = typer.main.get_command(app)
-    # PowerShell leaves the variable behind, with nothing in it.
+    # PowerShell leaves the variable behind, empty.
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
     try:
         with command.make_context(PROGRAM, list(arguments) or ["--help"]) as context:
             result = command.invoke(context)
-    except typer.Exit as ended:
-        return ended.exit_code
+    except typer.Exit as exit_:
+        return exit_.exit_code
     except typer.TyperException as error:
         raise _usage(error, _path(arguments)) from error
     return result if isinstance(result, int) else 0
 
 
-# Typer checks values with a library that speaks to programmers.
-_PLAINER = (
+# Typer checks values with a library whose messages are for programmers.
+_REWORDED = (
     ("Value error, ", ""),
-    ("Input should be a valid integer, unable to parse string as an integer", "it is not a whole number"),
+    ("Input should be a valid integer, unable to parse string as an integer", "expected a whole number"),
 )
 
 
 def _path(arguments: Sequence[str]) -> str:
-    """The command that is meant: not every error says so."""
+    """Return the path of the command, which not every error names."""
     words = [word for word in arguments[:1] if word in COMMANDS]
     below = getattr(load(words[0]), "commands", {}) if words else {}
     return " ".join([PROGRAM, *words, *(word for word in arguments[1:2] if word in below)])
@@ -123,8 +140,8 @@ def _usage(error: typer.TyperException, path: str) -> UsageError:
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"
     message = error.format_message().rstrip(".")
-    for said, meant in _PLAINER:
-        message = message.replace(said, meant)
+    for old, new in _REWORDED:
+        message = message.replace(old, new)
     return UsageError(message, hint=hint)
 
 

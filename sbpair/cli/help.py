@@ -1,18 +1,24 @@
-"""Help texts, the same on every machine: plain text, options in sections, at most 100 columns.
+"""Help texts, the same on every machine: plain text, options in sections, 50 to 100 columns wide.
 
-Typer's own renderings change from one of its versions to the next, and its panels cost the loading of rich.
+Typer's own renderings change between its versions, and its panels cost the loading of rich.
 """
 
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-WIDEST = 100
-NARROWEST = 50
-LONGEST_NAME = 30
+MAX_WIDTH = 100
+MIN_WIDTH = 50
+MAX_NAME = 28
+"""A longer name of an option has a line of its own."""
+
+HELP_OPTIONS = ["-h", "--help"]
+OPTIONS = "[OPTIONS]"
+LAST_PARAGRAPHS = ("Exit codes:", "See also:")
 
 Row = tuple[str, str]
 
@@ -20,43 +26,57 @@ Row = tuple[str, str]
 class Command(TyperCommand):
     """A command whose help is written here."""
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return HELP_OPTIONS
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         params = self.get_params(ctx)
         arguments = [str(param.metavar) for param in params if _is_argument(param)]
-        usage = " ".join([ctx.command_path, *arguments, "[OPTIONS]"])
+        required = [f"{param.opts[0]} {param.metavar}" for param in params if _is_required_option(param)]
+        usage = " ".join([ctx.command_path, *arguments, *required, self.options_metavar or OPTIONS])
         formatter.write(page(usage, self.help or "", sections(params)))
 
 
 class CommandGroup(TyperGroup):
-    """The root: its help lists the commands."""
+    """A group of commands, whose help lists them."""
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return HELP_OPTIONS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, (command.help or "").split("\n\n")[0]) for name, command in commands if command]
-        listed = {"Commands": rows, **sections(self.get_params(ctx))}
+        listed = {**self.listed(ctx), **sections(self.get_params(ctx))}
         formatter.write(page(f"{ctx.command_path} COMMAND [OPTIONS]", self.help or "", listed))
+
+    def listed(self, ctx: Any) -> dict[str, list[Row]]:
+        """Return the commands with their summaries, under titles."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return {"Commands": [(name, (command.help or "").split("\n\n")[0]) for name, command in commands if command]}
 
 
 def page(usage: str, text: str, listed: dict[str, list[Row]]) -> str:
-    """A whole help text; paragraphs are filled, and indented lines stay as they are."""
-    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
-    blocks = [f"Usage: {usage}", *(_filled(paragraph, width) for paragraph in text.split("\n\n"))]
+    """Return a whole help text. Paragraphs are filled, indented lines stay as they are, and exit codes come last."""
+    width = max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+    paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph.strip()]
+    last = [paragraph for paragraph in paragraphs if paragraph.startswith(LAST_PARAGRAPHS)]
+    first = [paragraph for paragraph in paragraphs if paragraph not in last]
+    blocks = [f"Usage: {usage}", *(_filled(paragraph, width) for paragraph in first)]
     blocks += [_section(title, rows, width) for title, rows in listed.items() if rows]
+    blocks += ["\n".join(_filled(paragraph, width) for paragraph in last)] if last else []
     return "\n\n".join(blocks) + "\n"
 
 
 def sections(params: Iterable[Any]) -> dict[str, list[Row]]:
-    """Rows of options under the title that each option's `rich_help_panel` gives; a command's own come first."""
+    """Return rows of options by their title, which is each option's `rich_help_panel`; a command's own come first."""
     listed: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     for param in params:
         if not getattr(param, "hidden", False):
             title = getattr(param, "rich_help_panel", None) or ("Arguments" if _is_argument(param) else "Options")
             listed.setdefault(title, []).append(_row(param))
-    # Typer appends --help, which is no concern of the command's.
-    asked = [row for row in listed["Options"] if row[0] == "--help"]
-    listed["Options"] = [row for row in listed["Options"] if row not in asked]
+    # Typer appends --help to the command's own options.
+    general = [row for row in listed["Options"] if row[0] == ", ".join(HELP_OPTIONS)]
+    listed["Options"] = [row for row in listed["Options"] if row not in general]
     last = list(listed)[-1]
-    listed[last] += asked
+    listed[last] += [(name, "Show this help") for name, _text in general]
     return listed
 
 
@@ -64,12 +84,26 @@ def _is_argument(param: Any) -> bool:
     return bool(param.param_type_name == "argument")
 
 
+def _is_required_option(param: Any) -> bool:
+    return bool(param.required) and not _is_argument(param)
+
+
 def _row(param: Any) -> Row:
+    text = " ".join(filter(None, ((param.help or "").rstrip("."), _remark(param))))
     if _is_argument(param):
-        return param.metavar, param.help.rstrip(".")
+        return param.metavar, text
     names = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
-    metavar = f" {param.metavar}" if param.metavar else ""
-    return f"{names}{metavar}", (param.help or "").rstrip(".")
+    return f"{names} {param.metavar}" if param.metavar else names, text
+
+
+def _remark(param: Any) -> str:
+    """Return `[required]`, or the default where an option has one that a user could write."""
+    if _is_required_option(param):
+        return "[required]"
+    default = param.default.value if isinstance(param.default, Enum) else param.default
+    if default is None or isinstance(default, bool) or default == "" or getattr(param, "count", False):
+        return ""
+    return f"[default: {default}]"
 
 
 def _filled(paragraph: str, width: int) -> str:
@@ -79,7 +113,7 @@ def _filled(paragraph: str, width: int) -> str:
 
 
 def _section(title: str, rows: list[Row], width: int) -> str:
-    longest = min(LONGEST_NAME, max(len(name) for name, _text in rows))
+    longest = max((len(name) for name, _text in rows if len(name) <= MAX_NAME), default=MAX_NAME)
     lines = [line for name, text in rows for line in _lines(name, text, longest, width)]
     return "\n".join([f"{title}:", *lines])
 

@@ -99,7 +99,7 @@ def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
         raise Unsafe(
             f"run {archive.run} did not send {proof.deduplicated} messages that repeat another one's id,"
             " and their bodies are in the segments alone",
-            hint="--unsent takes them away as well, with what was expired and quarantined",
+            hint="--include-unsent takes them away as well, with what was expired and quarantined",
         )
 
 

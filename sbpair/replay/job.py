@@ -235,7 +235,7 @@ def _check_direct(options: ReplayOptions, queues: Sequence[str]) -> None:
         f"--dedup {options.dedup}": options.dedup is not DedupMode.KEY,
         "--destination": bool(options.selection.destinations),
         "--where": options.selection.where is not None,
-        "--deadletters": any(map(dead_letters.is_dead_letter_path, queues)),
+        "--dead-letters": any(map(dead_letters.is_dead_letter_path, queues)),
     }
     for name, asked in said.items():
         if asked:

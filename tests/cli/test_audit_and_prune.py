@@ -128,20 +128,20 @@ async def test_lines_have_one_object_a_thing_and_warnings_say_what_was_not_looke
         code, out, err = await w.sbpair("audit", "--output", "jsonl", "--sample", "0", "--fail-on", "unseen")
         kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
         assert (code, kinds) == (3, ["ok", "extra", "destination", "not_looked_at"])
-        assert err.startswith("warning: not looked at: contoso: the destinations: ")
+        assert err.startswith("warning: skipped contoso: the destinations: ")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--fail-on", "mising"], "--fail-on does not know 'mising'"),
-        (["--fail-on", ""], "--fail-on names nothing to fail on"),
+        (["--fail-on", "mising"], "--fail-on: 'mising' is not a finding"),
+        (["--fail-on", ""], "--fail-on names no finding"),
         (["--fail-on", "none,drift"], "--fail-on none cannot be combined with others"),
-        (["--idle", "0"], "--idle is no time at all"),
+        (["--idle", "0"], "--idle must be greater than 0"),
         (["--idle", "long"], "--idle: 'long' is not a duration"),
         (["--idle", "P1Y"], "--idle: 'P1Y' is not a duration"),
         (["--idle", "-30d"], "--idle: '-30d' is not a duration"),
-        (["--sample", "2h"], "--sample 2h is more than an hour"),
+        (["--sample", "2h"], "--sample is 2h, and must be from 0 s to 3600 s"),
         (["--sample", "x"], "--sample: 'x' is not a duration"),
         (["--peek", "-1"], "Invalid value for '--peek'"),
         (["--peek", "many"], "Invalid value for '--peek'"),
@@ -169,7 +169,7 @@ async def test_off_a_terminal_nothing_is_removed_and_nobody_is_asked() -> None:
         code, out, err = await w.sbpair("prune", "--output", "json")
         told = json.loads(out)
         assert (code, told["dry_run"], [each["name"] for each in told["would_remove"]]) == (0, True, [EXTRA])
-        assert err == "nothing was removed: sbpair prune --yes removes 1 queue\n"
+        assert err == "nothing was deleted: confirm 1 queue with sbpair prune --yes\n"
         assert w.secondary.find_queue(EXTRA) is w.extra
 
 
@@ -180,7 +180,7 @@ async def test_with_consent_it_is_removed_and_the_second_time_there_is_nothing_t
         assert [queue.path for queue in w.secondary.queues()] == [w.first.path]
         code, out, err = await w.sbpair("prune", "--yes")
         assert (code, out) == (0, "")
-        assert err == "nothing to remove: there is no backlog queue that was not asked for\n"
+        assert err == "nothing to delete: no backlog queue beyond --count\n"
 
 
 async def test_where_all_of_them_hold_messages_it_refuses() -> None:
@@ -189,7 +189,7 @@ async def test_where_all_of_them_hold_messages_it_refuses() -> None:
         code, out, err = await w.sbpair("prune", "--yes")
         assert code == 4
         assert "it holds 1 message (1 active)" in out
-        assert "sbpair syphon --once brings them back" in err
+        assert "sbpair syphon --once moves all but dead letters" in err
         assert w.extra.description == BACKLOG
 
 
@@ -228,7 +228,7 @@ async def test_a_dry_run_asks_nobody() -> None:
         )
         os.close(theirs)
         try:
-            said = await asyncio.to_thread(read_until, ours, b"removes 1 queue\r\n")
+            said = await asyncio.to_thread(read_until, ours, b"sbpair prune --yes\r\n")
             assert await process.wait() == 0
         finally:
             os.close(ours)

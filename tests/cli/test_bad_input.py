@@ -55,7 +55,7 @@ PAIR = {
 }
 LONG = "a" * 250
 
-ONE_OF_THREE = "--once moves what is there now; --watch goes on until a signal; --dry-run only looks"
+ONE_OF_THREE = "--once moves the messages that are there now; --watch keeps moving; --dry-run only previews"
 
 CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
     (
@@ -116,7 +116,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         PAIR,
         2,
         "--dry-run and --yes exclude each other",
-        "--yes removes, --dry-run only says what",
+        "--yes deletes, --dry-run only prints",
     ),
     (
         ["audit", "--via", "arm", "--subscription", NOWHERE],
@@ -137,7 +137,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         PAIR,
         2,
         "--subscription is for Azure Resource Manager",
-        "say --via arm, or leave it out",
+        "add --via arm, or leave it out",
     ),
     (
         ["provision", "--via", "arm", "--subscription", NOWHERE, "--resource-group", "messaging"],
@@ -202,7 +202,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "SBPAIR_SECONDARY_ENDPOINT: 'localhost' is not host:port",
         "write 127.0.0.1:5672",
     ),
-    (["syphon"], PAIR, 2, "say one of --once, --watch and --dry-run", ONE_OF_THREE),
+    (["syphon"], PAIR, 2, "expected one of --once, --watch and --dry-run", ONE_OF_THREE),
     (["syphon", "--once", "--watch"], PAIR, 2, "--once and --watch exclude each other", ONE_OF_THREE),
     (["syphon", "--once", "--dry-run"], PAIR, 2, "--once and --dry-run exclude each other", ONE_OF_THREE),
     (["syphon", "--watch", "--dry-run"], PAIR, 2, "--watch and --dry-run exclude each other", ONE_OF_THREE),
@@ -232,13 +232,13 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         PAIR,
         2,
         "--lease goes with --once and --watch only",
-        "a dry run looks, and is in nobody's way",
+        "a dry run needs no lock",
     ),
     (
         ["syphon", "--once", "--lease", "contoso/X-ServiceBus-Transfer/0"],
         PAIR,
         2,
-        "contoso/X-ServiceBus-Transfer/0 is a backlog queue, and cannot carry a lease",
+        "contoso/X-ServiceBus-Transfer/0 is a backlog queue and cannot carry a lease",
         (
             "create it with sessions, and a lock of 30 s or more: az servicebus queue create --enable-session true"
             " --lock-duration PT1M --name sbpair-lease"
@@ -258,7 +258,13 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         "'sb://contoso-dr/leases' cannot be the path of a queue or a topic",
         "segments are letters, digits, '.', '-' and '_', with one '/' between them",
     ),
-    (["syphon", "--once", "--hold", "0"], PAIR, 2, "--hold is 0, and must be at least 1", "1000 is the default"),
+    (
+        ["syphon", "--once", "--max-held", "0"],
+        PAIR,
+        2,
+        "--max-held is 0, and must be at least 1",
+        "the default is 1000",
+    ),
     (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
     (
         ["emulator", "--namespace", "contoso"],
@@ -271,8 +277,8 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ["emulator", "--host", "192.0.2.1"],
         {},
         2,
-        "192.0.2.1 can be reached from other machines, and everybody knows the emulator's key",
-        "leave --host out, or say --expose if everybody may read, write and delete what is in it",
+        "other machines can reach 192.0.2.1, and the emulator's key is public",
+        "leave --host out, or pass --expose to let anyone read, write and delete",
     ),
 ]
 

@@ -26,11 +26,12 @@ HELPS = {
     **{f"sbpair-{name}": [name] for name in COMMANDS},
     **{f"sbpair-{group}-{name}": [group, name] for group, names in GROUPS.items() for name in names},
 }
+MAX_LINES, COLUMNS = 60, 80
 COMPLETIONS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
 
 
 def sbpair(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    settings = {"COLUMNS": "100", "NO_COLOR": "1", **environ}
+    settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", **environ}
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
         env={**os.environ, **settings},
@@ -67,6 +68,19 @@ def test_a_help_text_is_as_it_was_last_agreed(name: str) -> None:
     assert help_text(name) == (GOLDEN / f"{name}.txt").read_text(), (
         "if it should change: python tests/cli/test_golden.py"
     )
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_help_fits_on_one_screen_of_60_lines_with_examples(name: str) -> None:
+    lines = (GOLDEN / f"{name}.txt").read_text().splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= COLUMNS
+    examples = [line for line in lines if line.startswith("  sbpair ") or "| sbpair " in line]
+    assert len(examples) >= 2 or name == "sbpair"
+
+
+def test_the_short_option_prints_the_same_help() -> None:
+    assert sbpair("syphon", "-h").stdout == help_text("sbpair-syphon")
 
 
 def test_there_is_no_golden_file_too_many() -> None:

@@ -63,8 +63,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["partition", "lst"], "No such command 'lst'. Did you mean 'list'?"),
     (QUEUE, "Missing argument 'NAME'"),
     ([*QUEUE, "orders"], "Missing option '--size-gb'"),
-    ([*QUEUE, "orders", "--size-gb", "5GB"], "Invalid value for '--size-gb': it is not a whole number"),
-    ([*QUEUE, "orders", "--size-gb", "2.5"], "Invalid value for '--size-gb': it is not a whole number"),
+    ([*QUEUE, "orders", "--size-gb", "5GB"], "Invalid value for '--size-gb': expected a whole number"),
+    ([*QUEUE, "orders", "--size-gb", "2.5"], "Invalid value for '--size-gb': expected a whole number"),
     ([*QUEUE, "orders", "--size-gb", "0"], "a queue or topic cannot be of 0 GB"),
     ([*QUEUE, "orders", "--size-gb", "81920"], "a queue or topic cannot be of 81920 GB"),
     ([*QUEUE, "a b", "--size-gb", "5"], "'a b' cannot be the path of a queue or a topic"),
@@ -132,7 +132,7 @@ def test_a_queue_is_made_once_and_listed(pair: dict[str, str]) -> None:
         ["partition", "list"],
         **pair,
     )
-    assert (empty.code, empty.out, empty.err) == (0, "", "there is no queue, and no topic\n")
+    assert (empty.code, empty.out, empty.err) == (0, "", "no queues and no topics\n")
     entry = {
         "name": "orders",
         "namespace": "contoso",

@@ -63,7 +63,7 @@ async def test_without_an_entities_file_the_table_is_of_queues_alone() -> None:
     ran = await provisioned("--count", "2")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines() == [
-        "QUEUE                            OUTCOME  REMARK",
+        "QUEUE                            OUTCOME  NOTE",
         "contoso/x-servicebus-transfer/0  created",
         "contoso/x-servicebus-transfer/1  created",
     ]
@@ -108,7 +108,7 @@ async def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(e
     assert told["created"][-1] == backlog
     assert len(told["created"]) == 8
     assert [told[each] for each in ("existing", "failed", "not_tried", "would_create")] == [[], [], [], []]
-    assert ran.err == "warning: queue orders of contoso has drifted: MaxDeliveryCount is 10 and should be 20\n"
+    assert ran.err == "warning: queue orders of contoso differs: MaxDeliveryCount is 10 and should be 20\n"
 
 
 @pytest.mark.parametrize("text", ["[queues.orders]\nlock_duratoin = '30s'", None])

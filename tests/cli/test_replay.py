@@ -269,8 +269,8 @@ def proved(tmp_path: Path) -> Archive:
 
 def test_off_a_terminal_and_without_consent_nothing_is_removed(proved: Archive) -> None:
     code, out, err = gc(proved)
-    assert (code, err) == (0, "nothing was removed: sbpair replay gc r1 --yes does\n")
-    assert out.startswith("would remove 2 files of run r1, ")
+    assert (code, err) == (0, "nothing was deleted: confirm with sbpair replay gc r1 --yes\n")
+    assert out.startswith("would delete 2 files of run r1, ")
     assert len(proved.files("segments")) == 1
 
 
@@ -283,7 +283,7 @@ def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> 
     assert (code, json.loads(out)) == (0, expected)
     left = {path.name for path in Path(proved.root).rglob("*") if path.is_file()}
     assert left == {"run.json", "drained.json", "receipt.json", "swept.json"}
-    assert gc(proved, "--yes")[:2] == (0, "would remove 0 files of run r1, 0 B\n")
+    assert gc(proved, "--yes")[:2] == (0, "would delete 0 files of run r1, 0 B\n")
     for verb in ("verify", "resume"):
         done = sbpair(verb, "r1", "--archive", proved.url, home=java_in(Path(proved.url).parent))
         assert done.returncode == 4
@@ -292,7 +292,7 @@ def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> 
 
 @pytest.mark.parametrize(
     ("typed", "said", "left"),
-    [(b"y\n", b"removed 2", 0), (b"N\n", b"nothing was removed", 1), (b"\n", b"nothing was removed", 1)],
+    [(b"y\n", b"deleted 2", 0), (b"N\n", b"nothing was deleted", 1), (b"\n", b"nothing was deleted", 1)],
 )
 def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left: int) -> None:
     ours, theirs = pty.openpty()
@@ -305,7 +305,7 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left:
         seen = b""
         while b"[y/N] " not in seen:
             seen += os.read(ours, 4_096)
-        assert b"Remove 2 files of run r1" in seen
+        assert b"Delete 2 files of run r1" in seen
         os.write(ours, typed)
         assert process.wait(60) == 0
         assert said in os.read(ours, 65_536)
@@ -334,10 +334,10 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
 def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) -> None:
     proved.delete("ledger")
     end(proved, kind)
-    assert "; what was not sent stays: 1 of its messages" in gc(proved, "--yes")[1]
+    assert "; 1 unsent messages stay" in gc(proved, "--yes")[1]
     [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
     assert (kept["message_id"], kept["message"]) == ("m7", b"body")
-    assert gc(proved, "--yes", "--unsent")[0] == 0
+    assert gc(proved, "--yes", "--include-unsent")[0] == 0
     assert proved.files(kind) == []
 
 
@@ -346,9 +346,9 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
     end(proved, DEDUPLICATED)
     code, _out, err = gc(proved, "--yes")
     assert code == 4
-    assert "--unsent" in err
+    assert "--include-unsent" in err
     assert len(proved.files("segments")) == 1
-    assert gc(proved, "--yes", "--unsent")[0] == 0
+    assert gc(proved, "--yes", "--include-unsent")[0] == 0
     assert proved.files("segments") == []
 
 
@@ -410,4 +410,4 @@ def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) ->
     done = sbpair("verify", "r1", "--archive", str(tmp_path))
 
     assert done.returncode == 3
-    assert f"3 remaining in {RUN.queues[0]}: somebody else has them locked, or has deferred them" in done.stdout
+    assert f"3 remain in {RUN.queues[0]}: locked by another receiver, or deferred" in done.stdout

@@ -101,12 +101,12 @@ async def test_what_the_journal_knows_would_not_be_sent_again(tmp_path: Path) ->
 
 
 async def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
-    code, out, err = await plan("--deadletters", primary=("orders",))
+    code, out, err = await plan("--dead-letters", primary=("orders",))
     assert code == 3
     assert "quarantined" in out
     assert "deferred" in out
     assert "(--dedup message-id): 1" in out
-    assert "a run would archive everything and send nothing: what 2 messages are for is not in the primary" in err
+    assert "a run would archive everything and send nothing: the primary lacks destinations of 2 messages" in err
     assert "0/$deadletterqueue" not in out  # there is nothing in it
 
 

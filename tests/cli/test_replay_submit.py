@@ -102,4 +102,4 @@ def test_an_archive_in_memory_is_told_of(
     for words in ([], ["--mode", "direct"]):
         done = sbpair("run", "--archive", str(tmp_path), *words, "--print-submit", home=java_in(tmp_path))
         assert done.returncode == 0
-        assert ("is in memory: a restart" in done.stderr) == (told and not words)
+        assert ("is in memory and is lost" in done.stderr) == (told and not words)

@@ -84,7 +84,7 @@ async def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_p
         # From stdin nobody knows what comes.
         code, out, err = await terminal.run("send", "orders", "--format", "jsonl", text=path.read_text())
         assert code == 3
-        assert err.splitlines()[-1] == "go on with: sbpair send orders --skip 1"
+        assert err.splitlines()[-1] == "continue with: sbpair send orders --skip 1"
         assert terminal.orders.counts().active == 1
 
 
@@ -100,7 +100,7 @@ async def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_pa
         out, err = await process.communicate()
         assert process.returncode == 130
         assert b"primary       2" in out
-        assert err.decode().splitlines()[-1] == "go on with: sbpair send orders --skip 2"
+        assert err.decode().splitlines()[-1] == "continue with: sbpair send orders --skip 2"
 
 
 async def test_a_ping_says_who_is_up(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
 WRONG = [
     (["send"], 2, "Missing argument 'QUEUE|TOPIC'"),
     (["send", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
-    (["send", "orders", "no-such-file"], 2, "there is no file no-such-file"),
+    (["send", "orders", "no-such-file"], 2, "no-such-file does not exist"),
     (["send", "orders", "/"], 2, "/ cannot be read: it is a directory"),
     (["send", "orders", "--rate", "0"], 2, "--rate is 0, and nothing would ever move"),
     (["send", "orders", "--skip", "-1"], 2, "Invalid value for '--skip'"),
@@ -178,12 +178,12 @@ WRONG = [
     (["ping"], 2, "Missing argument 'QUEUE|TOPIC…'"),
     (["ping", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
     (["ping", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 600 s"),
-    (["drill", "--queues", "0"], 2, "--queues is 0, and must be at least 1"),
+    (["drill", "--count", "0"], 2, "--count is 0, and must be at least 1"),
     (["drill", "--yes"], 2, "--yes goes with --against only"),
     (["drill", "--config", "f"], 2, "--config goes with --against only"),
-    (["drill", "--against", "default", "-n", "5"], 2, "--messages and --against exclude each other"),
+    (["drill", "--against", "default", "--messages", "5"], 2, "--messages and --against exclude each other"),
     (["drill", "--against", "nobody"], 2, "--pair: there is no pair 'nobody'"),
-    (["drill", "--against", "default"], 2, "--against makes queues, and there is nobody to ask"),
+    (["drill", "--against", "default"], 2, "--against creates queues, which needs confirmation"),
     (["drill", "--ping-interval", "0"], 2, "--ping-interval is 0, and must be from 1 s to 60 s"),
     (["drill", "--failover-interval", "2m"], 2, "--failover-interval is 2m, and must be from 0 s to 60 s"),
     (["drill", "--rate", "0"], 2, "Invalid value for '--rate'"),

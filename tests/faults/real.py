@@ -198,7 +198,7 @@ class Schedule:
         self._tell(f"start {name} {'--once' if once else '--watch'}")
         running = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sbpair", "syphon", "--once" if once else "--watch", "--output", "json"),
-            *("--hold", str(self.plan.hold), "--count", str(self.plan.queues)),
+            *("--max-held", str(self.plan.hold), "--count", str(self.plan.queues)),
             *("--state", str(self._directory / ("apart" if apart else "state")), *(["--no-lease"] if second else [])),
             *("--order", "backlog" if self.plan.ordered else "none"),
             *("--ttl", "remaining" if self.plan.remaining else "original"),

@@ -113,7 +113,7 @@ async def killed_and_finished(what: str, nth: int) -> None:
         trigger = Trigger(emulator, what, nth)
 
         # Little is held, so that many moments lie between the first message and the last.
-        trigger.process = await syphon(emulator, "--watch", "--hold", "2")
+        trigger.process = await syphon(emulator, "--watch", "--max-held", "2")
         await trigger.fired.wait()
         assert await trigger.process.wait() == -signal.SIGKILL
         await trigger.process.communicate()

@@ -276,7 +276,7 @@ def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, mon
 
     assert (len(proof.doubtful), proof.doubtful_total) == (2, 4)
     [told] = [line for line in table({"run": "r1", **job.document(proof, RUN), "seconds": 0.0}) if "twice" in line]
-    assert told.startswith("may be there twice: 4 (")
+    assert told.startswith("possible duplicates: 4 (")
 
 
 def test_what_got_no_answer_and_was_sent_again_is_named(archive: Archive) -> None:

@@ -344,7 +344,7 @@ def test_what_needs_an_archive_is_refused_by_name(
 
 def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: World, tmp_path: Path) -> None:
     dead = [dead_letter_path(queue) for queue in place.queues]
-    with pytest.raises(errors.UsageError, match="--deadletters does not go with --mode direct"):
+    with pytest.raises(errors.UsageError, match="--dead-letters does not go with --mode direct"):
         job.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 was direct"):

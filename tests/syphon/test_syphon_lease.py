@@ -223,7 +223,7 @@ async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
     async with world() as made:
         sessions(made)
         made.strand(*range(20))
-        first = await holding(made, tmp_path / "a", *SLOWLY, "--hold", "2")
+        first = await holding(made, tmp_path / "a", *SLOWLY, "--max-held", "2")
         try:
             first.send_signal(signal.SIGSTOP)
             with pytest.raises(LeaseHeld):

@@ -1,4 +1,4 @@
-"""`sbpair config`: the merged configuration and where each value came from, into output."""
+"""`sbpair config`: prints the merged configuration and the source of each value."""
 
 import os
 from pathlib import Path
@@ -32,26 +32,22 @@ connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=
 @options
 def command(
     *,
-    path: Annotated[
-        bool, typer.Option("--path", help="Print the path of the configuration file, which need not be there yet")
-    ] = False,
-    example: Annotated[bool, typer.Option("--example", help="Print a configuration file to fill in")] = False,
+    path: Annotated[bool, typer.Option("--path", help="Print the path of the configuration file")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print an example configuration file")] = False,
     count: Count = None,
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Show the configuration that is in force, and where each value came from.
+    """Show the effective configuration and the source of each value.
 
-    Flags win over the environment, the environment wins over the file. Nothing is connected to, and of a secret nothing
-    is shown. To begin: sbpair config --example > "$(sbpair config --path)"
+    Options win over SBPAIR_ variables, and these over the configuration file. Connects to nothing and prints no secret.
 
-    JSON; the origin is "flag", "environment", "file", "default" or "derived", which is from the setting that the source
-    names; intervals are in seconds. Under --path and --example "path", "exists" and "example" are there instead:
+    Examples:
+      sbpair config
+      sbpair config --example > "$(sbpair config --path)"
 
-      {"schema": "sbpair/config/1", "settings": [{"key": "", "value": "", "source": "", "origin": ""}]}
-
-    Exit codes: 0 shown; 2 it is wrong, or there is none.
+    See also: sbpair help config
     """
     screen = Screen(display)
     flags = flags_of(connection, count=count, state=state)
@@ -61,7 +57,7 @@ def command(
         document = {"schema": SCHEMA, **shown}
         screen.result(document, [document], [str(file)] if path else [EXAMPLE.rstrip()])
         return 0
-    _refuse_nothing(flags, file)
+    _require_some(flags, file)
     found = effective(config.load(flags, os.environ))
     entries = [
         {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
@@ -73,12 +69,12 @@ def command(
     return 0
 
 
-def _refuse_nothing(flags: config.Flags, file: Path) -> None:
-    said = [each for each in (flags.pair, flags.config, flags.primary, flags.secondary) if each]
-    if not said and not file.exists() and not any(os.environ.get(each) for each in config.VARIABLES):
+def _require_some(flags: config.Flags, file: Path) -> None:
+    given = [each for each in (flags.pair, flags.config, flags.primary, flags.secondary) if each]
+    if not given and not file.exists() and not any(os.environ.get(each) for each in config.VARIABLES):
         raise UsageError(
-            f"nothing is configured: there is no {file}, and no SBPAIR_ variable",
-            hint="sbpair config --example shows a file to begin with; or export SBPAIR_PRIMARY_CONNECTION_STRING and"
+            f"nothing is configured: {file} does not exist, and no SBPAIR_ variable is set",
+            hint="start with sbpair config --example; or export SBPAIR_PRIMARY_CONNECTION_STRING and"
             " SBPAIR_SECONDARY_CONNECTION_STRING",
         )
 
@@ -91,5 +87,5 @@ def _shown(value: object) -> str:
 
 def _from(setting: config.Setting) -> str:
     if setting.origin is config.Origin.DERIVED:
-        return f"follows from {setting.source}"
+        return f"derived from {setting.source}"
     return setting.source or "default"

@@ -1,9 +1,8 @@
-"""`sbpair drill`: options into one call of `sbpair.drill`, and its verdict into output."""
+"""`sbpair drill`: runs `sbpair.drill` and prints its verdict."""
 
 import logging
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +12,9 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
 from sbpair.cli.options.common import Display, PairSelection, options
 from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean, columns
-from sbpair.errors import Unsafe, UsageError
+from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair import drill
@@ -25,89 +24,87 @@ SCHEMA = "sbpair/drill/1"
 MESSAGES, QUEUES = 1_000, 10
 
 
-@options
-def command(
-    *,
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The messages of a drill."""
+
     messages: Annotated[
-        int | None, typer.Option("--messages", "-n", metavar="N", help="How many messages are stranded (1000)")
-    ] = None,
-    queues: Annotated[
-        int | None, typer.Option("--queues", metavar="N", help="Over how many backlog queues (10; 2 with --against)")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed makes the same messages (0)")] = 0,
+        int | None, typer.Option("--messages", metavar="N", help="Number of stranded messages [default: 1000]")
+    ] = None
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-n", metavar="N", help="Number of backlog queues [default: 10; 2 with --against]"),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the messages")] = 0
     rate: Annotated[
-        int, typer.Option("--rate", metavar="N", min=1, max=1000, help="Messages a second of the application (50)")
-    ] = 50,
+        int, typer.Option("--rate", metavar="N", min=1, max=1000, help="Messages a second of the application")
+    ] = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When the paired client of a drill fails over and back."""
+
     failover_interval: Annotated[
-        str,
-        typer.Option(
-            "--failover-interval", metavar="DURATION", help="After how long it fails over; 0 for at once (500ms)"
-        ),
-    ] = "500ms",
+        str, typer.Option("--failover-interval", metavar="DURATION", help="Failure time before failover; 0: at once")
+    ] = "500ms"
     ping_interval: Annotated[
-        str, typer.Option("--ping-interval", metavar="DURATION", help="How often it pings the primary then (1s)")
-    ] = "1s",
+        str, typer.Option("--ping-interval", metavar="DURATION", help="Interval of pings to the primary")
+    ] = "1s"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The user's own pair, if the drill is not to run on the emulator."""
+
     against: Annotated[
         str | None,
         typer.Option(
-            "--against",
-            metavar="PAIR",
-            help="Tell the part that sends on a pair of your own, with a failure that only this client believes in",
-            autocompletion=pairs,
+            "--against", metavar="PAIR", help="Simulate an outage on this configured pair", autocompletion=pairs
         ),
-    ] = None,
+    ] = None
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="With --against: the configuration file [SBPAIR_CONFIG]"),
-    ] = None,
+        typer.Option("--config", metavar="FILE", help="Configuration file, with --against [env: SBPAIR_CONFIG]"),
+    ] = None
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --against: make its queues without asking, and delete them")
-    ] = False,
-    display: Display,
-) -> int:
-    """Rehearse the whole story on an emulator, and compare every message to the byte.
+        bool, typer.Option("--yes", "-y", help="Create and delete the queues of --against without asking")
+    ] = False
 
-    It starts an emulator of its own, creates the backlog queues, strands messages there as the old clients did, brings
-    them back. Meanwhile an application sends steadily through the paired client: the primary goes away, it fails over
-    and sends on to the backlog; its backlog queue goes away too, and it turns to another; all comes back, a ping finds
-    the primary, and the backlog is brought back. Every message is compared with what was sent. stderr tells what
-    happens when. Nothing outside of this machine is touched.
 
-    --against PAIR tells the part that sends on namespaces of yours, of the configuration file (default: those of the
-    environment). Nothing is broken there: the client pretends that the primary is away. It makes a queue in the primary
-    and backlog queues of its own in the secondary, asks before, writes to nothing else, and deletes them again. Needs
-    Manage, Send and Listen on both sides; costs a few hundred operations.
+@options
+def command(*, workload: Workload, timings: Timings, target: Target, display: Display) -> int:
+    """Rehearse an outage end to end on a local emulator.
 
-    JSON; the counts are those of the stranded messages, and "sending" has those of the application:
+    Strands messages, moves them back, and takes the primary away while an application sends. Then it compares every
+    message byte for byte. Touches nothing outside this machine.
 
-      {"schema": "sbpair/drill/1", "sent": 0, "received": 0, "lost": 0, "duplicated": 0, "altered": 0,
-       "seconds": 0.0, "alterations": [], "lost_ids": [], "receipt": {},
-       "sending": {"entity": "", "sent": 0, "primary": 0, "backlog": 0, "refused": 0, "doubtful": 0, "received": 0,
-                   "lost": 0, "duplicated": 0, "unexplained": 0, "altered": 0, "receipt": {}, "alterations": [],
-                   "lost_ids": []},
-       "timeline": [{"name": "", "text": "", "seconds": 0.0}], "against": null}
+    --against PAIR runs the sending part on a real pair, with a simulated outage that only this client sees. It creates
+    its own queues and deletes them afterwards. Needs Manage, Send and Listen on both sides.
 
-    Of those that were "duplicated", all but "unexplained" were named as in doubt by the client ("doubtful").
+    Examples:
+      sbpair drill
+      sbpair drill --messages 5000 --seed 7
+      sbpair drill --against orders
 
-    Exit codes: 0 nothing was lost, doubled without being named, or altered, and no send raised ("refused"); 3 something
-    was; 4 nobody agreed; 6 a part of the story did not come about in time.
+    Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
     screen = Screen(display)
-    for name, value in (("--messages", messages), ("--queues", queues)):
+    for name, value in (("--messages", workload.messages), ("--count", workload.count)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}, and must be at least 1", hint="leave it out for the default")
-    failover = seconds_of("--failover-interval", failover_interval, limit=60)
-    ping = seconds_of("--ping-interval", ping_interval, minimum=1, limit=60)
-    pair = _against(screen, against, config, messages, yes=yes)
+    failover = seconds_of("--failover-interval", timings.failover_interval, limit=60)
+    ping = seconds_of("--ping-interval", timings.ping_interval, minimum=1, limit=60)
+    pair = _pair_of(screen, target, workload)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
     from sbpair.drill import against_pair
     from sbpair.drill.scenario import Intervals
 
-    # It logs the events that are told here in other words.
+    # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.failover.failover_state").setLevel(logging.ERROR)
-    intervals = Intervals(failover, ping, float(rate))
-    tell = EventPrinter(screen)
+    intervals = Intervals(failover, ping, float(workload.rate))
+    printer = EventPrinter(screen)
 
     def on_event(event: "drill.DrillEvent") -> None:
         match event:
@@ -116,73 +113,74 @@ def command(
             case drill.Written() | drill.ComparisonProgress():
                 pass
             case _:
-                tell(event)
+                printer(event)
 
     if pair is None:
-        counts = {"messages": messages or MESSAGES, "queues": queues or QUEUES}
-        result = run(lambda _stop: drill.run_drill(**counts, seed=seed, intervals=intervals, on_event=on_event))
-    else:
-        tag, own = against_pair.new_drill_tag(), queues or against_pair.OWN_QUEUES
-        _agree(screen, pair, tag, own, yes=yes)
         result = run(
-            lambda _stop: drill.drill_against(pair, tag, queues=own, seed=seed, intervals=intervals, on_event=on_event)
+            lambda _stop: drill.run_drill(
+                messages=workload.messages or MESSAGES,
+                queues=workload.count or QUEUES,
+                seed=workload.seed,
+                intervals=intervals,
+                on_event=on_event,
+            )
         )
-    told = document(result, pair)
-    screen.result(told, [told], table(result, stranded=pair is None))
+    else:
+        tag, queues = against_pair.new_drill_tag(), workload.count or against_pair.OWN_QUEUES
+        screen.confirm("--against", _plan(pair, tag, queues), yes=target.yes)
+        result = run(
+            lambda _stop: drill.drill_against(
+                pair, tag, queues=queues, seed=workload.seed, intervals=intervals, on_event=on_event
+            )
+        )
+    verdict = document(result, pair)
+    screen.result(verdict, [verdict], table(result, stranded=pair is None))
     return result.exit_code
 
 
 def document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
-    """The JSON contract."""
-    told = {**asdict(result), "seconds": round(result.seconds, 3), "against": pair.name if pair else None}
-    return {"schema": SCHEMA, **told}
+    """Return the verdict as JSON."""
+    against = pair.name if pair else None
+    return {"schema": SCHEMA, **asdict(result), "seconds": round(result.seconds, 3), "against": against}
 
 
 def table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[str]:
-    """The verdict for people."""
+    """Yield the verdict as text."""
     sending = result.sending
     names = ("sent", "received", "lost", "duplicated", "altered")
     if stranded:
         rows = [(name, getattr(result, name), getattr(sending, name)) for name in names]
-        yield from columns([("MESSAGES", "STRANDED", "SENT ON"), *rows])
+        yield from columns([("MESSAGES", "STRANDED", "LIVE"), *rows])
     else:
-        yield from columns([("MESSAGES", "SENT ON"), *((name, getattr(sending, name)) for name in names)])
-    yield f"sent on: {sending.primary} to the primary, {sending.backlog} to the backlog, {sending.doubtful} in doubt"
+        yield from columns([("MESSAGES", "LIVE"), *((name, getattr(sending, name)) for name in names)])
+    yield f"live: {sending.primary} to the primary, {sending.backlog} to the backlog, {sending.doubtful} in doubt"
     for message_id in (*result.lost_ids, *sending.lost_ids):
         yield clean(f"lost: {message_id}")
     for message_id, difference in (*result.alterations, *sending.alterations):
         yield clean(f"altered: {message_id}: {difference}")
-    doubled = "" if not sending.duplicated else " but for what was named as in doubt"
-    good = f"nothing was lost, doubled{doubled} or altered"
+    named = ", except for messages named as in doubt" if sending.duplicated else ""
+    good = f"no message was lost, altered or duplicated{named}"
     yield f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s"
 
 
-def _against(
-    screen: Screen, name: str | None, config: Path | None, messages: int | None, *, yes: bool
-) -> "Pair | None":
-    """The user's own pair, where one is meant. Raises UsageError for options that do not go together."""
-    if name is None:
-        for option, said in (("--yes", yes), ("--config", config is not None)):
-            if said:
-                raise UsageError(f"{option} goes with --against only", hint="an emulator needs nobody's leave")
+def _pair_of(screen: Screen, target: Target, workload: Workload) -> "Pair | None":
+    """Return the pair of --against, if given. Raises UsageError for options that exclude each other."""
+    if target.against is None:
+        for option, given in (("--yes", target.yes), ("--config", target.config is not None)):
+            if given:
+                raise UsageError(f"{option} goes with --against only", hint="an emulator needs no confirmation")
         return None
-    if messages is not None:
-        raise UsageError("--messages and --against exclude each other", hint="nothing is stranded in your namespaces")
+    if workload.messages is not None:
+        raise UsageError("--messages and --against exclude each other", hint="--against strands no messages")
     from sbpair.config import DEFAULT_PAIR
 
-    return chosen(PairSelection(pair=None if name == DEFAULT_PAIR else name, config=config), screen)
+    name = None if target.against == DEFAULT_PAIR else target.against
+    return selected_pair(PairSelection(pair=name, config=target.config), screen)
 
 
-def _agree(screen: Screen, pair: "Pair", tag: str, queues: int, *, yes: bool) -> None:
-    """Say what is about to be made; go on where somebody agrees."""
+def _plan(pair: "Pair", tag: str, queues: int) -> str:
     from sbpair.drill.against_pair import drill_queue_names
 
     queue, paths = drill_queue_names(tag, queues)
-    there = paths[0] if queues == 1 else f"{paths[0]} to {queues - 1}"
-    screen.warn(f"--against makes, uses and deletes in {pair.primary.name}: {queue}; in {pair.secondary.name}: {there}")
-    if yes:
-        return
-    if not all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr)):
-        raise UsageError("--against makes queues, and there is nobody to ask", hint="say --yes, where that may be")
-    if not screen.asks("Go on?"):
-        raise Unsafe("nothing was made: nobody agreed", hint="leave --against out for a drill on this machine")
+    backlog = paths[0] if queues == 1 else f"{paths[0]} to {queues - 1}"
+    return f"creates, uses and deletes in {pair.primary.name}: {queue}; in {pair.secondary.name}: {backlog}"

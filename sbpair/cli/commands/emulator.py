@@ -1,8 +1,9 @@
-"""`sbpair emulator`: options into one call of `sbpair.emulator`, and what it is reached by into output."""
+"""`sbpair emulator`: runs `sbpair.emulator` and prints how to connect."""
 
 import asyncio
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,86 +19,76 @@ if TYPE_CHECKING:
     from sbpair.emulator.server import Ready
 
 SCHEMA = "sbpair/emulator/1"
-# It takes every subscription and resource group for its own.
+# The emulator accepts every subscription and resource group.
 ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
 
 
-@options
-def command(
-    *,
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where the emulator listens, and where it writes how to connect."""
+
     namespace: Annotated[
         list[str] | None,
         typer.Option(
             "--namespace",
             metavar="NAME=PORT[,TIER]",
-            help="A namespace and its port; may be given several times, and port 0 is any free one. TIER is basic,"
-            " standard (by itself) or premium; premium,2 and premium,4 are in as many partitions. Without it:"
-            f" {' and '.join(DEFAULT)}",
+            help="Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
+            f" or premium,4 [default: {' and '.join(DEFAULT)}, standard]",
         ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen: 127.0.0.1 by itself")
-    ] = "127.0.0.1",
-    expose: Annotated[
-        bool, typer.Option("--expose", help="Allow an address that others reach: the key is known to everybody")
-    ] = False,
+    ] = None
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on")] = "127.0.0.1"
+    expose: Annotated[bool, typer.Option("--expose", help="Allow a non-loopback --host; the key is public")] = False
     ready_file: Annotated[
         Path | None,
-        typer.Option("--ready-file", metavar="FILE", help="Write how to connect into FILE, once every port accepts"),
-    ] = None,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Speak TLS as well, on the same ports, with a certificate made for this run")
-    ] = False,
+        typer.Option("--ready-file", metavar="FILE", help="Write connection details here when ready"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """TLS and sign-in of the emulator."""
+
+    tls: Annotated[bool, typer.Option("--tls", help="Also accept TLS, with a new certificate")] = False
     ca_file: Annotated[
         Path | None,
-        typer.Option(
-            "--ca-file",
-            metavar="FILE",
-            help="With --tls: write what clients are to trust into FILE; by itself into a temporary one",
-        ),
-    ] = None,
-    identity: Annotated[
-        bool,
-        typer.Option(
-            "--identity",
-            help="Be a managed identity too: print what lets azure-identity sign in here, and --via arm come here",
-        ),
-    ] = False,
+        typer.Option("--ca-file", metavar="FILE", help="Write the CA here, with --tls [default: a temporary file]"),
+    ] = None
+    identity: Annotated[bool, typer.Option("--identity", help="Act as a managed identity, and for --via arm")] = False
     accept_any_token: Annotated[
-        bool, typer.Option("--accept-any-token", help="Let in whoever has a bearer token that has not run out")
-    ] = False,
+        bool, typer.Option("--accept-any-token", help="Accept any bearer token that is not expired")
+    ] = False
+
+
+@options
+def command(
+    *,
+    listener: Listener,
+    security: Security,
     credits_a_second: Annotated[
         int | None,
-        typer.Option(
-            "--credits",
-            metavar="N",
-            min=1,
-            help="Throttle each namespace to N credits a second; the service gives Standard 1000. By itself: no limit",
-        ),
+        typer.Option("--credits", metavar="N", min=1, help="Throttle to N credits a second [default: no limit]"),
     ] = None,
     display: Display,
 ) -> int:
-    """Run namespaces on this machine, for trying things out and for tests.
+    """Run Service Bus namespaces on this machine.
 
-    Each namespace has one port, for AMQP and for management, by Atom and as Azure Resource Manager. Nothing is kept
-    when it stops, which it does on SIGINT and SIGTERM. What it prints can be pasted into a shell, so that the
-    other commands use it.
+    Each namespace has one port for AMQP, Atom and Azure Resource Manager. Nothing is kept after it stops. Paste its
+    output into a shell to point the other commands at it. Ctrl-C stops it.
 
-    JSON, on one line, once every port accepts; the ready file holds it without the schema:
+    Examples:
+      sbpair emulator
+      sbpair emulator --namespace contoso=0,premium --namespace contoso-dr=0 -o json
 
-      {"schema": "sbpair/emulator/1", "namespaces": [{"name": "", "endpoint": "", "connection_string": ""}]}
+    Exit codes: 0 stopped by a signal; 7 a port is in use
 
-    With --tls also "ca_file", and a "tls_connection_string" for each namespace; with --identity also
-    "identity": {"endpoint": "", "header": ""}, which azure-identity calls IDENTITY_ENDPOINT and IDENTITY_HEADER.
-
-    Exit codes: 0 stopped by a signal; 7 a port is in use.
+    See also: sbpair help emulator
     """
     screen = Screen(display)
-    _check_host(host, expose=expose)
-    if ca_file is not None and not tls:
+    _check_host(listener.host, expose=listener.expose)
+    if security.ca_file is not None and not security.tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
-    read = [_parsed(text) for text in namespace or DEFAULT]
+    read = [_parsed(text) for text in listener.namespace or DEFAULT]
     from sbpair.emulator import server
     from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
     from sbpair.emulator.options import EmulatorOptions
@@ -105,10 +96,12 @@ def command(
     async def serve(_stop: asyncio.Event) -> None:
         await server.serve(
             [RequestedNamespace(*each) for each in read],
-            host=host,
-            ready_file=ready_file,
+            host=listener.host,
+            ready_file=listener.ready_file,
             on_ready=lambda ready: _show(screen, ready),
-            options=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
+            options=EmulatorOptions(
+                security.tls, security.ca_file, security.identity, security.accept_any_token, credits_a_second
+            ),
         )
 
     try:
@@ -119,7 +112,7 @@ def command(
 
 
 def _parsed(text: str) -> tuple[str, int, str, int]:
-    """What `sbpair.emulator.entities.namespace_tiers.RequestedNamespace` is made of: name, port, tier, partitions."""
+    """Return name, port, tier and partitions of a namespace. Raises UsageError."""
     name, equals, rest = text.partition("=")
     port, tier, partitions, *more = *rest.split(","), *("", "standard", "1")[rest.count(",") + 1 :]
     if more or not (name and equals and _is_number(port) and tier and _is_number(partitions)):
@@ -135,8 +128,8 @@ def _is_number(text: str) -> bool:
 def _check_host(host: str, *, expose: bool) -> None:
     if not expose and not is_loopback(host):
         raise UsageError(
-            f"{clean(host)} can be reached from other machines, and everybody knows the emulator's key",
-            hint="leave --host out, or say --expose if everybody may read, write and delete what is in it",
+            f"other machines can reach {clean(host)}, and the emulator's key is public",
+            hint="leave --host out, or pass --expose to let anyone read, write and delete",
         )
 
 

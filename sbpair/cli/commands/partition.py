@@ -1,4 +1,4 @@
-"""`sbpair partition`: options into calls of `sbpair.management.partitioning`, and what they answer into output."""
+"""`sbpair partition`: runs `sbpair.management.partitioning` and prints the result."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.options.common import Display, PairSelection, options
 from sbpair.cli.options.management import Management, group_of
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render import partitions
 from sbpair.cli.render.queues import progress
 from sbpair.cli.render.screen import Screen
@@ -28,37 +28,49 @@ class SideOption(StrEnum):
     SECONDARY = "secondary"
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the entity")]
 SizeGb = Annotated[
     int,
     typer.Option(
         "--size-gb",
         metavar="N",
-        help="Its size in GB: 1 to 5, and that 16 times over; on Premium also 10, 20, 40 or 80, and that once",
+        help="Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80",
     ),
 ]
 Window = Annotated[
     str | None,
-    typer.Option(
-        "--duplicate-detection", metavar="WINDOW", help="Detect duplicates for so long: from 20s to 7d, as 10m or PT10M"
-    ),
+    typer.Option("--duplicate-detection", metavar="WINDOW", help="Detect duplicates within 20s to 7d"),
 ]
 OneSide = Annotated[
     SideOption | None,
-    typer.Option("--side", metavar="primary|secondary", help="In which namespace of the pair (primary)"),
+    typer.Option("--side", metavar="SIDE", help="primary or secondary [default: primary]"),
 ]
-Both = Annotated[bool, typer.Option("--both", help="In both namespaces of the pair")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be created, and create nothing")]
+Both = Annotated[bool, typer.Option("--both", help="Create it in both namespaces")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be created")]
 
 
 @app.callback()
 def partition() -> None:
-    """Create partitioned queues and topics, and list them.
+    """Create and list partitioned queues and topics.
 
-    A partitioned entity goes on while a part of it is away. In a Standard namespace it has 16 partitions of the chosen
-    size each, so that 5 GB make 80. In Premium it is the namespace that is partitioned, with all that is in it, and an
-    entity has the chosen size as a whole.
+    A partitioned entity stays available while one of its partitions is not. On Standard it has 16 partitions of the
+    chosen size each. On Premium the whole namespace is partitioned, and the chosen size is the total.
+
+    Examples:
+      sbpair partition queue orders --size-gb 5 --both
+      sbpair partition list
+
+    See also: sbpair help management
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Where an entity is created, and whether only a plan is printed."""
+
+    side: OneSide = None
+    both: Both = False
+    dry_run: DryRun = False
 
 
 @app.command("queue", cls=Command)
@@ -72,35 +84,27 @@ def queue(
     forward_to: Annotated[
         str, typer.Option("--forward-to", metavar="NAME", help="Forward all messages to this queue or topic")
     ] = "",
-    side: OneSide = None,
-    both: Both = False,
-    dry_run: DryRun = False,
+    request: Request,
     management: Management,
     connection: PairSelection,
     display: Display,
 ) -> int:
     """Create a partitioned queue.
 
-    Partitioning can only be chosen at creation, so a queue that is there already is never changed: where it is just
-    what is asked for, nothing is done and "created" is false; where it is not, that is refused. What the service would
-    refuse is told before anything is made, with --both in either namespace. Needs the Manage claim.
+    An existing queue is never changed: it is accepted if it matches, and refused if not. Needs Manage.
 
-    JSON; "partitions" is null where it is one of "partitions_possible", for a Premium namespace does not always tell
-    it, but with --via arm. "namespaces" has an entry of the same form for each:
+    Examples:
+      sbpair partition queue orders --size-gb 5
+      sbpair partition queue orders --size-gb 1 --sessions --both
 
-      {"schema": "sbpair/partition/1", "name": "", "partitions": 16, "max_size_mb": 5120,
-       "effective_max_size_mb": 81920, "created": true, "outcome": "created", "namespace": "",
-       "kind": "queue", "tier": "Standard", "dry_run": false, "namespaces": []}
-
-    Exit codes: 0 it is there as asked; 2 no such size, name, window or feature; 3 it is there and differs, there is no
-    more room for one in the namespace, or one of two namespaces failed.
+    Exit codes: 3 it exists and differs, the namespace is full, or one of two namespaces failed
     """
     from sbpair.management import partitioned
 
     wanted = partitioned.partitioned_queue(
         name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to
     )
-    return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
+    return _create(wanted, _Where(connection, request.side, request.both), management, display, dry_run=request.dry_run)
 
 
 @app.command("topic", cls=Command)
@@ -110,21 +114,25 @@ def topic(
     name: Name,
     size_gb: SizeGb,
     duplicate_detection: Window = None,
-    side: OneSide = None,
-    both: Both = False,
-    dry_run: DryRun = False,
+    request: Request,
     management: Management,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Create a partitioned topic.
+    """Create a partitioned topic; its subscriptions are partitioned, too.
 
-    As sbpair partition queue does it, with the same JSON and exit codes. Its subscriptions are as partitioned as it is.
+    An existing topic is never changed: it is accepted if it matches, and refused if not. Needs Manage.
+
+    Examples:
+      sbpair partition topic events --size-gb 5
+      sbpair partition topic events --size-gb 5 --duplicate-detection 10m
+
+    Exit codes: 3 it exists and differs, the namespace is full, or one of two namespaces failed
     """
     from sbpair.management import partitioned
 
     wanted = partitioned.partitioned_topic(name, size_gb, duplicates=duplicate_detection)
-    return _create(wanted, _Where(connection, side, both), management, display, dry_run=dry_run)
+    return _create(wanted, _Where(connection, request.side, request.both), management, display, dry_run=request.dry_run)
 
 
 @app.command("list", cls=Command)
@@ -133,24 +141,21 @@ def list_entities(
     *,
     side: Annotated[
         SideOption | None,
-        typer.Option("--side", metavar="primary|secondary", help="Only this namespace of the pair (both)"),
+        typer.Option("--side", metavar="SIDE", help="primary or secondary [default: both]"),
     ] = None,
     management: Management,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """List queues and topics with their partitions, their sizes, and how full they are.
+    """List queues and topics with partitions, sizes and utilisation.
 
-    "max_size_mb" is the chosen size, "effective_max_size_mb" the size of all partitions together, and "fill_ratio" the
-    part of it in use, from 0 to 1. Needs the Manage claim.
+    SIZE is the chosen size, IN ALL that of all partitions, FULL the used share of it. Needs Manage.
 
-    JSON; "failed" names the namespaces that could not be read:
+    Examples:
+      sbpair partition list
+      sbpair partition list --side primary -o json
 
-      {"schema": "sbpair/partition-list/1", "entities": [{"name": "", "namespace": "", "kind": "queue",
-       "tier": "Standard", "partitions": 16, "max_size_mb": 5120, "effective_max_size_mb": 81920,
-       "size_bytes": 0, "fill_ratio": 0.0}], "failed": []}
-
-    Exit codes: 0 listed; 3 only one of two namespaces could be read.
+    Exit codes: 3 only one of two namespaces was read
     """
     screen = Screen(display)
     group = group_of(management)
@@ -164,7 +169,7 @@ def list_entities(
     )
     partitions.warn(screen, report)
     if not report.items:
-        screen.say("there is no queue, and no topic")
+        screen.say("no queues and no topics")
     screen.result(partitions.listed(report), partitions.listed_lines(report), partitions.list_table(report))
     return partitioning.partition_exit_code(report)
 
@@ -200,7 +205,7 @@ def _create(wanted: "QueueOrTopic", where: _Where, management: Management, displ
 def _endpoints(where: _Where, screen: Screen) -> "list[Endpoint]":
     if where.both and where.side is not None:
         raise UsageError("--side and --both exclude each other", hint="--both is the primary and the secondary")
-    pair = chosen(where.connection, screen)
+    pair = selected_pair(where.connection, screen)
     if where.both:
         return [pair.primary, pair.secondary]
     return [pair.secondary if where.side is SideOption.SECONDARY else pair.primary]

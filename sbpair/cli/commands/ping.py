@@ -1,4 +1,4 @@
-"""`sbpair ping`: options into one call of `sbpair.failover.ping`, and its answers into output."""
+"""`sbpair ping`: runs `sbpair.failover.ping` and prints the answers."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ import typer
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, PairSelection, options
 from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns
 
 if TYPE_CHECKING:
@@ -21,32 +21,26 @@ SCHEMA = "sbpair/ping/1"
 def command(
     *,
     entities: Annotated[
-        list[str], typer.Argument(metavar="QUEUE|TOPIC…", help="Which queues and topics of the primary to ask")
+        list[str], typer.Argument(metavar="QUEUE|TOPIC…", help="Queues and topics of the primary to ping")
     ],
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="How long each may take to answer (30s)")
-    ] = "30s",
+    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each answer")] = "30s",
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Ask whether queues and topics of the primary accept messages.
+    """Check whether queues and topics of the primary accept messages.
 
-    Sends one ping to each, as a paired client does while an entity is failed over: a message of one second to live in a
-    session of its own, which no receiver is given, and which is billed as a message. Needs Send on the primary.
+    Sends each a message with a time to live of one second, in a session of its own, as a paired client does. Needs Send
+    on the primary; each ping is billed. up: accepted; down: a retry may help; broken: it cannot.
 
-    An entity is up where it accepts the ping, down where that may pass by itself (no connection, no answer, a busy
-    service, a full queue), and broken where it will not: a paired client would raise that error.
+    Examples:
+      sbpair ping orders
+      sbpair ping orders events -o json
 
-    JSON:
-
-      {"schema": "sbpair/ping/1", "namespace": "", "entities": [{"name": "", "health": "up|down|broken",
-       "seconds": 0.0, "reason": "", "hint": ""}]}
-
-    Exit codes: 0 all are up; 6 one is down; 3 one is broken, and none down; 5 where that is for want of access.
+    Exit codes: 0 all are up; 6 one is down; 3 one is broken and none down; 5 access denied
     """
     screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
-    pair = chosen(connection, screen)
+    pair = selected_pair(connection, screen)
     names = list(dict.fromkeys(entities))
     from sbpair.backlog import check_path
 
@@ -55,16 +49,16 @@ def command(
     from sbpair.failover import ping
 
     answers = run(
-        lambda _stop: ping.run(pair.primary, names, seconds=seconds, on_event=lambda each: _tell(screen, each))
+        lambda _stop: ping.run(pair.primary, names, seconds=seconds, on_event=lambda each: _print(screen, each))
     )
     entries = [entry(each) for each in answers]
-    told = {"schema": SCHEMA, "namespace": pair.primary.name, "entities": entries}
-    screen.result(told, [{"schema": SCHEMA, **each} for each in entries], table(answers))
+    document = {"schema": SCHEMA, "namespace": pair.primary.name, "entities": entries}
+    screen.result(document, [{"schema": SCHEMA, **each} for each in entries], table(answers))
     return ping.exit_code_of(answers)
 
 
 def entry(pinged: "Pinged") -> Document:
-    """One entity of the JSON contract."""
+    """Return one entity as JSON."""
     error = pinged.error
     return {
         "name": pinged.entity,
@@ -76,7 +70,7 @@ def entry(pinged: "Pinged") -> Document:
 
 
 def table(answers: "Iterable[Pinged]") -> Iterator[str]:
-    """The same for people."""
+    """Yield the answers as text."""
     rows = [
         (each.entity, each.health, f"{each.seconds:.2f} s", each.error.message if each.error else "")
         for each in answers
@@ -84,5 +78,5 @@ def table(answers: "Iterable[Pinged]") -> Iterator[str]:
     yield from columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
 
 
-def _tell(screen: Screen, pinged: "Pinged") -> None:
+def _print(screen: Screen, pinged: "Pinged") -> None:
     screen.detail(f"{pinged.entity} is {pinged.health} after {pinged.seconds:.2f} s")

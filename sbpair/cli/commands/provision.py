@@ -1,4 +1,4 @@
-"""`sbpair provision`: options into one call of `sbpair.management.provisioning`, and its report into output."""
+"""`sbpair provision`: runs `sbpair.management.provisioning` and prints its report."""
 
 import asyncio
 from dataclasses import asdict
@@ -10,7 +10,7 @@ import typer
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Count, Display, PairSelection, options
 from sbpair.cli.options.management import Management, group_of
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Document, Screen, columns
 from sbpair.errors import MachineLacks, UsageError
@@ -37,56 +37,40 @@ def command(
     entities: Annotated[
         Path | None,
         typer.Option(
-            "--entities",
-            metavar="FILE",
-            help="Create the queues, topics, subscriptions and rules of this TOML file too, in both namespaces",
+            "--entities", metavar="FILE", help="Also create the entities of this TOML file in both namespaces"
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be created, and create nothing")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 3 where an entity has drifted")] = False,
-    connection: PairSelection,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be created")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 3 if an existing entity differs")] = False,
     management: Management,
+    connection: PairSelection,
     display: Display,
 ) -> int:
-    """Create the backlog queues that the secondary namespace lacks.
+    """Create the missing backlog queues in the secondary namespace.
 
-    They are called <primary>/x-servicebus-transfer/<index>, and get the description that the original feature gave
-    them. What is there already is compared; where it differs, that is a warning, and it is never changed. Needs the
-    Manage claim on the secondary namespace, and with --entities on both; with --via arm, a role such as Azure Service
-    Bus Data Owner.
+    Existing queues are compared and never changed. Needs Manage on the secondary namespace, with --entities on both.
+    The TOML file describes queues, topics, subscriptions and rules.
 
-    --entities describes the application's own entities, with the names that azure-servicebus gives their properties:
+    Examples:
+      sbpair provision --dry-run
+      sbpair provision --count 10 --entities entities.toml
 
-      [queues."billing/invoices"]
-      lock_duration = "30s"
-      forward_dead_lettered_messages_to = "failures"
-      [topics.events.subscriptions.audit.rules.europe]
-      sql = "region = 'eu'"
+    Exit codes: 3 some were not created, or differ with --strict; 5 access denied; 130 interrupted
 
-    A subscription that rules are given for has no others: the service's own, which takes every message, is taken from
-    it when it is created. Nothing is asked or created while anything in the file is wrong.
-
-    JSON, each entry with a name, a namespace and a kind; under --dry-run "created" is empty and "would_create" says
-    what is missing:
-
-      {"schema": "sbpair/provision/1", "dry_run": false, "created": [], "existing": [], "drifted": [],
-       "failed": [], "not_tried": [], "would_create": []}
-
-    Exit codes: 0 all are there; 3 some could not be created, or have drifted under --strict; 5 the service does not let
-    it in, now or half way; 130 broken off by Ctrl-C, which ends what is on its way and says what was created.
+    See also: sbpair help management
     """
     screen = Screen(display)
     group = group_of(management)
-    pair = chosen(connection, screen, count=count)
+    pair = selected_pair(connection, screen, count=count)
     from sbpair.management import provisioning
 
-    layout = _layout(entities)
+    requested = _entities(entities)
 
     async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool]:
         report = await provisioning.provision(
             pair,
             group=group,
-            entities=layout,
+            entities=requested,
             dry_run=dry_run,
             stop=stop,
             on_event=lambda event: queues.progress(screen, event),
@@ -96,36 +80,36 @@ def command(
     report, stopped = run_gracefully(main)
     screen.result(document(report) | {"dry_run": dry_run}, lines(report), table(report))
     for item in report.of(Outcome.DRIFTED):
-        screen.warn(f"{_called(item)} has drifted: {item.reason}")
+        screen.warn(f"{_title_of(item)} differs: {item.reason}")
     for item in report.of(Outcome.FAILED):
-        screen.warn(f"{_called(item)} could not be created: {item.reason}")
+        screen.warn(f"{_title_of(item)} was not created: {item.reason}")
     if left := len(report.of(Outcome.NOT_TRIED)):
-        screen.warn(f"{left} not tried: run it again, and it goes on where this run ended")
+        screen.warn(f"{left} not tried: run the command again to continue")
     if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
         raise KeyboardInterrupt
     return provisioning.provision_exit_code(report, strict=strict)
 
 
 def document(report: "EntityReport") -> dict[str, object]:
-    """The JSON contract, with one list an outcome."""
+    """Return the report as JSON, with one list for each outcome."""
     return {"schema": SCHEMA, **{str(each): [_entry(item) for item in report.of(each)] for each in LISTS}}
 
 
 def lines(report: "EntityReport") -> list[Document]:
-    """The same, one object an entity."""
+    """Return one object for each entity."""
     return [{"schema": SCHEMA, "outcome": str(item.outcome), **_entry(item)} for item in report]
 
 
 def table(report: "EntityReport") -> list[str]:
-    """The same, for people. Where all are backlog queues, nobody needs to be told so."""
+    """Return the report as text; namespace and kind are shown only beside other entities than backlog queues."""
     if not report.items:
         return []
     mixed = any(item.detail and item.detail.index is None for item in report)
-    heading = [*(["NAMESPACE", "KIND", "NAME"] if mixed else ["QUEUE"]), "OUTCOME", "REMARK"]
+    heading = [*(["NAMESPACE", "KIND", "NAME"] if mixed else ["QUEUE"]), "OUTCOME", "NOTE"]
     return columns([heading, *(_row(item, mixed=mixed) for item in report)])
 
 
-def _layout(path: Path | None) -> "EntitiesDocument":
+def _entities(path: Path | None) -> "EntitiesDocument":
     from sbpair.management import entities_file
 
     if path is None:
@@ -137,7 +121,7 @@ def _layout(path: Path | None) -> "EntitiesDocument":
     except OSError as error:
         raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
+        raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
 
 
 def _entry(item: "EntityItem") -> dict[str, object]:
@@ -159,10 +143,10 @@ def _entry(item: "EntityItem") -> dict[str, object]:
 def _row(item: "EntityItem", *, mixed: bool) -> list[object]:
     detail = item.detail
     name = [detail.namespace, detail.kind, item.name] if mixed and detail else [item.name]
-    remark = "; ".join(filter(None, (item.reason, "partitioned" if detail and detail.partitioned else "")))
-    return [*name, item.outcome.replace("_", " "), remark]
+    note = "; ".join(filter(None, (item.reason, "partitioned" if detail and detail.partitioned else "")))
+    return [*name, item.outcome.replace("_", " "), note]
 
 
-def _called(item: "EntityItem") -> str:
+def _title_of(item: "EntityItem") -> str:
     own = item.detail and item.detail.index is None
     return f"{item.detail.kind} {item.name} of {item.detail.namespace}" if own and item.detail else item.name

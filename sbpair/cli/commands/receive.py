@@ -1,17 +1,17 @@
-"""`sbpair receive`: options into one call of `sbpair.message_io.receive`, and messages into output as they come."""
+"""`sbpair receive`: runs `sbpair.message_io.receive` and prints messages as they arrive."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, Output, PairSelection, options
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.durations import positive_seconds_of
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean
 from sbpair.errors import ExitCode, UsageError
-from sbpair.model.durations import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
     from sbpair.message_io.receive import Counted, DedupSettings
@@ -23,111 +23,110 @@ MEMORY, DAY = "memory", "24h"
 BODY_SHOWN = 60
 
 
-@options
-def command(
-    *,
-    entity: Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="What to receive from")],
-    subscription: Annotated[
-        str | None, typer.Option("--subscription", metavar="NAME", help="The subscription, where it is a topic")
-    ] = None,
-    limit: Annotated[int, typer.Option("--max", metavar="N", help="At most so many messages (10)")] = 10,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="End when no message has come for so long (5s)")
-    ] = "5s",
-    peek: Annotated[bool, typer.Option("--peek", help="Only look: remove nothing, lock nothing")] = False,
+@dataclass(frozen=True, slots=True)
+class Deduplication:
+    """How copies from both namespaces are recognised."""
+
     dedup: Annotated[
-        bool,
-        typer.Option(
-            "--dedup", help="Receive from both namespaces; of the copies of a message the first, and remove all"
-        ),
-    ] = False,
+        bool, typer.Option("--dedup", help="Receive from both namespaces; print the first copy, remove all")
+    ] = False
     key: Annotated[
         str | None,
         typer.Option(
-            "--key", metavar="id|subject|property:NAME", help="What copies of a message are known by, with --dedup (id)"
+            "--key", metavar="KEY", help="Key of copies: id, subject or property:NAME, with --dedup [default: id]"
         ),
-    ] = None,
+    ] = None
     store: Annotated[
         str | None,
         typer.Option(
-            "--store",
-            metavar="memory|PATH",
-            help="Where it is remembered what was received, with --dedup: in a file also for the next run (memory)",
+            "--store", metavar="memory|PATH", help="Where received keys are remembered, with --dedup [default: memory]"
         ),
-    ] = None,
+    ] = None
     window: Annotated[
         str | None,
-        typer.Option("--window", metavar="DURATION", help="For how long that is remembered, with --dedup (24h)"),
-    ] = None,
+        typer.Option("--window", metavar="DURATION", help="How long keys are remembered, with --dedup [default: 24h]"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """Which messages are received, and for how long."""
+
+    subscription: Annotated[
+        str | None, typer.Option("--subscription", metavar="NAME", help="Subscription of a topic")
+    ] = None
+    limit: Annotated[int, typer.Option("--max", metavar="N", help="Number of messages at most")] = 10
+    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="Exit after this time without a message")] = (
+        "5s"
+    )
+    peek: Annotated[bool, typer.Option("--peek", help="Only peek: remove and lock nothing")] = False
+
+
+@options
+def command(
+    *,
+    entity: Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="Queue or topic to receive from")],
+    reception: Reception,
+    deduplication: Deduplication,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Receive messages of a queue or subscription and show them, which removes them.
+    """Receive messages, print them and remove them.
 
-    Each is received under lock, shown, and only then completed; --peek shows them and leaves them where they are.
-    Without --dedup they are those of the primary alone, as applications of paired namespaces receive. What is in hand
-    when it is interrupted is released.
+    Each message is printed under lock and then completed; an interruption releases the locked ones. Receives from the
+    primary, with --dedup from both namespaces. Sessions are not supported. Needs Listen.
 
-    --dedup is for what was sent to both namespaces (ActiveSender), or to one or the other (PassiveSender). The first
-    copy of a message is shown; a further one is removed once the first has been. Where nobody can say whether that was
-    done it is shown again, with a warning; a copy that comes once its key is forgotten, without one. Of messages of one
-    key that are no copies of each other only the first is shown, and all are removed: look with --peek first.
+    Examples:
+      sbpair receive orders --peek
+      sbpair receive events --subscription audit --max 100 -o jsonl
 
-    It needs Listen, with --dedup on both namespaces; one that is away is told, and the other is received from. Sessions
-    are not received from.
+    Exit codes: 3 some were printed but not removed; 4 the file of --store is in use; 130 interrupted
 
-    JSON; a body that is no text is in "body_base64" instead; a line of JSON Lines is one message:
-
-      {"schema": "sbpair/receive/1", "entity": "", "messages": [{"from": "primary", "message_id": "",
-       "sequence_number": 0, "enqueued_at": "", "delivery_count": 0, "session_id": null, "subject": null,
-       "content_type": null, "correlation_id": null, "properties": {}, "body": ""}],
-       "received": 0, "kept": 0, "duplicates": 0, "removed": true}
-
-    Exit codes: 0 done, or there was nothing; 2 there is no such entity; 3 some were shown and could not be removed; 4
-    the file of --store is in use, or of something else; 5 access; 6 nothing can be received; 130 interrupted.
+    See also: sbpair help replication
     """
     screen = Screen(display)
+    limit, peek, subscription = reception.limit, reception.peek, reception.subscription
     if limit < 1:
-        raise UsageError(f"--max is {limit}, and must be at least 1", hint="10 is the default")
-    seconds = _seconds("--wait", wait)
-    terms = _dedup(dedup=dedup, peek=peek, key=key, store=store, window=window)
-    pair = chosen(connection, screen)
+        raise UsageError(f"--max is {limit}, and must be at least 1", hint="the default is 10")
+    seconds = positive_seconds_of("--wait", reception.wait)
+    dedup = _settings(deduplication, peek=peek)
+    pair = selected_pair(connection, screen)
     from sbpair.message_io import receive
 
     counted = receive.Counted()
     path = entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
-    forgets = terms is not None and terms.store == MEMORY and not peek
-    paper = MessagePrinter(screen, path, counted, peek=peek, forgets=forgets)
+    forgets = dedup is not None and dedup.store == MEMORY and not peek
+    printer = MessagePrinter(screen, path, counted, peek=peek, forgets=forgets)
 
-    def told(event: "ReplicationEvent") -> None:
+    def on_event(event: "ReplicationEvent") -> None:
         for text in warnings(event):
             screen.warn(text)
 
     async def main(_stop: object) -> None:
         if peek:
             await receive.peek(
-                pair, entity, counted=counted, show=paper.show, subscription=subscription, dedup=terms, limit=limit
+                pair, entity, counted=counted, show=printer.show, subscription=subscription, dedup=dedup, limit=limit
             )
             return
         await receive.run(
             pair,
             entity,
             counted=counted,
-            show=paper.show,
+            show=printer.show,
             subscription=subscription,
-            dedup=terms,
+            dedup=dedup,
             limit=limit,
             wait_seconds=seconds,
-            on_event=told,
+            on_event=on_event,
         )
 
-    with paper:
+    with printer:
         run(main)
     return ExitCode.PARTIAL_OR_FINDINGS if counted.kept else 0
 
 
 class MessagePrinter:
-    """Messages as they come: nothing is kept, so that each can be completed once it is shown."""
+    """Prints each message as it arrives, so that it can be completed at once."""
 
     def __init__(self, screen: Screen, entity: str, counted: "Counted", *, peek: bool, forgets: bool) -> None:
         self._screen = screen
@@ -140,7 +139,7 @@ class MessagePrinter:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, *_details: object) -> None:
-        """Say what it came to, however it ended."""
+        """Print the counts, also after an error."""
         if kind is not None and not self._shown:
             return
         if self._screen.output is Output.JSON:
@@ -153,18 +152,18 @@ class MessagePrinter:
         missing = self._counted.received - self._counted.duplicates
         if self._forgets and missing > 0:
             self._screen.say(
-                f"further copies of {_messages(missing)} have not come so far, if there are any: the next run shows"
-                " them, unless both name a file (--store)"
+                f"the next run prints copies of {_messages(missing)} that arrive later, unless both runs use the same"
+                " --store file"
             )
 
     def show(self, side: "Side", message: Document) -> None:
-        told: Document = {"from": side, **message}
+        entry: Document = {"from": side, **message}
         if self._screen.output is Output.JSONL:
-            lines = [json.dumps({"schema": SCHEMA, **told})]
+            lines = [json.dumps({"schema": SCHEMA, **entry})]
         elif self._screen.output is Output.JSON:
-            lines = [f", {json.dumps(told)}"] if self._shown else [self._head(), f"  {json.dumps(told)}"]
+            lines = [f", {json.dumps(entry)}"] if self._shown else [self._head(), f"  {json.dumps(entry)}"]
         else:
-            lines = [line(told)] if self._shown else [row("ENQUEUED", "FROM", "ID", "BODY"), line(told)]
+            lines = [line(entry)] if self._shown else [row("ENQUEUED", "FROM", "ID", "BODY"), line(entry)]
         for text in lines:
             self._screen.write(text)
         self._shown += 1
@@ -177,45 +176,45 @@ def row(enqueued: str, side: str, message_id: str, body: str) -> str:
     return f"{enqueued:<20}  {side:<9}  {message_id:<36}  {body}".rstrip()
 
 
-def line(told: Document) -> str:
-    """A message for people, with nothing in it that a terminal would obey."""
-    body = told["body"]
-    if "body_base64" in told:
-        encoded = str(told["body_base64"])
-        text = f"({len(encoded) * 3 // 4 - encoded.count('=')} bytes that are no text)"
+def line(entry: Document) -> str:
+    """Return a message as one line without control characters."""
+    body = entry["body"]
+    if "body_base64" in entry:
+        encoded = str(entry["body_base64"])
+        text = f"({len(encoded) * 3 // 4 - encoded.count('=')} bytes, not text)"
     else:
         text = clean(body if isinstance(body, str) else json.dumps(body))
     shown = text if len(text) <= BODY_SHOWN else f"{text[: BODY_SHOWN - 1]}…"
-    enqueued = str(told["enqueued_at"] or "")[:19]
-    return row(enqueued, str(told["from"]), clean(told["message_id"] or "-"), shown)
+    enqueued = str(entry["enqueued_at"] or "")[:19]
+    return row(enqueued, str(entry["from"]), clean(entry["message_id"] or "-"), shown)
 
 
 def summary(counted: "Counted", *, removed: bool) -> list[str]:
-    """What it came to, in sentences."""
-    said = [f"{_messages(counted.received)} {'removed' if removed else 'there, and left there'}"]
+    """Return the counts as sentences."""
+    lines = [f"{_messages(counted.received)} {'removed' if removed else 'peeked'}"]
     if counted.duplicates:
-        said.append(
+        lines.append(
             f"{counted.duplicates} further {'copy' if counted.duplicates == 1 else 'copies'}"
-            f" {'removed' if removed else 'left out'}"
+            f" {'removed' if removed else 'skipped'}"
         )
     if counted.kept:
-        said.append(f"{_messages(counted.kept)} shown and not removed: they come again")
-    return said
+        lines.append(f"{_messages(counted.kept)} printed but not removed: they will be delivered again")
+    return lines
 
 
 def warnings(event: "ReplicationEvent") -> list[str]:
-    """What is worth a warning."""
+    """Return the warnings of an event."""
     from sbpair.replication.events import NoKey, Redelivered, SideBack, SideLost
 
     match event:
         case SideLost(_entity, side, reason):
-            return [f"nothing can be received from the {side} now: {reason}"]
+            return [f"cannot receive from the {side}: {reason}"]
         case SideBack(_entity, side):
-            return [f"the {side} can be received from again"]
+            return [f"receiving from the {side} again"]
         case Redelivered(_entity, side, key, _number, reason):
-            return [f"{key} from the {side} may have been shown before: {reason}"]
+            return [f"{key} from the {side} may be a duplicate: {reason}"]
         case NoKey(_entity, side, number, reason):
-            return [f"message {number} of the {side} cannot be told from others: {reason}"]
+            return [f"message {number} of the {side} has no key: {reason}"]
     return []
 
 
@@ -223,32 +222,21 @@ def _messages(count: int) -> str:
     return f"{count} message{'' if count == 1 else 's'}"
 
 
-def _dedup(
-    *, dedup: bool, peek: bool, key: str | None, store: str | None, window: str | None
-) -> "DedupSettings | None":
-    said = [name for name, value in (("--key", key), ("--store", store), ("--window", window)) if value is not None]
-    if said and not dedup:
-        raise UsageError(f"{said[0]} goes with --dedup only", hint="without it every message of the primary is shown")
-    if peek and (wrong := [name for name in said if name != "--key"]):
-        raise UsageError(f"{wrong[0]} does not go with --peek", hint="what is only looked at is not remembered")
-    if not dedup:
+def _settings(deduplication: Deduplication, *, peek: bool) -> "DedupSettings | None":
+    key, store, window = deduplication.key, deduplication.store, deduplication.window
+    given = [name for name, value in (("--key", key), ("--store", store), ("--window", window)) if value is not None]
+    if given and not deduplication.dedup:
+        raise UsageError(f"{given[0]} goes with --dedup only", hint="add --dedup, or leave it out")
+    if peek and (wrong := [name for name in given if name != "--key"]):
+        raise UsageError(f"{wrong[0]} and --peek exclude each other", hint="peeked messages are not remembered")
+    if not deduplication.dedup:
         return None
     from sbpair.message_io.receive import DedupSettings
     from sbpair.replication.key import KeyRule
 
-    seconds = _seconds("--window", window or DAY)
+    seconds = positive_seconds_of("--window", window or DAY)
     try:
         name = KeyRule("id" if key is None else key).name
     except UsageError as error:
-        raise UsageError(f"--key: {error.message}", hint="say id, subject or property:NAME") from None
+        raise UsageError(f"--key: {error.message}", hint="expected id, subject or property:NAME") from None
     return DedupSettings(name, MEMORY if store is None else store, seconds)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        seconds = ticks(text) / TICKS_PER_SECOND
-    except UsageError as error:
-        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
-    if not seconds:
-        raise UsageError(f"{option} is no time at all", hint="write a duration, as in 30s")
-    return seconds

@@ -1,4 +1,4 @@
-"""`sbpair replay …`: options into calls of `sbpair.replay`, and its receipt into output."""
+"""`sbpair replay`: runs jobs of `sbpair.replay` and prints their proofs."""
 
 import os
 import signal
@@ -24,18 +24,18 @@ from sbpair.cli.options.common import (
     Ttl,
     options,
 )
-from sbpair.cli.options.pairs import profile
+from sbpair.cli.options.pairs import selected_profile
 from sbpair.cli.options.replay import (
     AllowMissing,
     ArchiveUrl,
     DeadLetters,
+    Dedup,
     DedupOption,
     Destinations,
     OnlyQueues,
     RunId,
-    WhatIsOnce,
-    backlog,
-    opened,
+    backlog_paths,
+    open_archive,
 )
 from sbpair.cli.progress.replay_progress import phases
 from sbpair.cli.render.screen import Document, Screen, clean, columns
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sbpair.replay.job import ReplayRequest, ReplayResult
     from sbpair.replay.selection import Selection
 
-SCHEMA = "sbpair/replay/1"
+SCHEMA, STATUS_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1"
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
@@ -65,39 +65,39 @@ class SessionOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Which Spark does it, and how."""
+    """The Spark that runs a replay."""
 
     master: Annotated[
         str | None,
-        typer.Option(
-            "--master",
-            metavar="URL",
-            help="The Spark that does it: local[N,4], spark://host:port, … (here, 2 tasks more than cores)",
-        ),
+        typer.Option("--master", metavar="URL", help="Spark master [default: local, cores + 2 tasks]"),
     ] = None
     parallelism: Annotated[
         int | None,
-        typer.Option(
-            "--parallelism", metavar="N", help="How many tasks at once (as many as a local master has; else 2)"
-        ),
+        typer.Option("--parallelism", metavar="N", help="Tasks at once [default: those of a local master, or 2]"),
     ] = None
     shared_archive: Annotated[
-        bool,
-        typer.Option("--shared-archive", help="The directory is there on every machine that works for a remote master"),
+        bool, typer.Option("--shared-archive", help="The archive directory is mounted on every worker")
     ] = False
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="KEY=VALUE", help="A setting for Spark; may be repeated. Never a secret"),
+        typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, never a secret; repeatable"),
     ] = None
     package: Annotated[
         str | None,
-        typer.Option("--package", metavar="FILE", help="The zip of sbpair replay package, for workers without sbpair"),
+        typer.Option("--package", metavar="FILE", help="Zip from sbpair replay package, for bare workers"),
     ] = None
     print_submit: PrintSubmit = False
+
+
+@dataclass(frozen=True, slots=True)
+class Safeguards:
+    """Protection against concurrent runs, and the state directory."""
+
+    state: StateDirectory = None
     lease: LeaseQueue = None
-    no_lease: Annotated[
-        bool, typer.Option("--no-lease", help="Go on even if another process of this machine moves the same pair")
-    ] = False
+    no_lease: Annotated[bool, typer.Option("--no-lease", help="Ignore another mover of the pair on this machine")] = (
+        False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +107,51 @@ class Choice:
     destination: Destinations = None
     where: Annotated[
         str | None,
-        typer.Option(
-            "--where",
-            metavar="SQL",
-            help='Send only what this says of the envelope, such as "size < 65536 AND session_id IS NULL"',
-        ),
+        typer.Option("--where", metavar="SQL", help="Send only messages matching this SQL condition"),
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where messages come from, and where the archive is."""
+
+    archive: ArchiveUrl
+    queue: OnlyQueues = None
+    dead_letters: DeadLetters = False
+    count: Count = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How messages are sent."""
+
+    mode: Annotated[
+        ModeOption,
+        typer.Option("--mode", metavar="MODE", help="archive stores first; direct keeps no bodies"),
+    ] = ModeOption.ARCHIVE
+    dedup: Dedup = DedupOption.KEY
+    ttl: TimeToLive = Ttl.ORIGINAL
+    order: Annotated[
+        SessionOrder,
+        typer.Option("--order", metavar="ORDER", help="session keeps the order of each session; none is faster"),
+    ] = SessionOrder.SESSION
+    rate: Rate = None
+    allow_missing: AllowMissing = False
 
 
 @app.callback()
 def replay() -> None:
-    """Bring a large backlog back on Spark: archive it, send it from there, and prove it.
+    """Move a large backlog with Spark: archive, send and prove it.
 
-    The backlog queues are drained into an archive of Parquet files, and each message is completed there only once its
-    file is durable. Then everything is sent from the archive, and written into a ledger once the primary has accepted
-    it. Whatever is killed, resume goes on: nothing is lost, and what may have arrived twice is named.
+    A run drains the backlog queues into an archive of Parquet files, sends from there, and proves that each message
+    has exactly one outcome. Any interrupted run can be resumed. run and resume need Java and pip install
+    'sbpair[spark]'; the others need no Java.
 
-    Needs Java and pip install 'sbpair[spark]'.
+    Examples:
+      sbpair replay plan
+      sbpair replay run --archive /mnt/archive
+
+    See also: sbpair help replay
     """
 
 
@@ -131,108 +159,50 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    archive: ArchiveUrl,
-    mode: Annotated[
-        ModeOption,
-        typer.Option(
-            "--mode",
-            metavar="archive|direct",
-            help="By way of an archive; or from the backlog to the primary at once, keeping no body (archive)",
-        ),
-    ] = ModeOption.ARCHIVE,
-    queue: OnlyQueues = None,
-    deadletters: DeadLetters = False,
+    source: Source,
     choice: Choice,
-    dedup: WhatIsOnce = DedupOption.KEY,
-    ttl: TimeToLive = Ttl.ORIGINAL,
-    order: Annotated[
-        SessionOrder,
-        typer.Option(
-            "--order",
-            metavar="session|none",
-            help="Keep the order of each session across queues, or of nothing (session)",
-        ),
-    ] = SessionOrder.SESSION,
-    rate: Rate = None,
-    allow_missing: AllowMissing = False,
-    state: StateDirectory = None,
-    count: Count = None,
+    delivery: Delivery,
     cluster: Cluster,
+    safeguards: Safeguards,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Archive what is in the backlog now, send it, and prove that all of it has arrived.
+    """Archive the backlog, send it to the primary, and prove the result.
 
-    Needs Listen on the secondary namespace and Send on the primary. Where the namespaces are reached with a key, tasks
-    on other machines take it from the environment variable of the same name there; it is in no file and no setting.
+    Messages that --destination and --where exclude stay in the archive; sbpair replay resume RUN --all sends them.
 
-    What the syphon's journal knows the primary to have is completed, and neither archived nor sent. What can go nowhere
-    is quarantined, and what is past its time (--ttl remaining) is expired: both stay in the archive, bodies and all.
+    Examples:
+      sbpair replay run --archive /mnt/archive --rate 500
+      sbpair replay run --archive /mnt/archive --where "size < 65536"
 
-    --destination and --where choose what is sent. A queue can only be received as a whole, so that everything is
-    archived all the same: what is not chosen is left in the archive, counted, and sent by sbpair replay resume RUN
-    --all, or with another choice. What of a session is sent later comes later. --where is a condition in Spark's SQL
-    over queue, sequence_number, enqueued_at_ms, message_id, destination, session_id, ttl_ticks, scheduled_at_ms,
-    content_type, size, flaw, dead_letter_reason and dead_letter_description; what it is null for is not chosen. One
-    that Spark does not take, or that does not go by these alone, is refused before anything is received.
+    Exit codes: 3 some expired, were quarantined or are unsent; 4 refused as unsafe; 130 stopped
 
-    --deadletters also empties the dead-letter queues of the backlog queues. What the syphon put there, such as for a
-    destination that was missing, is sent without its dead-letter reason, which is in the archive; what still can go
-    nowhere is quarantined, and never dead-lettered again. What had expired lives anew, unless --ttl remaining.
-
-    --mode direct is for where there is no room that lasts for bodies: each task receives, sends and completes, as the
-    syphon does, and --archive has no more than its ledger. It keeps the order of each queue, and so runs no more tasks
-    than there are queues, unless --order none; sessions that went over several queues may come out of order. What can
-    go nowhere is dead-lettered in the backlog. Nothing can be chosen, deduplicated or verified: it counts by its
-    ledger, and what a killed task had in hand is "in_doubt" until a resume has moved it. Resume it before you syphon:
-    only a resume knows what the primary has already.
-
-    The first SIGINT or SIGTERM finishes what is in hand, and the second ends at once. Either way, resume goes on.
-
-    On a terminal, stderr shows the phases, and a bar for each queue while it is drained, and then for each destination.
-    Elsewhere, and with --log-format json, it has lines of JSON: each phase as it begins and, every 5 s, how far it is,
-    as a whole and for each queue or destination; "of" is known of queues where Manage is granted:
-
-      {"schema": "sbpair/replay-event/1", "time": "", "level": "info", "event": "progress", "phase": "drain",
-       "queue": null, "messages": 0, "of": null, "per_second": 0.0, "eta_seconds": null}
-
-    JSON; "archived" is acknowledged + expired + quarantined + deduplicated, and what is "unsent" is still to be sent:
-
-      {"schema": "sbpair/replay/1", "run": "", "mode": "archive", "archived": 0, "acknowledged": 0, "expired": 0,
-       "quarantined": 0, "deduplicated": 0, "unsent": 0, "copies": 0, "balanced": true, "contradictions": 0,
-       "unknown": 0, "segments": 0, "queues": {}, "destinations": {}, "reasons": {}, "doubtful": [],
-       "doubtful_total": 0, "remaining_in_queues": {}, "unreadable": [], "seconds": 0.0, "stopped": false}
-
-    Of a direct run "archived" and "unsent" are null; "received" is acknowledged + expired + quarantined + "in_doubt".
-
-    Exit codes: 0 all of it has arrived; 2 there is no such queue, or the primary lacks a destination; 3 some expired,
-    was quarantined, or is left; 4 refused: another process moves this pair, the archive is not on every machine, or
-    speculation is on; 6 one side is gone; 7 there is no Java, no Spark, or no room; 130 stopped by a signal.
+    See also: sbpair help replay
     """
     screen = Screen(display)
     _check_machine()
-    found = profile(connection, screen, count=count, state=state)
-    request = _request(found, archive, cluster, verbose=bool(display.verbose))
+    found = selected_profile(connection, screen, count=source.count, state=safeguards.state)
+    request = _request(found, source.archive, cluster, safeguards, verbose=bool(display.verbose))
     from sbpair.move import rate_limit
     from sbpair.move.message import route
     from sbpair.replay import job, run
     from sbpair.replay.archive import in_memory
 
     wanted = run.ReplayOptions(
-        dedup=run.DedupMode(dedup.value),
-        ttl=route.TimeToLive(ttl.value),
-        ordered=order is SessionOrder.SESSION,
-        rate=None if rate is None else rate_limit.read_rate(rate),
-        allow_missing=allow_missing,
+        dedup=run.DedupMode(delivery.dedup.value),
+        ttl=route.TimeToLive(delivery.ttl.value),
+        ordered=delivery.order is SessionOrder.SESSION,
+        rate=None if delivery.rate is None else rate_limit.read_rate(delivery.rate),
+        allow_missing=delivery.allow_missing,
         selection=_selection(choice),
-        mode=run.ReplayMode(mode.value),
+        mode=run.ReplayMode(delivery.mode.value),
     )
-    if wanted.mode is run.ReplayMode.ARCHIVE and in_memory(archive):
-        screen.warn(f"{archive} is in memory: a restart of this machine loses what is only there by then. Name a disk")
+    if wanted.mode is run.ReplayMode.ARCHIVE and in_memory(source.archive):
+        screen.warn(f"{source.archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    queues = backlog(found.pair, queue, deadletters=deadletters)
-    return _told(screen, lambda tell: job.start(request, wanted, queues, None, tell))
+    queues = backlog_paths(found.pair, source.queue, dead_letters=source.dead_letters)
+    return _run(screen, lambda report: job.start(request, wanted, queues, None, report))
 
 
 @app.command("resume", cls=Command)
@@ -242,29 +212,29 @@ def resume_command(
     run_id: RunId,
     archive: ArchiveUrl,
     everything: Annotated[
-        bool, typer.Option("--all", help="Send what the run has left out by --destination and --where")
+        bool, typer.Option("--all", help="Send the messages that --destination and --where excluded")
     ] = False,
     choice: Choice,
-    state: StateDirectory = None,
+    safeguards: Safeguards,
     cluster: Cluster,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Go on with a run that was stopped, or killed, wherever it was; or send what it has left out.
+    """Continue a stopped or killed run, or send the messages it excluded.
 
-    What the ledger has is not sent again. What a task had in hand when it was killed may be: at most three
-    thousand messages a task, and the receipt names them. A run that is done sends nothing.
+    Messages in the ledger are not sent again. After a kill, up to three thousand messages a task may be sent twice; the
+    proof names them. Without --all, --destination and --where the choice of the run stays.
 
-    Without --all, --destination and --where it sends what the run was to send, and leaves out what that left out. With
-    one of them it goes by that alone.
+    Examples:
+      sbpair replay resume 20261122-101500-3f2a --archive /mnt/archive
+      sbpair replay resume 20261122-101500-3f2a --archive /mnt/archive --all
 
-    JSON and exit codes are those of sbpair replay run; 4 also for a run of another pair or version, and for a broken
-    file of the archive.
+    Exit codes: those of sbpair replay run; 4 also for another pair's run or a broken file
     """
     screen = Screen(display)
     _check_machine()
-    found = profile(connection, screen, state=state)
-    request = _request(found, archive, cluster, verbose=bool(display.verbose))
+    found = selected_profile(connection, screen, state=safeguards.state)
+    request = _request(found, archive, cluster, safeguards, verbose=bool(display.verbose))
     from sbpair.replay import job
 
     selection = _selection(choice)
@@ -273,65 +243,69 @@ def resume_command(
     wanted = selection if everything or selection else None
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    return _told(screen, lambda tell: job.resume(request, run_id, tell, wanted))
+    return _run(screen, lambda report: job.resume(request, run_id, report, wanted))
 
 
 @app.command("verify", cls=Command)
 @options
 def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
-    """Prove a run from its files alone: every archived message has come to exactly one end.
+    """Prove from the files alone that each archived message has one outcome.
 
-    Asks no namespace, and needs no Java. JSON is that of sbpair replay run, without "seconds" and "stopped".
+    Contacts no namespace and needs no Java.
 
-    Exit codes: 0 all of it has arrived; 1 the files contradict each other; 2 there is no such run, or it was direct;
-    3 some expired, was quarantined, or is left; 4 a file is broken, or of another run.
+    Examples:
+      sbpair replay verify 20261122-101500-3f2a --archive /mnt/archive
+      sbpair replay verify 20261122-101500-3f2a --archive s3://bucket/dir -o json
+
+    Exit codes: 0 all were sent; 1 the files contradict each other; 3 some expired, were quarantined or are unsent; 4 a
+    file is broken
     """
     screen = Screen(display)
-    place = opened(archive, run_id)
+    place = open_archive(archive, run_id)
     from sbpair.replay import job
 
     run, proof = job.proved(place)
-    told = {"schema": SCHEMA, "run": run_id, **job.document(proof, run)}
-    screen.result(told, [told], table(told))
+    proof_ = {"schema": SCHEMA, "run": run_id, **job.document(proof, run)}
+    screen.result(proof_, [proof_], table(proof_))
     return proof.exit_code
 
 
 @app.command("status", cls=Command)
 @options
 def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
-    """Say how far a run is, by its files: nothing else is asked, and nothing is changed.
+    """Show how far a run is, from its files alone.
 
-    JSON; the rows of segments count a message twice that was archived twice:
+    Contacts no namespace and changes nothing.
 
-      {"schema": "sbpair/replay-status/1", "run": "", "pair": {}, "mode": "archive",
-       "phase": "drain|drained|send|proved|swept|move|moved", "stopped": false, "archived_rows": 0, "segments": 0,
-       "acknowledged_rows": 0, "queues": {}}
-
-    Exit codes: 0 said; 2 there is no such run; 4 a file is broken.
+    Examples:
+      sbpair replay status 20261122-101500-3f2a --archive /mnt/archive
+      sbpair replay status 20261122-101500-3f2a --archive /mnt/archive -o json
     """
     screen = Screen(display)
-    place = opened(archive, run_id)
+    place = open_archive(archive, run_id)
     from sbpair.replay import job
 
-    told = {"schema": "sbpair/replay-status/1", **job.status(place)}
-    shown = [(name.replace("_", " "), str(told[name])) for name in told if name not in ("schema", "pair", "queues")]
-    screen.result(told, [told], columns(shown))
+    found = {"schema": STATUS_SCHEMA, **job.status(place)}
+    shown = [(name.replace("_", " "), str(found[name])) for name in found if name not in ("schema", "pair", "queues")]
+    screen.result(found, [found], columns(shown))
     return 0
 
 
 @app.command("stop", cls=Command)
 @options
 def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
-    """Ask a run to stop, wherever it runs: its tasks finish what they have in hand.
+    """Ask a run on any machine to stop after the messages in flight.
 
-    Exit codes: 0 asked; 2 there is no such run; 7 the archive cannot be written to.
+    Examples:
+      sbpair replay stop 20261122-101500-3f2a --archive /mnt/archive
+      sbpair replay stop 20261122-101500-3f2a --archive s3://bucket/dir
     """
     screen = Screen(display)
-    place = opened(archive, run_id)
+    place = open_archive(archive, run_id)
     from sbpair.replay import job
 
     job.stop(place)
-    screen.say(f"run {run_id} was asked to stop; sbpair replay resume {run_id} goes on with it")
+    screen.say(f"run {run_id} will stop; sbpair replay resume {run_id} continues it")
     return 0
 
 
@@ -339,31 +313,31 @@ app.command("gc", cls=Command)(replay_gc.command)
 app.command("package", cls=Command)(replay_submit.package_command)
 
 
-def table(told: Document) -> Iterator[str]:
-    """The proof for people: the equation first."""
-    yield f"run {told['run']}"
-    whole, rest = ("archived", "unsent") if told["mode"] == "archive" else ("received", "in_doubt")
+def table(proof: Document) -> Iterator[str]:
+    """Yield the proof as text, the equation first."""
+    yield f"run {proof['run']}"
+    whole, rest = ("archived", "unsent") if proof["mode"] == "archive" else ("received", "in_doubt")
     yield (
-        f"{whole} {told[whole]} = "
-        + " + ".join(f"{told[bucket]} {bucket}" for bucket in BUCKETS)
-        + (f" + {told[rest]} {rest.replace('_', ' ')}" if told[rest] else "")
+        f"{whole} {proof[whole]} = "
+        + " + ".join(f"{proof[bucket]} {bucket}" for bucket in BUCKETS)
+        + (f" + {proof[rest]} {rest.replace('_', ' ')}" if proof[rest] else "")
     )
-    yield from _counted("QUEUE", told["queues"])
+    yield from _counted("QUEUE", proof["queues"])
     yield from _counted(
-        "DESTINATION", {name: {"acknowledged": n} for name, n in _mapping(told["destinations"]).items()}
+        "DESTINATION", {name: {"acknowledged": n} for name, n in _mapping(proof["destinations"]).items()}
     )
-    for reason, number in _mapping(told["reasons"]).items():
+    for reason, number in _mapping(proof["reasons"]).items():
         yield clean(f"{number} not sent: {reason}")
-    named: Any = told["doubtful"]
+    named: Any = proof["doubtful"]
     if named:
         some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
-        count: Any = told["doubtful_total"]
-        yield clean(f"may be there twice: {count} ({some}{', …' if count > 3 else ''})")
-    for queue, number in _mapping(told["remaining_in_queues"]).items():
-        yield clean(f"{number} remaining in {queue}: somebody else has them locked, or has deferred them")
-    for path in _list(told["unreadable"]):
-        yield f"{path} cannot be read: it would name some that may be there twice"
-    if told["contradictions"] or told["unknown"]:
+        count: Any = proof["doubtful_total"]
+        yield clean(f"possible duplicates: {count} ({some}{', …' if count > 3 else ''})")
+    for queue, number in _mapping(proof["remaining_in_queues"]).items():
+        yield clean(f"{number} remain in {queue}: locked by another receiver, or deferred")
+    for path in _list(proof["unreadable"]):
+        yield f"{path} cannot be read: it would name possible duplicates"
+    if proof["contradictions"] or proof["unknown"]:
         yield "the files contradict each other: please report this"
 
 
@@ -384,16 +358,15 @@ def _mapping(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-# From options to a request.
-
-
 def _check_machine() -> None:
     from sbpair.replay.java import check_machine
 
     check_machine(os.environ)
 
 
-def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose: bool) -> "ReplayRequest":
+def _request(
+    found: "config.Profile", archive: str, cluster: Cluster, safeguards: Safeguards, *, verbose: bool
+) -> "ReplayRequest":
     from sbpair.replay import spark
     from sbpair.replay.job import ReplayRequest
 
@@ -404,7 +377,7 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         from sbpair.replay import package
 
         package.check(cluster.package)
-    if cluster.lease is not None and cluster.no_lease:
+    if safeguards.lease is not None and safeguards.no_lease:
         raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return ReplayRequest(
         found.pair,
@@ -415,8 +388,8 @@ def _request(found: "config.Profile", archive: str, cluster: Cluster, *, verbose
         tasks=tasks,
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),
-        lease=not cluster.no_lease,
-        lease_queue=cluster.lease,
+        lease=not safeguards.no_lease,
+        lease_queue=safeguards.lease,
         verbose=verbose,
         package=cluster.package,
     )
@@ -429,7 +402,7 @@ def _selection(choice: Choice) -> "Selection":
 
 
 def _variable(found: "config.Profile", side: str) -> str | None:
-    """The environment variable that has the connection string, where there is one."""
+    """Return the environment variable that has the connection string, if any."""
     from sbpair.config import Secret
 
     setting = found.settings[f"{side}.address"]
@@ -443,25 +416,21 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-# What is told while it runs, and at its end.
-
-
-def _told(screen: Screen, act: Any) -> int:
+def _run(screen: Screen, act: Any) -> int:
+    """Run a job with progress on stderr, then print its proof."""
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with phases(screen) as tell:
-        result: ReplayResult = act(tell)
-    told = {"schema": SCHEMA, **result.document()}
-    screen.result(told, [told], table(told))
+    with phases(screen) as progress:
+        result: ReplayResult = act(progress)
+    proof = {"schema": SCHEMA, **result.document()}
+    screen.result(proof, [proof], table(proof))
     code = result.proof.exit_code
     if result.stopped and code in (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS):
-        screen.say(f"stopped; sbpair replay resume {result.run.id} goes on")
+        screen.say(f"stopped; sbpair replay resume {result.run.id} continues it")
         return ExitCode.INTERRUPTED
     if result.proof.unsent and not result.run.direct:
-        others = "; --all sends what was not chosen" if result.run.options.selection else ""
-        unsent = f"{result.proof.unsent} messages are unsent in the archive"
-        screen.warn(f"{unsent}: sbpair replay resume {result.run.id} goes on{others}")
-    if there := sum(result.proof.remaining_in_queues.values()):
-        screen.warn(
-            f"{there} messages remain in the backlog: sbpair replay resume {result.run.id}, once nobody has them"
-        )
+        others = "; --all sends the excluded ones" if result.run.options.selection else ""
+        left = f"{result.proof.unsent} messages in the archive are unsent"
+        screen.warn(f"{left}: sbpair replay resume {result.run.id} continues{others}")
+    if remaining := sum(result.proof.remaining_in_queues.values()):
+        screen.warn(f"{remaining} messages remain in the backlog: sbpair replay resume {result.run.id} once unlocked")
     return code

@@ -1,21 +1,22 @@
-"""`sbpair replay plan`: one look at the backlog, by the eyes of the syphon's dry run, for what a replay would do."""
+"""`sbpair replay plan`: previews a replay with the scan of the syphon's dry run."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.commands.syphon import terms_of
+from sbpair.cli.commands.syphon import limits_of
 from sbpair.cli.options.common import Count, Display, PairSelection, Rate, StateDirectory, TimeToLive, Ttl, options
-from sbpair.cli.options.pairs import profile
+from sbpair.cli.options.pairs import selected_profile
 from sbpair.cli.options.replay import (
     AllowMissing,
     DeadLetters,
+    Dedup,
     DedupOption,
     Destinations,
     OnlyQueues,
-    WhatIsOnce,
-    backlog,
+    backlog_paths,
 )
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode
@@ -28,79 +29,79 @@ if TYPE_CHECKING:
     from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The messages that a plan counts."""
+
+    queue: OnlyQueues = None
+    dead_letters: DeadLetters = False
+    destination: Destinations = None
+    count: Count = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How messages would be sent."""
+
+    dedup: Dedup = DedupOption.KEY
+    ttl: TimeToLive = Ttl.ORIGINAL
+    rate: Rate = None
+    allow_missing: AllowMissing = False
+
+
 @options
 def command(
     *,
-    queue: OnlyQueues = None,
-    deadletters: DeadLetters = False,
-    destination: Destinations = None,
-    dedup: WhatIsOnce = DedupOption.KEY,
-    ttl: TimeToLive = Ttl.ORIGINAL,
-    rate: Rate = None,
-    allow_missing: AllowMissing = False,
+    selection: Selection,
+    delivery: Delivery,
     state: StateDirectory = None,
-    count: Count = None,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Say what a replay would do now, by looking alone: how much, how old, how often, how long, at what cost.
+    """Preview a replay: outcomes, age, duplicates, duration and cost.
 
-    Nothing is locked, received or settled, no delivery count is raised, and nothing is written; it needs no Java and no
-    Spark. Each message is looked at, which takes a while where there are millions.
+    Peeks each message: nothing is locked, received or written. Needs no Java. The duration is a lower bound from --rate
+    and the 1000 credits a second of each Standard namespace.
 
-    A message is counted by what would become of it: sent; already sent, by the syphon's journal; deduplicated (--dedup
-    message-id), expired (--ttl remaining) or quarantined, which are kept in the archive; unsent, for none of the
-    --destination; deferred or scheduled, which stay in the backlog. "duplicates" are those that repeat the
-    message id of another one for the same destination, whatever --dedup says.
+    Examples:
+      sbpair replay plan
+      sbpair replay plan --destination orders --dedup message-id
 
-    There is no --where here: only Spark can tell what its SQL means. sbpair replay run refuses one that is wrong before
-    it receives anything, and leaves in the archive what it does not choose.
+    Exit codes: 3 some would expire, be quarantined or stay unsent; 4 the state is another pair's
 
-    The time is the least that --rate and, but for Premium, 1000 credits a second in each namespace allow for receiving
-    everything and then sending it.
-
-    JSON; what would become of the messages adds up to "messages":
-
-      {"schema": "sbpair/replay-plan/1", "messages": 0, "bytes": 0, "sent": 0, "already_sent": 0,
-       "deduplicated": 0, "expired": 0, "quarantined": 0, "unsent": 0, "deferred": 0, "scheduled": 0, "duplicates": 0,
-       "overdue": 0, "scheduled_in_future": 0, "oldest_seconds": null, "newest_seconds": null, "queues": [],
-       "destinations": [], "flows": [], "unroutable": [], "ttl": "original", "tiers": {}, "limits": {},
-       "seconds": 0.0, "operations": {}, "cost": {}, "notes": []}
-
-    Exit codes: 0 all of it would be sent; 2 there is no such queue; 3 some would be expired, quarantined or left, or
-    the primary lacks a destination; 4 the state is another pair's or broken; 6 one side is gone.
+    See also: sbpair help replay
     """
     screen = Screen(display)
-    terms = terms_of(rate, None, ttl)
-    found = profile(connection, screen, count=count, state=state)
+    limits = limits_of(delivery.rate, None, delivery.ttl)
+    found = selected_profile(connection, screen, count=selection.count, state=state)
     from sbpair.cli.render import forecast
     from sbpair.replay.plan_preview import PlanPreview, named
     from sbpair.syphon import preview
 
     outlook = PlanPreview(
         found.pair.secondary.name,
-        once=dedup is DedupOption.MESSAGE_ID,
-        destinations=named(destination or []),
+        once=delivery.dedup is DedupOption.MESSAGE_ID,
+        destinations=named(selection.destination or []),
         accepted=_accepted(found),
     )
-    queues = backlog(found.pair, queue, deadletters=deadletters)
+    queues = backlog_paths(found.pair, selection.queue, dead_letters=selection.dead_letters)
 
-    async def look(_stop: asyncio.Event) -> "Forecast":
-        with forecast.ForecastProgress(screen) as looking:
+    async def peek(_stop: asyncio.Event) -> "Forecast":
+        with forecast.ForecastProgress(screen) as progress:
             return await preview.make_forecast(
                 found.pair,
-                terms,
+                limits,
                 only=queues,
                 aside=outlook,
                 effective_limits=_limits,
                 in_turn=True,
-                on_event=looking,
+                on_event=progress,
             )
 
-    result = run(look)
-    notes = [*result.notes, *_notes(result, outlook, allow_missing=allow_missing)]
-    told = {**forecast.document(result, forecast.REPLAY), "notes": notes}
-    screen.result(told, [told], forecast.table(result, forecast.REPLAY))
+    result = run(peek)
+    notes = [*result.notes, *_notes(result, outlook, allow_missing=delivery.allow_missing)]
+    plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
+    screen.result(plan, [plan], forecast.table(result, forecast.REPLAY))
     for note in notes:
         screen.warn(note)
     return ExitCode.PARTIAL_OR_FINDINGS if result.doomed or any(flow.fates["unsent"] for flow in result.flows) else 0
@@ -113,16 +114,16 @@ def _notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) ->
     missing = sum(each.messages for each in found.doomed if each.reason == MISSING)
     if missing and not allow_missing:
         notes.append(
-            f"a run would archive everything and send nothing: what {missing} messages are for is not in the primary;"
-            " create it, or say --allow-missing to have them quarantined"
+            f"a run would archive everything and send nothing: the primary lacks destinations of {missing} messages;"
+            " create them, or pass --allow-missing to quarantine these messages"
         )
     if outlook.forgetful:
-        notes.append("there are too many message ids to remember: more messages may repeat others than are counted")
+        notes.append("too many message ids to remember: there may be more duplicates than counted")
     return notes
 
 
 def _accepted(found: "config.Profile") -> "list[Key]":
-    """What the syphon's journal says the primary has; a state that is not there is not made."""
+    """Return the messages that the syphon's journal records as accepted, without creating a state directory."""
     from sbpair.runs.database import state_if_any
     from sbpair.runs.journal import accepted_keys
 
@@ -134,7 +135,7 @@ def _accepted(found: "config.Profile") -> "list[Key]":
 
 
 def _limits(terms: "MoveLimits", tiers: "PairTiers") -> "EffectiveLimits":
-    """All that a namespace gives: a replay takes it, and goes slower where the service says so."""
+    """Return the full credits of the namespaces, which a replay uses until the service throttles it."""
     from sbpair.move.rate_limit import NAMESPACE_CREDITS
     from sbpair.syphon.limits import EffectiveLimits
 

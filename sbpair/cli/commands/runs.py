@@ -1,4 +1,4 @@
-"""`sbpair runs list` and `sbpair runs show`: what is kept of earlier runs, into output."""
+"""`sbpair runs list` and `sbpair runs show`: print the records of earlier runs."""
 
 import time
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import typer
 
 from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, options
-from sbpair.cli.options.pairs import profile
+from sbpair.cli.options.pairs import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Document, Screen, clean, columns
+from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -31,9 +31,13 @@ app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 
 @app.callback()
 def runs() -> None:
-    """Show the runs that moved messages of a pair, and what they left in doubt.
+    """Show earlier runs and the messages they left in doubt.
 
-    The latest 200 of each pair are kept, on the machine that they ran on.
+    Each machine keeps the latest 200 runs of a pair.
+
+    Examples:
+      sbpair runs list
+      sbpair runs show 20261122
     """
 
 
@@ -42,15 +46,11 @@ def runs() -> None:
 def list_runs(*, state: StateDirectory = None, connection: PairSelection, display: Display) -> int:
     """List the runs of a pair, the latest first.
 
-    A run has the outcome "running", "done", "stopped", "failed" or "crashed"; "in_doubt" is how many messages it sent
-    without ever seeing an answer.
+    OUTCOME is running, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
 
-    JSON; a time that is not known, as the end of a run that crashed, is null:
-
-      {"schema": "sbpair/runs/1", "runs": [{"id": "", "command": "", "started": "", "ended": "",
-       "outcome": "", "exit_code": 0, "error": "", "in_doubt": 0}]}
-
-    Exit codes: 0 also where there was none yet; 4 the state is another pair's, or broken.
+    Examples:
+      sbpair runs list
+      sbpair runs list --pair orders -o json
     """
     screen = Screen(display)
     from sbpair.runs.run_log import all_runs
@@ -68,36 +68,32 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
 @options
 def show_run(
     *,
-    run_id: Annotated[str, typer.Argument(metavar="ID", help="The run's id, or how it begins")],
+    run_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the run, or its beginning")],
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Show one run: its receipt, and every message that it left in doubt.
+    """Show the receipt of one run and each message it left in doubt.
 
-    The receipt of a run that crashed is a few seconds older than its end. "doubtful" names the messages that it sent
-    without seeing an answer: the primary may have them, and may have them twice once they are sent again.
+    A message in doubt was sent without an answer: the primary may have it, and may get it twice. The receipt of a
+    crashed run is a few seconds older than its end.
 
-    JSON:
-
-      {"schema": "sbpair/runs/1", "runs": [{"id": "", "command": "", "started": "", "ended": "",
-       "outcome": "", "exit_code": 0, "error": "", "in_doubt": 0, "receipt": {},
-       "doubtful": [{"queue": "", "sequence_number": 0, "message_id": "", "destination": ""}]}]}
-
-    Exit codes: 0 shown; 2 there is no such run, or more than one; 4 the state is another pair's, or broken.
+    Examples:
+      sbpair runs show 20261122-101500
+      sbpair runs show 20261122-101500 -o json
     """
     screen = Screen(display)
     from sbpair.runs.run_log import find_run
 
     with ExitStack() as stack:
         run = find_run(_kept(stack, state, connection, screen), run_id)
-    told = full(run)
-    screen.result({"schema": SCHEMA, "runs": [told]}, [{"schema": SCHEMA, **told}], page(run))
+    found = full(run)
+    screen.result({"schema": SCHEMA, "runs": [found]}, [{"schema": SCHEMA, **found}], page(run))
     return 0
 
 
 def entry(run: "RunRecord") -> dict[str, object]:
-    """One run of the JSON contract."""
+    """Return one run as JSON."""
     return {
         "id": run.id,
         "command": run.command,
@@ -111,13 +107,13 @@ def entry(run: "RunRecord") -> dict[str, object]:
 
 
 def full(run: "RunRecord") -> Document:
-    """The same, with all that is known."""
+    """Return one run as JSON, with its receipt and its messages in doubt."""
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     return {**entry(run), "receipt": run.receipt, "doubtful": doubtful}
 
 
 def table(runs: "list[RunRecord]") -> list[str]:
-    """Runs for people, a line each."""
+    """Return one line for each run."""
     if not runs:
         return []
     heading = ("RUN", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
@@ -131,7 +127,7 @@ def _row(run: "RunRecord") -> list[object]:
 
 
 def page(run: "RunRecord") -> Iterator[str]:
-    """One run for people."""
+    """Yield one run as text."""
     facts = {**entry(run), **(run.receipt or {}), "took": _took(run), "in_doubt": len(run.doubts)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
@@ -144,10 +140,10 @@ def page(run: "RunRecord") -> Iterator[str]:
 def _kept(stack: ExitStack, state: Path | None, connection: PairSelection, screen: Screen) -> "RunDatabase | None":
     from sbpair.runs.database import state_if_any
 
-    found = profile(connection, screen, state=state)
+    found = selected_profile(connection, screen, state=state)
     kept = state_if_any(found.state_directory, found.pair)
     if kept is None:
-        screen.say(f"there was no run yet: {found.state_directory} has no state")
+        screen.say(f"no runs yet: {found.state_directory} has no state")
         return None
     return stack.enter_context(kept)
 
@@ -157,4 +153,4 @@ def _time(ms: int) -> str:
 
 
 def _took(run: "RunRecord") -> str:
-    return "" if run.ended_ms is None else f"{(run.ended_ms - run.started_ms) / 1000:.1f} s"
+    return "" if run.ended_ms is None else spoken((run.ended_ms - run.started_ms) / 1000)

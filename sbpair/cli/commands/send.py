@@ -1,4 +1,4 @@
-"""`sbpair send`: options into one call of `sbpair.message_io.send_lines`, and its account into output."""
+"""`sbpair send`: runs `sbpair.message_io.send_lines` and prints its receipt."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ import typer
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Display, OutboxFile, PairSelection, Rate, options
 from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean, columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
 
@@ -44,119 +44,108 @@ class OnFailure(StrEnum):
     BACKLOG_NOW = "backlog-now"
 
 
-@options
-def command(
-    *,
-    entity: Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="Where to, in the primary namespace")],
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="What to send, a message a line; - is stdin")] = STDIN,
-    form: Annotated[
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The lines to send."""
+
+    format: Annotated[
         Format | None,
         typer.Option(
             "--format",
-            metavar="lines|jsonl",
-            help="What a line is: the body of a message, or an object with its fields (lines; jsonl for .jsonl and"
-            " .ndjson)",
+            metavar="FORMAT",
+            help="lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]",
         ),
-    ] = None,
-    rate: Rate = None,
-    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="Leave out the first N lines (0)")] = 0,
+    ] = None
+    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="Skip the first N lines")] = 0
+    rate: Rate = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """What happens when the primary fails."""
+
     on_failure: Annotated[
         OnFailure,
         typer.Option(
             "--on-failure",
-            metavar="wait|raise|backlog-now",
-            help="What to do about a failed send until the failover: try on, end, or go to the backlog at once (wait)",
+            metavar="ACTION",
+            help="Until failover: wait and retry, raise, or go to the backlog now (backlog-now)",
         ),
-    ] = OnFailure.WAIT,
+    ] = OnFailure.WAIT
     failover_interval: Annotated[
         str | None,
         typer.Option(
             "--failover-interval",
             metavar="DURATION",
-            help="How long the primary may fail before its messages go to the backlog; 0 for at once (1m, or what the"
-            " file says)",
+            help="Failure time before failover; 0: at once [default: the file's, or 1m]",
         ),
-    ] = None,
+    ] = None
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", metavar="DURATION", help="How long one send may take (1m and the failover interval)"),
-    ] = None,
-    to_backlog: Annotated[
-        bool, typer.Option("--to-backlog", help="Fail over by command: all of it goes to the backlog")
-    ] = False,
-    outbox: OutboxFile = None,
+        typer.Option("--timeout", metavar="DURATION", help="Time limit of one send [default: failover interval + 1m]"),
+    ] = None
+    to_backlog: Annotated[bool, typer.Option("--to-backlog", help="Send everything to the backlog")] = False
+    outbox: OutboxFile = None
+
+
+@options
+def command(
+    *,
+    entity: Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="Destination in the primary namespace")],
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="File with one message a line; - is stdin")] = STDIN,
+    source: Input,
+    failover: Failover,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Send lines to a queue or topic, or into the backlog while the primary is away.
+    """Send lines to a queue or topic, failing over to the backlog.
 
-    A message a line, in their order, from a file or from stdin as they come; empty lines are left out. Neighbours go
-    in batches; those of different sessions or partition keys do not share one. Needs Send on both namespaces. Bring
-    the backlog back with sbpair syphon.
+    With --format jsonl a line has body or body_base64, and optionally message_id, session_id, partition_key,
+    correlation_id, subject, to, reply_to, reply_to_session_id, content_type, ttl, scheduled and properties. The first
+    line that cannot be sent ends the command; it prints how to continue. Needs Send on both namespaces.
 
-    With --format jsonl a line is an object: body is text (or body_base64 bytes), and message_id, session_id,
-    partition_key, correlation_id, subject, to, reply_to, reply_to_session_id, content_type, ttl (seconds, or 1h30m),
-    scheduled (2026-12-01T10:00:00Z) and properties, an object of text, numbers, true, false and null, are as you like.
-    A file is read through first: a line that is wrong is named before anything is sent. On stdin it ends the sending,
-    after what came before it.
+    Examples:
+      sbpair send orders orders.jsonl
+      echo hello | sbpair send orders
 
-    The first message that cannot be sent ends it. Everything before line "next_line" has been accepted and need not be
-    sent again: go on with --skip. A message has an id before it is first tried; those that were sent again without an
-    answer are "doubtful", and may arrive twice. What is "in_doubt" was sent last, and never answered.
+    Exit codes: 3 a later line was wrong or refused; 6 no namespace accepted a message in time; 130 interrupted
 
-    A failure of the primary is waited out for the failover interval; then messages go to the backlog, and back to the
-    primary when a ping succeeds. --to-backlog rehearses that with the primary up. With --outbox FILE, messages that
-    neither side takes are kept in that file, on the disk before they count as accepted; what is still there at the end
-    is delivered by the next command or client that is given the file.
-
-    The first SIGINT or SIGTERM finishes what is in hand, the second gives that up, in doubt; both end with the receipt.
-
-    JSON; the five counts after "messages" add up to it:
-
-      {"schema": "sbpair/send/1", "entity": "", "messages": 0, "primary": 0, "backlog": 0, "outbox": 0, "in_doubt": 0,
-       "failed": 0, "next_line": 1, "doubtful": [], "failure": {"line": 1, "reason": "", "hint": ""},
-       "seconds": 0.0, "stopped": false}
-
-    "failure" is null where there was none.
-
-    Exit codes: 0 all of it was accepted, by a side or the outbox; 3 some was, and then a line was wrong or a message
-    refused; 2 the first line was wrong, or one of a file; 4 the outbox is another pair's, or in use; 5 access; 6
-    neither side, or with --on-failure raise not the primary, took a message in time; 7 a file cannot be read or
-    written; 130 interrupted.
+    See also: sbpair help failover
     """
     screen = Screen(display)
-    pair = _pair(connection, screen, failover_interval)
+    pair = _pair(connection, screen, failover.failover_interval)
+    timeout = failover.timeout
     seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
     if seconds is not None and seconds <= SHORT_SECONDS:
-        screen.warn(f"--timeout {seconds:g}s leaves a partitioned entity no time to turn to another partition")
+        screen.warn(f"--timeout {seconds:g}s is too short for a partitioned entity to try another partition")
     from sbpair.backlog import check_path
     from sbpair.move.rate_limit import read_rate
 
     check_path(entity, shorten="give the name of a queue or topic")
-    limit = None if rate is None else read_rate(rate)
+    limit = None if source.rate is None else read_rate(source.rate)
     from sbpair.cli.progress.send_progress import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
-    parse = message_json.of_json if _is_json(form, file) else message_json.of_bytes
+    parse = message_json.of_json if _is_json(source.format, file) else message_json.of_bytes
     place = "stdin" if file == STDIN else file
 
-    with _opened(file) as descriptor:
+    with _open(file) as descriptor:
         if parse is message_json.of_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            line_reader.check(descriptor, place, parse, skip)
+            line_reader.check(descriptor, place, parse, source.skip)
         elif os.isatty(descriptor):
-            screen.say("a message a line; Ctrl-D ends")
+            screen.say("type one message a line; Ctrl-D ends")
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=os.isatty(descriptor)) as shown:
                 return await send_lines.run(
                     pair,
                     entity,
-                    line_reader.LineReader(descriptor, place, parse, skip),
+                    line_reader.LineReader(descriptor, place, parse, source.skip),
                     rate=limit,
-                    on_failure=on_failure.value,
+                    on_failure=failover.on_failure.value,
                     seconds=seconds,
-                    to_backlog=to_backlog,
-                    outbox=outbox,
+                    to_backlog=failover.to_backlog,
+                    outbox=failover.outbox,
                     stop=stop,
                     hurry=hurry,
                     on_event=shown,
@@ -164,53 +153,53 @@ def command(
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fed = run_gracefully(send)
-    told = document(fed, entity)
-    screen.result(told, [told], table(fed))
-    _say_where_to_go_on(screen, fed, entity, file)
-    return ExitCode.INTERRUPTED if fed.stopped else fed.exit_code
+            result = run_gracefully(send)
+    receipt = document(result, entity)
+    screen.result(receipt, [receipt], table(result))
+    _print_next_command(screen, result, entity, file)
+    return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
 
-def document(fed: "SendResult", entity: str) -> Document:
-    """The account as its JSON contract has it."""
-    error = fed.error
+def document(result: "SendResult", entity: str) -> Document:
+    """Return the receipt as JSON."""
+    error = result.error
     return {
         "schema": SCHEMA,
         "entity": entity,
-        "messages": fed.messages,
-        **asdict(fed.delivered),
-        "in_doubt": fed.in_doubt,
-        "failed": fed.failed,
-        "next_line": fed.next_line,
-        "doubtful": list(fed.doubtful),
-        "failure": None if error is None else {"line": fed.line, "reason": error.message, "hint": error.hint},
-        "seconds": round(fed.seconds, 3),
-        "stopped": fed.stopped,
+        "messages": result.messages,
+        **asdict(result.delivered),
+        "in_doubt": result.in_doubt,
+        "failed": result.failed,
+        "next_line": result.next_line,
+        "doubtful": list(result.doubtful),
+        "failure": None if error is None else {"line": result.line, "reason": error.message, "hint": error.hint},
+        "seconds": round(result.seconds, 3),
+        "stopped": result.stopped,
     }
 
 
-def table(fed: "SendResult") -> Iterator[str]:
-    """The account for people."""
-    counted = {**asdict(fed.delivered), "in doubt": fed.in_doubt, "failed": fed.failed}
-    rows = [("all", fed.messages), *((name, count) for name, count in counted.items())]
+def table(result: "SendResult") -> Iterator[str]:
+    """Yield the receipt as text."""
+    counted = {**asdict(result.delivered), "in doubt": result.in_doubt, "failed": result.failed}
+    rows = [("all", result.messages), *((name, count) for name, count in counted.items())]
     yield from columns([("MESSAGES", "COUNT"), *rows])
-    if fed.doubtful:
-        some = ", ".join(fed.doubtful[:IDS_SHOWN]) + (", …" if len(fed.doubtful) > IDS_SHOWN else "")
-        yield clean(f"may arrive twice: {len(fed.doubtful)} ({some})")
+    if result.doubtful:
+        some = ", ".join(result.doubtful[:IDS_SHOWN]) + (", …" if len(result.doubtful) > IDS_SHOWN else "")
+        yield clean(f"possible duplicates: {len(result.doubtful)} ({some})")
 
 
-def _say_where_to_go_on(screen: Screen, fed: "SendResult", entity: str, file: str) -> None:
-    if fed.error is not None and not fed.stopped:
-        where = "" if fed.line is None else f"line {fed.line}: "
-        why = "; ".join(part.rstrip(".") for part in (fed.error.message, fed.error.hint) if part)
+def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str) -> None:
+    if result.error is not None and not result.stopped:
+        where = "" if result.line is None else f"line {result.line}: "
+        why = "; ".join(part.rstrip(".") for part in (result.error.message, result.error.hint) if part)
         screen.warn(f"{where}{why}")
-    if (fed.error is not None or fed.stopped) and fed.next_line > 1:
+    if (result.error is not None or result.stopped) and result.next_line > 1:
         what = f" {shlex.quote(file)}" if file != STDIN else ""
-        screen.say(f"go on with: sbpair send {shlex.quote(entity)}{what} --skip {fed.next_line - 1}")
+        screen.say(f"continue with: sbpair send {shlex.quote(entity)}{what} --skip {result.next_line - 1}")
 
 
 def _pair(connection: PairSelection, screen: Screen, failover_interval: str | None) -> "Pair":
-    pair = chosen(connection, screen)
+    pair = selected_pair(connection, screen)
     if failover_interval is None:
         return pair
     return replace(pair, failover_interval=seconds_of("--failover-interval", failover_interval, limit=3600))
@@ -221,17 +210,17 @@ def _is_json(form: Format | None, file: str) -> bool:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[int]:
-    """The descriptor of a file, or of stdin. Raises UsageError, and MachineLacks where it may not be read."""
+def _open(file: str) -> Iterator[int]:
+    """Yield the descriptor of a file or of stdin. Raises UsageError, or MachineLacks if it is unreadable."""
     if file == STDIN:
         if sys.stdin is None:
-            raise MachineLacks("there is no stdin to read from", hint="name a file")
+            raise MachineLacks("stdin is closed", hint="name a file")
         yield sys.stdin.fileno()
         return
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except FileNotFoundError:
-        raise UsageError(f"there is no file {file}", hint="check the path; - is stdin") from None
+        raise UsageError(f"{file} does not exist", hint="check the path; - is stdin") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MachineLacks(f"{file} cannot be read: {reason}", hint="check its permissions") from error

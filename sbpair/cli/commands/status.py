@@ -1,14 +1,15 @@
-"""`sbpair status`: options into one call of `sbpair.status`, and what it saw into output."""
+"""`sbpair status`: runs `sbpair.status` and prints the result."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Count, Display, OutboxFile, PairSelection, options
+from sbpair.cli.options.common import Count, Display, PairSelection, options
 from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import chosen
+from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns, spoken
 
 if TYPE_CHECKING:
@@ -23,44 +24,31 @@ def command(
     *,
     entities: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUEUE|TOPIC…]", help="Queues and topics of the primary to ask for a link too"),
+        typer.Argument(metavar="[QUEUE|TOPIC…]", help="More queues and topics of the primary to check"),
     ] = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="How long each may take to answer (10s)")
-    ] = "10s",
-    outbox: OutboxFile = None,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each answer")] = "10s",
+    outbox: Annotated[
+        Path | None, typer.Option("--outbox", metavar="FILE", help="Also count the messages of this outbox file")
+    ] = None,
     count: Count = None,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Show both sides of a pair at a glance: who answers, and what waits in the backlog.
+    """Show the health of both namespaces and the size of the backlog.
 
-    Sends nothing, locks nothing, and raises no delivery count. A side is up where its management side answers, whoever
-    asks; the other is told of whether or not it does. An entity, of those that are named and those that the backlog has
-    messages for, is up where the primary lets a link be opened to it, over which nothing goes; sbpair ping sends one
-    message. Whether some application has failed over, nobody but that application knows: a backlog that grows tells.
+    Sends and locks nothing. Checks each destination of the backlog by opening a link. Counts with Manage on the
+    secondary; with Listen only, it peeks. status cannot see whether an application has failed over; a growing backlog
+    is the sign.
 
-    Messages are counted with the Manage claim on the secondary. Without it they are looked at, with Listen, and "exact"
-    is false where there are more than were looked at. sbpair audit says more of the queues.
+    Examples:
+      sbpair status
+      sbpair status orders -o json
 
-    With --outbox FILE, it also tells what waits in that file of this machine, whether or not its owner is at work.
-
-    JSON; null is what nobody said, or asked for:
-
-      {"schema": "sbpair/status/1",
-       "primary": {"namespace": "", "health": "up|down", "seconds": 0.0, "reason": "", "hint": ""}, "secondary": {},
-       "backlog": {"messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null},
-       "queues": [{"name": "", "messages": 0, "exact": true, "dead_letters": 0, "oldest_seconds": null, "note": ""}],
-       "entities": [{"name": "", "health": "up|down|broken", "seconds": 0.0, "waiting": 0, "reason": "", "hint": ""}],
-       "outbox": {"path": "", "messages": 0, "entities": [{"name": "", "messages": 0, "oldest_seconds": 0.0}]},
-       "not_looked_at": [{"name": "", "reason": ""}]}
-
-    Exit codes: 0 both sides and all entities are up; 6 one is down; 3 an entity is broken, and nothing is down; 5 where
-    all that is wrong is a want of access.
+    Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down; 5 access denied
     """
     screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
-    pair = chosen(connection, screen, count=count)
+    pair = selected_pair(connection, screen, count=count)
     names = list(dict.fromkeys(entities or ()))
     from sbpair.backlog import check_path
 
@@ -69,15 +57,15 @@ def command(
     from sbpair import status
 
     found = run(lambda _stop: status.read_status(pair, names, outbox=outbox, seconds=seconds))
-    told = document(found)
-    screen.result(told, [told], table(found))
+    result = document(found)
+    screen.result(result, [result], table(found))
     for name, reason in found.unseen:
-        screen.warn(f"not looked at: {name}: {reason}")
+        screen.warn(f"skipped {name}: {reason}")
     return found.exit_code
 
 
 def document(status: "Status") -> Document:
-    """The JSON contract."""
+    """Return the status as JSON."""
     return {
         "schema": SCHEMA,
         "primary": _side(status.primary),
@@ -101,7 +89,7 @@ def document(status: "Status") -> Document:
 
 
 def table(status: "Status") -> Iterator[str]:
-    """The same for people: one line a thing."""
+    """Yield one line for each namespace, queue, entity and outbox entry."""
     rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "DEAD", "OLDEST", "NOTE")]
     for what, side in (("primary", status.primary), ("secondary", status.secondary)):
         rows.append((what, side.endpoint.name, _health(side), "", "", "", side.error.message if side.error else ""))
@@ -119,7 +107,7 @@ def table(status: "Status") -> Iterator[str]:
 def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
     state = "?" if queue.messages is None else "waiting" if queue.messages else "empty"
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
-    more = "" if queue.exact or queue.messages is None else "looked at so many, and there are more"
+    more = "" if queue.exact or queue.messages is None else "at least; peeking stopped there"
     note = "; ".join(filter(None, (queue.note, more)))
     messages = "" if queue.messages is None else queue.messages
     return ("backlog", queue.path, state, messages, queue.dead_letters or "", oldest, note)

@@ -1,11 +1,11 @@
 """The options that commands share, written once: a command takes a whole group of them as one parameter.
 
-`def command(*, connection: Connection, display: Display)` has, after `@options`, every option of both groups.
+After `@options`, `def command(*, connection: PairSelection, display: Display)` has every option of both groups.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -31,14 +31,14 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairSelection:
-    """Which pair is meant."""
+    """The pair that a command works on."""
 
     pair: Annotated[
         str | None,
         typer.Option(
             "--pair",
             metavar="NAME",
-            help="The pair of the configuration file [SBPAIR_PAIR]",
+            help="Pair in the configuration file [env: SBPAIR_PAIR]",
             rich_help_panel=CONNECTION,
             autocompletion=pairs,
         ),
@@ -48,7 +48,7 @@ class PairSelection:
         typer.Option(
             "--config",
             metavar="FILE",
-            help="The configuration file [SBPAIR_CONFIG; ~/.config/sbpair/config.toml]",
+            help="Configuration file [env: SBPAIR_CONFIG]",
             rich_help_panel=CONNECTION,
         ),
     ] = None
@@ -57,8 +57,7 @@ class PairSelection:
         typer.Option(
             "--primary",
             metavar="NAMESPACE",
-            help="The primary namespace, signing in as az login did [SBPAIR_PRIMARY_NAMESPACE, or"
-            " SBPAIR_PRIMARY_CONNECTION_STRING for a key]",
+            help="Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE]",
             rich_help_panel=CONNECTION,
         ),
     ] = None
@@ -67,7 +66,7 @@ class PairSelection:
         typer.Option(
             "--secondary",
             metavar="NAMESPACE",
-            help="The secondary namespace, likewise",
+            help="Secondary namespace [env: SBPAIR_SECONDARY_NAMESPACE]",
             rich_help_panel=CONNECTION,
         ),
     ] = None
@@ -75,29 +74,30 @@ class PairSelection:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How results and everything else are shown."""
+    """The form of results on stdout and of logs on stderr."""
 
     output: Annotated[
         Output,
         typer.Option(
             "--output",
             "-o",
-            metavar="table|json|jsonl",
-            help="The form of the results on stdout",
+            metavar="FORMAT",
+            help="Output format: table, json or jsonl",
             rich_help_panel=DISPLAY,
         ),
     ] = Output.TABLE
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", "-q", help="Say nothing but results, warnings and errors", rich_help_panel=DISPLAY),
+        typer.Option("--quiet", "-q", help="Print only results, warnings and errors", rich_help_panel=DISPLAY),
     ] = False
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Say more; -vv for the most", rich_help_panel=DISPLAY)
+        int,
+        typer.Option("--verbose", "-v", count=True, help="Print more; -vv for debug messages", rich_help_panel=DISPLAY),
     ] = 0
     log_format: Annotated[
         LogFormat,
         typer.Option(
-            "--log-format", metavar="text|json", help="The form of all that goes to stderr", rich_help_panel=DISPLAY
+            "--log-format", metavar="FORMAT", help="Log format on stderr: text or json", rich_help_panel=DISPLAY
         ),
     ] = LogFormat.TEXT
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error", rich_help_panel=DISPLAY)] = (
@@ -111,7 +111,7 @@ Count = Annotated[
         "--count",
         "-n",
         metavar="N",
-        help="How many backlog queues the pair should have, with the indexes 0 to N-1 (10, or what the file says)",
+        help="Number of backlog queues [default: the file's, or 10]",
     ),
 ]
 
@@ -121,7 +121,7 @@ StateDirectory = Annotated[
     typer.Option(
         "--state",
         metavar="DIR",
-        help="Where the journal, the runs and the lease are kept [~/.local/state/sbpair/PAIR]",
+        help="State directory [default: ~/.local/state/sbpair/PAIR]",
     ),
 ]
 
@@ -131,14 +131,14 @@ LeaseQueue = Annotated[
     typer.Option(
         "--lease",
         metavar="QUEUE",
-        help="Keep movers of other machines off the pair too, by a session of this queue in the secondary namespace",
+        help="Lock the pair across machines, with this session queue",
     ),
 ]
 
 
 OutboxFile = Annotated[
     Path | None,
-    typer.Option("--outbox", metavar="FILE", help="Where messages wait on this machine while neither side takes them"),
+    typer.Option("--outbox", metavar="FILE", help="Store messages here while neither namespace accepts them"),
 ]
 
 
@@ -147,20 +147,20 @@ class Ttl(StrEnum):
     REMAINING = "remaining"
 
 
-# How fast, and on what terms, messages are moved. `move.pace` reads what these say.
+# Limits of a move. `move.rate_limit` parses their texts.
 
 Rate = Annotated[
     str | None,
-    typer.Option("--rate", metavar="N[/s|/m|/h]", help="At most so many messages a second, a minute or an hour"),
+    typer.Option("--rate", metavar="N[/s|/m|/h]", help="Send at most N messages a second, minute or hour"),
 ]
 
 Credits = Annotated[
     str | None,
     typer.Option(
         "--credits",
-        metavar="SHARE|N",
-        help="At most this share of a Standard namespace's 1000 credits a second, as 50% or 0.5, or so many; or none"
-        " for no limit (50%; on Premium, none)",
+        metavar="SHARE",
+        help="Share of a Standard namespace's 1000 credits a second, or a number, or none"
+        " [default: 50%; Premium: none]",
     ),
 ]
 
@@ -168,15 +168,14 @@ TimeToLive = Annotated[
     Ttl,
     typer.Option(
         "--ttl",
-        metavar="original|remaining",
-        help="Whether a time to live starts anew in the primary, or the time in the backlog counts, and what is past"
-        " its time is dead-lettered (original)",
+        metavar="MODE",
+        help="original restarts the time to live; remaining counts time in the backlog, too",
     ),
 ]
 
 
 def options(function: Callable[..., int]) -> Callable[..., int]:
-    """`function` with each parameter that is a group of options replaced by those options."""
+    """Return `function` with each parameter that is a group of options replaced by those options."""
     hints = get_type_hints(function, include_extras=True)
     parameters, groups = [], {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -198,8 +197,13 @@ def options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _parameters_of(group: Any) -> list[inspect.Parameter]:
+    def default_of(field: Field[Any]) -> Any:
+        return inspect.Parameter.empty if field.default is MISSING else field.default
+
     hints = get_type_hints(group, include_extras=True)
     return [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(each), annotation=hints[each.name]
+        )
         for each in fields(group)
     ]

@@ -1,4 +1,4 @@
-"""Through which management side a command works on namespaces: `--via`, and what Resource Manager needs to know."""
+"""The management API that a command uses, and what Azure Resource Manager needs to find the namespaces."""
 
 import os
 from collections.abc import Mapping
@@ -21,15 +21,14 @@ class Via(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Whom a command asks."""
+    """The management API of a command."""
 
     via: Annotated[
         Via,
         typer.Option(
             "--via",
-            metavar="atom|arm",
-            help="Through the namespace itself (atom), or through Azure Resource Manager (arm), signing in as az login"
-            " did whatever the namespaces have",
+            metavar="API",
+            help="atom: the namespace's own API; arm: Azure Resource Manager",
             rich_help_panel=PANEL,
         ),
     ] = Via.ATOM
@@ -38,7 +37,7 @@ class Management:
         typer.Option(
             "--subscription",
             metavar="ID",
-            help="With --via arm: the Azure subscription's id [AZURE_SUBSCRIPTION_ID]",
+            help="Subscription id, with --via arm [env: AZURE_SUBSCRIPTION_ID]",
             rich_help_panel=PANEL,
         ),
     ] = None
@@ -47,19 +46,19 @@ class Management:
         typer.Option(
             "--resource-group",
             metavar="NAME",
-            help="With --via arm: the resource group of the namespaces [AZURE_RESOURCE_GROUP]",
+            help="Resource group, with --via arm [env: AZURE_RESOURCE_GROUP]",
             rich_help_panel=PANEL,
         ),
     ] = None
 
 
 def group_of(management: Management, environ: Mapping[str, str] = os.environ) -> ResourceGroup | None:
-    """Where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError for what is missing."""
-    said = {"--subscription": management.subscription, "--resource-group": management.resource_group}
+    """Return where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError."""
+    given = {"--subscription": management.subscription, "--resource-group": management.resource_group}
     if management.via is Via.ATOM:
-        for option, value in said.items():
+        for option, value in given.items():
             if value is not None:
-                raise UsageError(f"{option} is for Azure Resource Manager", hint="say --via arm, or leave it out")
+                raise UsageError(f"{option} is for Azure Resource Manager", hint="add --via arm, or leave it out")
         return None
     subscription = _found(management.subscription, "--subscription", "AZURE_SUBSCRIPTION_ID", environ)
     return ResourceGroup(

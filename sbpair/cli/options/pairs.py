@@ -1,4 +1,4 @@
-"""From options to a pair: the command line's side of the configuration."""
+"""The pair that options, environment and configuration file select together."""
 
 import os
 from pathlib import Path
@@ -9,15 +9,15 @@ from sbpair.cli.render.screen import Screen
 from sbpair.model.pair import Pair
 
 
-def chosen(connection: PairSelection, screen: Screen, *, count: int | None = None) -> Pair:
-    """The pair that the options, the environment and the file mean together."""
-    return profile(connection, screen, count=count).pair
+def selected_pair(connection: PairSelection, screen: Screen, *, count: int | None = None) -> Pair:
+    """Return the selected pair. Raises UsageError if the configuration is wrong."""
+    return selected_profile(connection, screen, count=count).pair
 
 
-def profile(
+def selected_profile(
     connection: PairSelection, screen: Screen, *, count: int | None = None, state: Path | None = None
 ) -> config.Profile:
-    """The same, and where its state is kept; -v tells where each value came from."""
+    """Return the selected pair with its state directory; with -v, print the source of each value."""
     found = config.load(flags_of(connection, count=count, state=state), os.environ)
     for key, setting in sorted(found.settings.items()):
         screen.detail(f"{key} from {setting.source or 'default'}")
@@ -25,7 +25,7 @@ def profile(
 
 
 def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> config.Flags:
-    """What the command line said of the pair, as the configuration takes it."""
+    """Return the options of the command line as the configuration takes them."""
     return config.Flags(
         pair=connection.pair,
         config=connection.config,

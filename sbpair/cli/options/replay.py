@@ -1,4 +1,4 @@
-"""What the commands of a replay share: options, and the backlog queues that they mean."""
+"""Options that several replay commands share, and the backlog queues they select."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -23,44 +23,39 @@ class DedupOption(StrEnum):
 
 ArchiveUrl = Annotated[
     str,
-    typer.Option(
-        "--archive", metavar="PATH|URL", help="Where the messages are kept, bodies and all: a directory, or s3://…"
-    ),
+    typer.Option("--archive", metavar="PATH|URL", help="Directory or URL (s3://…) of the archive"),
 ]
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run")]
 
 OnlyQueues = Annotated[
     list[str] | None,
-    typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; may be repeated (all)"),
+    typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; repeatable [default: all]"),
 ]
 
-DeadLetters = Annotated[
-    bool, typer.Option("--deadletters", help="Bring back what is dead-lettered in the backlog queues too")
-]
+DeadLetters = Annotated[bool, typer.Option("--dead-letters", help="Also move the dead letters of the backlog queues")]
 
 Destinations = Annotated[
     list[str] | None,
-    typer.Option("--destination", metavar="NAME", help="Send only what is for this one; may be repeated (all)"),
+    typer.Option("--destination", metavar="NAME", help="Send only messages for this destination; repeatable"),
 ]
 
-WhatIsOnce = Annotated[
+Dedup = Annotated[
     DedupOption,
     typer.Option(
         "--dedup",
-        metavar="key|message-id|report",
-        help="What is sent once: what is the same message; or what has the same message id and destination too; or"
-        " only count that (key)",
+        metavar="MODE",
+        help="key sends each message once; message-id also drops repeated ids per destination; report only counts them",
     ),
 ]
 
 AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Quarantine what is for queues or topics that are not there")
+    bool, typer.Option("--allow-missing", help="Quarantine messages for missing queues and topics")
 ]
 
 
-def opened(url: str, run_id: str) -> "Archive":
-    """A run's archive. Raises MachineLacks where there is nothing to read it with."""
+def open_archive(url: str, run_id: str) -> "Archive":
+    """Return a run's archive. Raises MachineLacks if pyarrow is not installed."""
     from sbpair.replay.java import check_packages
 
     check_packages("pyarrow")
@@ -69,19 +64,19 @@ def opened(url: str, run_id: str) -> "Archive":
     return Archive(url, run_id)
 
 
-def backlog(pair: "Pair", chosen: list[str] | None, *, deadletters: bool) -> list[str]:
-    """What is to be emptied: the chosen backlog queues, and their dead letters where these are asked for."""
+def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: bool) -> list[str]:
+    """Return the queues to drain: the selected backlog queues and, with `dead_letters`, their dead-letter queues."""
     from sbpair.move.message.dead_letters import dead_letter_path
 
-    queues = _queues(pair, chosen or [])
-    return queues + list(map(dead_letter_path, queues)) if deadletters else queues
+    queues = _existing(pair, selected or [])
+    return queues + list(map(dead_letter_path, queues)) if dead_letters else queues
 
 
-def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
-    """The backlog queues that are there, or those of them that were asked for."""
+def _existing(pair: "Pair", selected: list[str]) -> list[str]:
+    """Return the selected ones of the existing backlog queues, or all of them."""
     from sbpair.backlog import queue_path
 
-    async def look(_stop: "asyncio.Event") -> list[str]:
+    async def find(_stop: "asyncio.Event") -> list[str]:
         from sbpair.azure.atom import open_atom
         from sbpair.move import backlog_queues
 
@@ -91,10 +86,10 @@ def _queues(pair: "Pair", chosen: list[str]) -> list[str]:
             raise backlog_queues.none_there(pair)
         return list(found)
 
-    there = {queue.lower(): queue for queue in run(look)}
-    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in chosen]
-    for each, path in zip(chosen, paths, strict=True):
+    there = {queue.lower(): queue for queue in run(find)}
+    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in selected]
+    for each, path in zip(selected, paths, strict=True):
         if path.lower() not in there:
-            some = ", ".join(list(there.values())[:3])
+            some = ", ".join(list(there.values())[:3]) + (", …" if len(there) > 3 else "")
             raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=f"it has {some}")
     return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from sbpair.cli.options.common import Display, LogFormat, Output
-from sbpair.errors import MachineLacks
+from sbpair.errors import MachineLacks, Unsafe, UsageError
 
 Document = Mapping[str, object]
 
@@ -87,8 +87,14 @@ class Screen:
     def warn(self, text: str) -> None:
         self._tell("warning", text)
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether a user at a terminal can read a question after a table, and answer it."""
+        streams = (sys.stdin, sys.stderr)
+        return self.output is Output.TABLE and all(stream and stream.isatty() for stream in streams)
+
     def asks(self, question: str) -> bool:
-        """Whether somebody at the terminal says yes. No answer is no. To be called outside of an event loop."""
+        """Ask a question; only `y` or `yes` is a yes. Blocks, so call it outside an event loop."""
         try:
             sys.stderr.write(f"{clean(question)} [y/N] ")
             sys.stderr.flush()
@@ -96,6 +102,16 @@ class Screen:
         except KeyboardInterrupt:
             sys.stderr.write("\n")
             raise
+
+    def confirm(self, option: str, plan: str, *, yes: bool) -> None:
+        """Print the plan and ask for confirmation, unless `yes`. Raises UsageError off a terminal, Unsafe on a no."""
+        self.warn(f"{option} {plan}")
+        if yes:
+            return
+        if not all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+            raise UsageError(f"{option} creates queues, which needs confirmation", hint="pass --yes")
+        if not self.asks("Continue?"):
+            raise Unsafe("not confirmed: nothing was created", hint=f"leave {option} out")
 
     def _tell(self, level: str, text: str) -> None:
         if self._display.log_format is LogFormat.JSON:
