@@ -1,0 +1,64 @@
+"""The emulator's README against the emulator."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sbpair.emulator
+import sbpair.testing
+from sbpair.emulator.faults.kinds import KINDS
+
+README = (Path(sbpair.emulator.__file__).parent / "README.md").read_text()
+
+
+def rows(title: str) -> dict[str, list[str]]:
+    """The cells of a section's table by their first cell."""
+    section = README.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    lines = [line.strip()[1:-1].split("|") for line in section.splitlines() if line.startswith("| `")]
+    return {first.strip(" `"): rest for first, *rest in lines}
+
+
+def test_the_table_of_faults_has_every_kind_with_its_fields() -> None:
+    table = rows("Control API: clock, faults, state")
+    assert table.keys() == KINDS.keys()
+    for name, kind in KINDS.items():
+        _, needs, takes = table[name]
+        if "as `drop`" in takes:
+            takes = table["drop"][2]
+        assert set(re.findall(r"`([a-z_]+)`", needs)) == set(kind.needs)
+        assert set(re.findall(r"`([a-z_]+)`", takes)) == set(kind.takes)
+
+
+def test_the_pytest_example_passes(tmp_path: Path) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    path = tmp_path / "test_example.py"
+    path.write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize("name", sbpair.testing.__all__)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    assert getattr(sbpair.testing, name).__name__ == name
+    assert name in dir(sbpair.testing)
+
+
+def test_the_public_module_loads_the_emulator_at_first_use() -> None:
+    code = (
+        "import sys, sbpair.testing; before = 'sbpair.emulator.server' in sys.modules; "
+        "sbpair.testing.Emulator; print(before, 'sbpair.emulator.server' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        sbpair.testing.Nothing  # noqa: B018
