@@ -18,7 +18,7 @@ from sbpair.azure.health import check_health
 from sbpair.backlog import queue_path
 from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
 from sbpair.failover import ping, pinger
-from sbpair.failover.ping import Health, Pinged
+from sbpair.failover.ping import Health, PingResult
 from sbpair.management import auditing
 from sbpair.management.backlog_scan import open_backlog_scan
 from sbpair.model.queues import Utilisation
@@ -63,7 +63,7 @@ class QueueStatus:
 class DestinationStatus:
     """A queue or topic of the primary, and how many of the messages that were looked at wait for it."""
 
-    link: Pinged
+    link: PingResult
     waiting: int
 
 
@@ -92,7 +92,7 @@ class Status:
         """6 where a side or an entity is down, 3 where an entity is broken, 5 for want of access alone, else 0."""
         if not (self.primary.answers and self.secondary.answers):
             return ExitCode.UNAVAILABLE
-        return ping.exit_code_of([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
+        return ping.ping_exit_code([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ async def read_status(
 
 
 def _kept(path: Path, now: float) -> OutboxStatus:
-    from sbpair.failover.outbox import summary
+    from sbpair.failover.outbox import outbox_depths
 
     if not path.exists():
         raise UsageError(f"there is no outbox {path}", hint="check the path; the first message makes it")
-    found = summary(path).items()
+    found = outbox_depths(path).items()
     return OutboxStatus(
         path, tuple((name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found)
     )
@@ -152,10 +152,10 @@ async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float
     return SideStatus(endpoint, clock() - started)
 
 
-async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[Pinged, ...]:
+async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
     if primary.error is not None:
-        return tuple(Pinged(name, Health.DOWN, primary.seconds, primary.error) for name in names)
-    return await ping.run(primary.endpoint, names, seconds=seconds, ask=pinger.link)
+        return tuple(PingResult(name, Health.DOWN, primary.seconds, primary.error) for name in names)
+    return await ping.ping_all(primary.endpoint, names, seconds=seconds, ping=pinger.open_link)
 
 
 async def _backlog(pair: Pair) -> _Backlog:

@@ -24,7 +24,7 @@ from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.errors import ProtocolError, SbpairError, TimedOut
 
 if TYPE_CHECKING:
-    from sbpair.failover.client_aio import AsyncFailoverClient, AsyncPairedSender
+    from sbpair.failover.aio import AsyncPairedClient, AsyncPairedSender
     from sbpair.failover.events import SenderEvent
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.failover.states import State
@@ -95,7 +95,7 @@ class SendTally:
 class Application:
     """What it has sent, by message id, as it was encoded; and what it was told."""
 
-    client: AsyncFailoverClient
+    client: AsyncPairedClient
     sender: AsyncPairedSender
     sent: dict[str, Sections] = field(default_factory=dict)
     refused: int = 0
@@ -141,7 +141,7 @@ async def application(
     pair: Pair, entity: str, stage: OutageControl, intervals: Intervals, tell: Tell, seed: int = 0
 ) -> AsyncIterator[Application]:
     """Sends in the background for as long as it is entered."""
-    from sbpair.failover.client_aio import AsyncFailoverClient
+    from sbpair.failover.aio import AsyncPairedClient
 
     own = replace(pair, failover_interval=intervals.failover, ping_interval=intervals.ping)
     told: list[Application] = []
@@ -150,7 +150,7 @@ async def application(
         for each in told:
             each.heard(event, tell)
 
-    async with AsyncFailoverClient(own, on_failure="wait", retries=0, on_event=heard, outage=stage.outage) as client:
+    async with AsyncPairedClient(own, on_failure="wait", retries=0, on_event=heard, outage=stage.outage) as client:
         sender = client.get_queue_sender(entity)
         sending = Application(client, sender)
         told.append(sending)
@@ -249,7 +249,7 @@ async def _send_on(sending: Application, chance: random.Random, seconds: float, 
     from sbpair.failover import sdk_messages
 
     for number in count():
-        message = sdk_messages.outgoing(_described(number, chance))
+        message = sdk_messages.prepare_one(_described(number, chance))
         try:
             await sending.sender.send_messages(message)
         except SbpairError:
@@ -257,7 +257,7 @@ async def _send_on(sending: Application, chance: random.Random, seconds: float, 
         except Exception:  # noqa: BLE001  the SDK raises what it likes: the application was told
             sending.refused += 1
         else:
-            sending.sent[_id_of(message)] = Sections.split(sdk_messages.encoded(message))
+            sending.sent[_id_of(message)] = Sections.split(sdk_messages.encode(message))
         sending.changed.set()
         try:
             async with asyncio.timeout(seconds):

@@ -1,57 +1,130 @@
-"""The paired client for programs that await, with a syphon in a task of its own beside it."""
+"""The paired client for asyncio programs. Invariant: this module decides nothing."""
+
+# ruff: noqa: ASYNC109  the SDK's senders have their time-outs as arguments
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sbpair.failover import client_aio
-from sbpair.failover.syphon_supervisor import CLOSE_SECONDS, HURRY_SECONDS, SyphonMixin, SyphonOptions, SyphonSupervisor
+from sbpair.failover import base
+from sbpair.failover.kinds import ASYNC, AsyncClosable
+from sbpair.failover.pinger import Pinger
+from sbpair.failover.reusable_timeout import ReusableTimeout
+from sbpair.failover.steps import GRACE_SECONDS, Steps, drive_async
 
 if TYPE_CHECKING:
-    from sbpair.failover.events import SyphonFaulted
-    from sbpair.model.pair import Pair
-    from sbpair.syphon.runner import SyphonResult
+    from sbpair.failover.background_syphon import AsyncBackgroundSyphon, SyphonOptions
+    from sbpair.failover.sdk_messages import Messages, SizedBatch
+
+T = TypeVar("T")
 
 
-class AsyncBackgroundSyphon:
-    """A syphon at work. To be had from `AsyncPairedClient.syphon`."""
+class AsyncPairedSender(base.SenderBase, AsyncClosable):
+    """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
 
-    def __init__(self, pair: Pair, options: SyphonOptions, tell: Callable[[SyphonFaulted], object]) -> None:
-        self._watch = SyphonSupervisor(pair, options, tell)
-        self._task = asyncio.create_task(self._watch.run(), name="sbpair syphon")
+    Tasks may share it. They take turns, because an SDK sender is for one task.
+    """
 
-    @property
-    def running(self) -> bool:
-        return not self._task.done()
+    def __init__(self, client: AsyncPairedClient, entity: str, topic: bool) -> None:
+        super().__init__(client, entity, topic)
+        self._timeout = ReusableTimeout()
 
-    @property
-    def result(self) -> SyphonResult | None:
-        """What became of the last run of it that has ended: a receipt, and why it ended."""
-        return self._watch.result
+    async def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
+        """Send one message, several, or a batch. Returns once a side, or the outbox, has accepted all of it.
 
-    async def stop(self) -> None:
-        """Finish what is in flight, for five seconds at most, and give back the rest."""
-        self._watch.stop.set()
-        if asyncio.current_task() is self._task:
-            return
-        _, left = await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
-        if left:
-            self._watch.hurry.set()
-            _, left = await asyncio.wait((self._task,), timeout=HURRY_SECONDS)
-        for task in left:
-            task.cancel()
+        Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
+        """
+        send, seconds = self._failover_send, self._seconds(timeout)
+        async with self._turn:
+            sender = send.fast_path(message)
+            if sender is None:
+                return await drive_async(send.send(message, seconds))
+            since, left = self._client.now(), seconds * send.share
+            try:
+                with self._timeout.limit(left + GRACE_SECONDS):
+                    await sender.send_messages(message, timeout=left)
+            except BaseException as error:  # noqa: BLE001  the steps decide, a cancellation included
+                await drive_async(send.send(message, seconds, since=since, failed=error))
+            else:
+                send.count_sent(1)
+            return None
+
+    async def create_message_batch(self, max_size_in_bytes: int | None = None) -> SizedBatch:
+        """Return an empty batch of the largest size that the entity accepts."""
+        return await self._drive(None, self._failover_send.batch, max_size_in_bytes)
+
+    async def schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> list[int]:
+        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
+        return await self._drive(timeout, self._failover_send.schedule, messages, schedule_time_utc)
+
+    async def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> None:
+        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
+        await self._drive(timeout, self._failover_send.cancel, sequence_numbers)
+
+    def _closing(self) -> Steps[None]:
+        self._timeout.cancel()
+        return super()._closing()
+
+    async def _drive(self, timeout: float | None, steps: Callable[..., Steps[T]], *arguments: Any) -> T:
+        async with self._turn:
+            return await drive_async(steps(*arguments, self._seconds(timeout)))
 
 
-class AsyncPairedClient(client_aio.AsyncFailoverClient, SyphonMixin[AsyncBackgroundSyphon]):
-    __doc__ = client_aio.AsyncFailoverClient.__doc__
-
-    def _begun(self, options: SyphonOptions) -> AsyncBackgroundSyphon:
-        return AsyncBackgroundSyphon(self.pair, options, self.known.tell)
+class AsyncPairedClient(base.ClientBase[AsyncPairedSender, "AsyncBackgroundSyphon"]):
+    __doc__ = base.ClientBase.__doc__
+    _kind = ASYNC
+    _pinger: Pinger | None = None
+    _pinger_task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Stop its syphon, close its senders, and ping no more."""
+        """Stop its syphon and its pings, and close its senders. Messages in the outbox stay in its file."""
         if self._syphon is not None:
             await self._syphon.stop()
-        await super().close()
+        self._closed = True
+        if self._pinger_task is not None:
+            self._pinger_task.cancel()
+            await asyncio.wait((self._pinger_task,))
+        for sender in self._senders:
+            await sender.close()
+        self._close_outbox()
+        await drive_async(self.sdk_clients.close())
+
+    async def __aenter__(self) -> Self:
+        self._start_late_pinger()
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+    def _wake_pinger(self) -> None:
+        if self._closed:
+            return
+        if self._pinger is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                # The client was created before the loop. The pinger starts with `async with` or the first sender.
+                return
+            self._pinger = Pinger(self.pair, self.failover_state, self.now, self._deliver, self.outage)
+            self._pinger_task = loop.create_task(self._pinger.run(), name="sbpair pinger")
+        self._pinger.wake()
+
+    def _start_late_pinger(self) -> None:
+        if self._pinger is None and self.failover_state.next_due() is not None:
+            self._wake_pinger()
+
+    def _make_sender(self, entity: str, topic: bool) -> AsyncPairedSender:
+        self._start_late_pinger()
+        return AsyncPairedSender(self, entity, topic)
+
+    def _start_syphon(self, options: SyphonOptions) -> AsyncBackgroundSyphon:
+        from sbpair.failover.background_syphon import AsyncBackgroundSyphon
+
+        return AsyncBackgroundSyphon(self.pair, options, self.failover_state.publish)

@@ -1,6 +1,6 @@
-"""What a paired client tells while it works: every change of where messages go, and every doubt. Facts, frozen.
+"""Events of a paired client: every change of where messages go, and every doubt.
 
-`str` of an event is what a log says, on one line; it never holds a body or a secret.
+`str(event)` is one line for the log. It holds no message body and no secret.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EntityChanged:
-    """One entity of the primary stands otherwise than before. `reason` is one line."""
+    """The state of an entity of the primary has changed. `reason` is one line."""
 
     entity: str
     before: State
@@ -22,12 +22,12 @@ class EntityChanged:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.entity} is {self.after.value}, and was {self.before.value}: {self.reason}"
+        return f"{self.entity} is {self.after.value} (was {self.before.value}): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLeft:
-    """A backlog queue failed: no sender of the pair turns to it before a probe has succeeded."""
+    """A backlog queue failed. No sender of the client uses it until a probe succeeds."""
 
     queue: str
     reason: str
@@ -38,19 +38,19 @@ class QueueLeft:
 
 @dataclass(frozen=True, slots=True)
 class QueueReturned:
-    """A backlog queue is in the rotation again."""
+    """A backlog queue is back in the rotation."""
 
     queue: str
 
     def __str__(self) -> str:
-        return f"{self.queue} is in the rotation again"
+        return f"{self.queue} is back in the rotation"
 
 
 @dataclass(frozen=True, slots=True)
 class SendInDoubt:
-    """Messages are sent again although an earlier attempt was never answered: they may arrive twice.
+    """Messages are sent again after an attempt that was never answered: they may arrive twice.
 
-    `message_ids` are what a receiver, or the service's duplicate detection, can tell it by.
+    A receiver, or the service's duplicate detection, can detect that by `message_ids`.
     """
 
     entity: str
@@ -59,36 +59,36 @@ class SendInDoubt:
 
     def __str__(self) -> str:
         named = f"{self.message_ids[0]}{f' and {len(self.message_ids) - 1} more' if self.message_ids[1:] else ''}"
-        return f"{self.entity}: {named} may arrive twice, sent again without an answer: {self.reason}"
+        return f"{self.entity}: {named} may arrive twice, sent again after no answer: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class SizeUnknown:
-    """A large message goes to the primary, and nobody could say whether the backlog would take it. In bytes."""
+    """A large message goes to the primary while the size limit of the backlog is unknown. Size in bytes."""
 
     entity: str
     size_with_aliases: int
     reason: str
 
     def __str__(self) -> str:
-        size = f"{self.size_with_aliases} bytes with what the backlog adds"
+        size = f"{self.size_with_aliases} bytes with its aliases"
         return f"{self.entity}: a message of {size} may not fit the backlog: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class SyphonFaulted:
-    """The syphon beside a client has ended, or could not begin, and is tried again after so many seconds."""
+    """The syphon of a client has ended, or could not start. It is retried after so many seconds."""
 
     reason: str
     retry_seconds: float
 
     def __str__(self) -> str:
-        return f"the syphon rests for {self.retry_seconds:g} s: {self.reason}"
+        return f"the syphon is retried after {self.retry_seconds:g} s: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxBegun:
-    """Neither side takes an entity's messages: they go to the outbox, until it has none of them any more."""
+    """Neither side accepts an entity's messages: they go to the outbox until it is emptied."""
 
     entity: str
     reason: str
@@ -99,7 +99,7 @@ class OutboxBegun:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStuck:
-    """An entity's messages cannot be taken out of the outbox yet. Told again where the reason is another one."""
+    """An entity's messages cannot be delivered from the outbox. Reported again when the reason changes."""
 
     entity: str
     reason: str
@@ -110,46 +110,46 @@ class OutboxStuck:
 
 @dataclass(frozen=True, slots=True)
 class OutboxRefused:
-    """The entity does not take one message of the outbox: it stays there, and is tried again by the next client."""
+    """The entity refused one message of the outbox. It stays there, and the next client tries it again."""
 
     entity: str
     message_ids: tuple[str, ...]
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.entity} refuses a message of the outbox, {', '.join(self.message_ids)}: {self.reason}"
+        return f"{self.entity} refused a message of the outbox, {', '.join(self.message_ids)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxExpired:
-    """Messages outlived their time in the outbox: they are delivered with 1 ms to live, for the entity to judge."""
+    """Messages expired in the outbox. They are delivered with a time to live of 1 ms, for the entity to expire."""
 
     entity: str
     message_ids: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.entity}: {len(self.message_ids)} messages outlived their time in the outbox"
+        return f"{self.entity}: {len(self.message_ids)} messages expired in the outbox"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxEmptied:
-    """All of an entity's messages have left the outbox: what is sent now goes to a side again."""
+    """All of an entity's messages have left the outbox. New ones go to a side again."""
 
     entity: str
 
     def __str__(self) -> str:
-        return f"{self.entity} has no messages in the outbox any more"
+        return f"{self.entity} has no more messages in the outbox"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxClosed:
-    """The client is closed. So many messages stay in the file, for the next client that opens it to deliver."""
+    """The client is closed. So many messages stay in the file for the next client that opens it."""
 
     path: str
     messages: int
 
     def __str__(self) -> str:
-        return f"{self.messages} messages stay in {self.path}, for the next client that is given it"
+        return f"{self.messages} messages stay in {self.path}, for the next client that opens it"
 
 
 SenderEvent: TypeAlias = (

@@ -1,8 +1,8 @@
-"""Which errors of a send say that the entity is unavailable. Pure.
+"""Rules for the errors of a send that count as unavailability of the entity. Pure.
 
-Two sources, one meaning: the entity is away, and trying again has not helped. By default what may pass by itself
-counts: timeouts, broken connections, a busy service. "article" is the documentation's letter: a timeout, or a messaging
-error that will not pass. Neither counts what says that the client is not configured correctly, such as a wrong key.
+"default" counts transient errors that retries did not solve: timeouts, broken connections, a busy service. "article"
+follows the feature's documentation literally: a timeout, or a permanent messaging error. Neither counts an error of the
+client's configuration, such as a wrong key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusError
 
-from sbpair.azure.data_errors import from_sdk_error
+from sbpair.azure.data_errors import from_sdk_error, redacted
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -30,42 +30,48 @@ from sbpair.errors import (
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
 
 
-def counting(failover_on: FailoverOn) -> Callable[[Exception], bool]:
-    """What tells whether an error counts. Raises UsageError for a rule that is none."""
+def failover_rule(failover_on: FailoverOn) -> Callable[[Exception], bool]:
+    """Return the function that decides whether an error counts. Raises UsageError for an unknown rule."""
     if callable(failover_on):
         return failover_on
     if not isinstance(failover_on, str) or failover_on not in _RULES:
         raise UsageError(
-            f"failover_on is {failover_on!r}", hint='say "default", "article", or give a function of the error'
+            f'expected failover_on "default", "article" or a function, got {failover_on!r}',
+            hint="a function takes the error, and returns whether it counts",
         )
     return _RULES[failover_on]
 
 
-def is_passing(error: Exception) -> bool:
-    """Whether the same send may work a little later: what is tried again, and what counts by default."""
+def is_transient(error: Exception) -> bool:
+    """Return whether the same send may succeed later: such errors are retried, and count by default."""
     if isinstance(error, MessagingEntityDisabledError):
         return False
     if isinstance(error, AzureError):
-        meant = from_sdk_error(error, "sending")
-        return isinstance(meant, Unavailable) and not isinstance(meant, QuotaExceeded)
+        translated = from_sdk_error(error, "sending")
+        return isinstance(translated, Unavailable) and not isinstance(translated, QuotaExceeded)
     return isinstance(error, OSError | TimeoutError)
 
 
-def as_sdk(error: SbpairError) -> ServiceBusError:
-    """The same in the SDK's words, which callers know, and functions of theirs judge."""
-    meant = next((theirs for ours, theirs in _IN_THEIR_WORDS if isinstance(error, ours)), ServiceBusError)
-    return meant(message=error.message, error=error)
+def describe_error(error: Exception) -> str:
+    """Return an error as one line, for the reason of an event."""
+    return f"{type(error).__name__}: {redacted(error)}"
 
 
-def _by_the_article(error: Exception) -> bool:
+def to_sdk_error(error: SbpairError) -> ServiceBusError:
+    """Return the SDK error of the same meaning, which callers and their functions expect."""
+    kind = next((theirs for ours, theirs in _SDK_ERRORS if isinstance(error, ours)), ServiceBusError)
+    return kind(message=error.message, error=error)
+
+
+def _counts_by_article(error: Exception) -> bool:
     if isinstance(error, AzureError):
-        meant = from_sdk_error(error, "sending")
-        lasting = not meant.retriable or isinstance(meant, QuotaExceeded)
-        return isinstance(meant, TimedOut) or (lasting and not isinstance(meant, AccessError))
+        translated = from_sdk_error(error, "sending")
+        permanent = not translated.retriable or isinstance(translated, QuotaExceeded)
+        return isinstance(translated, TimedOut) or (permanent and not isinstance(translated, AccessError))
     return isinstance(error, TimeoutError)
 
 
-_IN_THEIR_WORDS: Final[tuple[tuple[type[SbpairError], type[ServiceBusError]], ...]] = (
+_SDK_ERRORS: Final[tuple[tuple[type[SbpairError], type[ServiceBusError]], ...]] = (
     (EntityMissing, sdk.MessagingEntityNotFoundError),
     (AccessError, sdk.ServiceBusAuthorizationError),
     (QuotaExceeded, sdk.ServiceBusQuotaExceededError),
@@ -74,4 +80,4 @@ _IN_THEIR_WORDS: Final[tuple[tuple[type[SbpairError], type[ServiceBusError]], ..
     (InDoubt, sdk.OperationTimeoutError),
     (Unavailable, sdk.ServiceBusConnectionError),
 )
-_RULES: Final[dict[str, Callable[[Exception], bool]]] = {"default": is_passing, "article": _by_the_article}
+_RULES: Final[dict[str, Callable[[Exception], bool]]] = {"default": is_transient, "article": _counts_by_article}

@@ -1,6 +1,6 @@
-"""What a paired client tells, counted by OpenTelemetry's API where that is installed; elsewhere nothing.
+"""Metrics of a paired client, counted by OpenTelemetry's API if that is installed.
 
-The law: an application that measures nothing pays nothing, and nothing here is a message's content.
+Invariant: without the API nothing is counted, and no metric holds content of a message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sbpair.failover.events import (
     SendInDoubt,
     SyphonFaulted,
 )
-from sbpair.failover.states import TO_THE_BACKLOG
+from sbpair.failover.states import SENDS_TO_BACKLOG
 
 if TYPE_CHECKING:
     from sbpair.failover.states import State
@@ -30,7 +30,7 @@ Listener = Callable[[SenderEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """`transitions`, `in_doubt` and `syphon_faults` only grow; the others tell how many there are."""
+    """Counters `transitions`, `in_doubt` and `syphon_faults`, and current numbers."""
 
     transitions: Any
     failed_over: Any
@@ -40,18 +40,18 @@ class Instruments:
     syphon_faults: Any
 
 
-def counted(pair: str, on_event: Listener | None) -> Listener | None:
-    """A listener that counts, and tells `on_event`. `on_event` alone where nothing can count."""
+def with_metrics(pair: str, on_event: Listener | None) -> Listener | None:
+    """Return a listener that counts and then calls `on_event`, or `on_event` itself without the API."""
     instruments = _instruments()
     if instruments is None:
         return on_event
 
-    def heard(event: SenderEvent) -> None:
+    def listener(event: SenderEvent) -> None:
         _count(instruments, event, {"sbpair.pair": pair})
         if on_event is not None:
             on_event(event)
 
-    return heard
+    return listener
 
 
 @cache
@@ -62,12 +62,16 @@ def _instruments() -> Instruments | None:
         return None
     meter = metrics.get_meter("sbpair")
     return Instruments(
-        meter.create_counter("sbpair.entity.transitions", "{transition}", "Changes of where an entity stands"),
-        meter.create_up_down_counter("sbpair.entity.failed_over", "{entity}", "Entities whose messages go elsewhere"),
+        meter.create_counter("sbpair.entity.transitions", "{transition}", "Changes of an entity's state"),
+        meter.create_up_down_counter(
+            "sbpair.entity.failed_over", "{entity}", "Entities whose messages go to the backlog"
+        ),
         meter.create_up_down_counter("sbpair.backlog.queues_out", "{queue}", "Backlog queues out of the rotation"),
-        meter.create_counter("sbpair.messages.in_doubt", "{message}", "Messages sent again without an answer"),
+        meter.create_counter(
+            "sbpair.messages.in_doubt", "{message}", "Messages sent again after an unanswered attempt"
+        ),
         meter.create_up_down_counter("sbpair.entity.in_outbox", "{entity}", "Entities with messages in the outbox"),
-        meter.create_counter("sbpair.syphon.faults", "{fault}", "Ends of the syphon beside a client"),
+        meter.create_counter("sbpair.syphon.faults", "{fault}", "Failures of a client's syphon"),
     )
 
 
@@ -75,7 +79,7 @@ def _count(to: Instruments, event: SenderEvent, pair: dict[str, str]) -> None:
     match event:
         case EntityChanged(entity, before, after):
             to.transitions.add(1, pair | {"sbpair.entity": entity, "sbpair.state": after.value})
-            if change := _elsewhere(after) - _elsewhere(before):
+            if change := _failed_over(after) - _failed_over(before):
                 to.failed_over.add(change, pair)
         case QueueLeft():
             to.queues_out.add(1, pair)
@@ -93,5 +97,5 @@ def _count(to: Instruments, event: SenderEvent, pair: dict[str, str]) -> None:
             pass
 
 
-def _elsewhere(state: State) -> int:
-    return int(state in TO_THE_BACKLOG)
+def _failed_over(state: State) -> int:
+    return int(state in SENDS_TO_BACKLOG)

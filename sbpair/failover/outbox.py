@@ -1,7 +1,7 @@
-"""Messages that neither side of a pair accepts, kept in a file of this machine until one of them does.
+"""Messages that neither side of a pair accepts, stored in a local file until a side does.
 
 Invariant: messages are on the disk when `put` returns, and stay there until `remove`. One process at a time owns the
-file; a broken file, or one of another pair or newer version, is not changed.
+file. A broken file, or one of another pair or a newer version, is not changed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ FORMAT = FileFormat(
         "CREATE INDEX by_entity ON messages (entity, id)",
     ),
     elsewhere="name another file: each pair has an outbox of its own",
-    if_broken="keep it, for there may be messages in it, and name another file",
+    if_broken="keep the file, because it may hold messages, and name another one",
 )
 
 
 class OutboxMessage(NamedTuple):
-    """One message in the outbox, since `at_ms` (since 1970); `tried` is whether it may have arrived already."""
+    """One message in the outbox, stored at `at_ms` (since 1970). `tried`: it may have arrived already."""
 
     id: int
     at_ms: int
@@ -53,7 +53,7 @@ class OutboxMessage(NamedTuple):
 
 
 class OutboxDepth(NamedTuple):
-    """How many messages of an entity an outbox holds, and since when the oldest of them, in ms since 1970."""
+    """Number of messages of an entity in an outbox, and when the oldest was stored, in ms since 1970."""
 
     messages: int
     oldest_ms: int
@@ -62,8 +62,8 @@ class OutboxDepth(NamedTuple):
 class Outbox(SqliteFile):
     """The outbox of one client. Every method may be called from any thread, and may wait for the disk.
 
-    Raises StateRefused for a file that is not this pair's, LeaseHeld while another process has it, MachineLacks where
-    the machine does not let it, UsageError for bounds below 1.
+    Raises StateRefused for a file of another pair, LeaseHeld while another process has it, MachineLacks if it cannot be
+    written, UsageError for limits below 1.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Outbox(SqliteFile):
         max_bytes: int = MAX_BYTES,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        _check_bound("outbox_messages", max_messages)
-        _check_bound("outbox_bytes", max_bytes)
-        file = _checked(path)
-        self._limit = max_messages, max_bytes
+        _check_limit("outbox_messages", max_messages)
+        _check_limit("outbox_bytes", max_bytes)
+        file = _checked_path(path)
+        self._limits = max_messages, max_bytes
         self._clock_ms = clock_ms
         self._turn = Turn()
         with ExitStack() as opened:
-            self._lock = _owned(file)
+            self._lock = _locked(file)
             opened.callback(self._lock.release)
-            _make(file)
+            _create_file(file)
             # https://sqlite.org/pragma.html#pragma_synchronous
             super().__init__(file, FORMAT, identity(pair).items(), any_thread=True, synchronous="FULL")
             opened.pop_all()
@@ -93,26 +93,26 @@ class Outbox(SqliteFile):
         return self._messages
 
     def holds(self, entity: str) -> bool:
-        """Whether messages of an entity wait here, which others may not overtake. Case does not count."""
+        """Return whether messages of an entity wait here. Later ones must not overtake them."""
         return entity.lower() in self._waiting
 
     def entities(self) -> list[str]:
-        """Whose messages wait here."""
+        """Return the entities with messages here."""
         with self._turn:
             return [path for path, _ in self._waiting.values()]
 
     def put(self, entity: str, messages: Sequence[bytes]) -> None:
-        """Take all of them, behind those of the entity that are here. They are on the disk when this returns.
+        """Store all messages behind the entity's earlier ones. They are on the disk when this returns.
 
-        Raises QuotaExceeded where there is no room, and MachineLacks where they cannot be written: then none is taken.
+        Raises QuotaExceeded if the outbox is full, MachineLacks if it cannot be written: then none is stored.
         """
         size, at_ms = sum(map(len, messages)), self._clock_ms()
         with self._turn:
-            if self._messages + len(messages) > self._limit[0] or self._bytes + size > self._limit[1]:
+            if self._messages + len(messages) > self._limits[0] or self._bytes + size > self._limits[1]:
                 raise QuotaExceeded(
-                    f"the outbox {self.path} is full: it holds {self._messages} messages of {self._bytes} bytes, and"
-                    f" may hold {self._limit[0]} of {self._limit[1]}",
-                    hint="room comes back when a side takes them",
+                    f"the outbox {self.path} is full: it has {self._messages} messages of {self._bytes} bytes, limits"
+                    f" {self._limits[0]} and {self._limits[1]}",
+                    hint="space is freed when a side accepts messages; outbox_messages and outbox_bytes are the limits",
                 )
             self._change(
                 "INSERT INTO messages (entity, at_ms, message) VALUES (?, ?, ?)",
@@ -120,8 +120,8 @@ class Outbox(SqliteFile):
             )
             self._count(entity, len(messages), size)
 
-    def first(self, entity: str, limit: int, max_bytes: int) -> list[OutboxMessage]:
-        """The first messages of an entity: as many as have so many bytes, but one at least where there is one."""
+    def peek(self, entity: str, limit: int, max_bytes: int) -> list[OutboxMessage]:
+        """Return the first messages of an entity: up to `limit` and `max_bytes`, but at least one if there is any."""
         found: list[OutboxMessage] = []
         with self._turn, self.errors():
             rows = self._db.execute(
@@ -136,21 +136,21 @@ class Outbox(SqliteFile):
                     found.append(OutboxMessage(number, at_ms, bool(tried), message))
         return found[:limit]
 
-    def mark(self, kept: Iterable[OutboxMessage], *, tried: bool) -> None:
-        """Remember, also after a crash, that they may have arrived; or that they have not."""
+    def mark(self, messages: Iterable[OutboxMessage], *, tried: bool) -> None:
+        """Record, also for after a crash, whether the messages may have arrived."""
         with self._turn:
-            self._change("UPDATE messages SET tried = ? WHERE id = ?", [(int(tried), each.id) for each in kept])
+            self._change("UPDATE messages SET tried = ? WHERE id = ?", [(int(tried), each.id) for each in messages])
 
-    def remove(self, entity: str, kept: Sequence[OutboxMessage]) -> None:
-        """One of the sides has accepted them."""
+    def remove(self, entity: str, messages: Sequence[OutboxMessage]) -> None:
+        """Remove messages that a side has accepted."""
         with self._turn:
-            self._change("DELETE FROM messages WHERE id = ?", [(each.id,) for each in kept])
-            self._count(entity, -len(kept), -sum(len(each.message) for each in kept))
+            self._change("DELETE FROM messages WHERE id = ?", [(each.id,) for each in messages])
+            self._count(entity, -len(messages), -sum(len(each.message) for each in messages))
 
-    def refuse(self, entity: str, kept: OutboxMessage) -> None:
-        """The entity does not take this one: it stays, lets others pass, and is tried again when the file is opened."""
+    def refuse(self, entity: str, message: OutboxMessage) -> None:
+        """Skip a message that the entity refused. It stays, and is tried again when the file is next opened."""
         with self._turn:
-            self._refused.add(kept.id)
+            self._refused.add(message.id)
             self._release(entity, 1)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Outbox(SqliteFile):
             super().close()
         self._lock.release()
 
-    # Each of these is called with `_turn` held.
+    # The caller holds `_turn`.
 
     def _prepare(self, owner: list[tuple[str, ...]]) -> None:
         super()._prepare(owner)
@@ -187,10 +187,10 @@ class Outbox(SqliteFile):
             db.executemany(statement, rows)
 
 
-def summary(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
-    """What an outbox holds, by entity: for whoever looks on while its owner works, or has ended. Nothing is changed.
+def outbox_depths(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
+    """Return what an outbox holds, by entity, or {} without a file. It may be in use; nothing is changed.
 
-    {} where there is no file. Raises StateRefused for what is no outbox, MachineLacks for what cannot be read.
+    Raises StateRefused for a file that is no outbox, MachineLacks for one that cannot be read.
     """
     file = Path(path)
     if not file.exists():
@@ -205,32 +205,29 @@ def summary(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
         raise FORMAT.translate(file, error) from error
 
 
-# Inside -----------------------------------------------------------------------------------------
-
-
-def _check_bound(name: str, limit: int) -> None:
+def _check_limit(name: str, limit: int) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UsageError(f"{name} is {limit!r}", hint="say how much the outbox may hold, 1 at least")
+        raise UsageError(f"expected {name} of at least 1, got {limit!r}", hint="the default is right for most")
 
 
-def _checked(path: str | os.PathLike[str]) -> Path:
+def _checked_path(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if not str(path) or file.is_dir() or not file.parent.is_dir():
-        raise UsageError(f"{str(path)!r} cannot be an outbox", hint="name a file, in a directory that is there")
+        raise UsageError(f"{str(path)!r} cannot be an outbox", hint="name a file in an existing directory")
     return file.resolve()
 
 
-def _owned(path: Path) -> Lock:
+def _locked(path: Path) -> Lock:
     try:
         return Lock(path.with_name(f"{path.name}-lock"))
     except BlockingIOError:
         raise LeaseHeld(
-            f"the outbox {path} is another client's, which is still at work",
-            hint="give each client of a pair an outbox of its own, or end the other one",
+            f"the outbox {path} is in use by another client",
+            hint="give each client an outbox file of its own, or stop the other client",
         ) from None
 
 
-def _make(path: Path) -> None:
+def _create_file(path: Path) -> None:
     try:
         create_private(path, durable=True)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Taking messages out of an outbox: to the primary as they were given, or into the backlog, whichever there is.
+"""Delivery of an outbox: to the primary as the messages were given, or to the backlog.
 
-The law: one entity's messages leave in their order, each only after those in front of it are accepted, and are removed
-from the file only then. What was sent without an answer is sent again, and named, also by the next process.
+Invariant: an entity's messages leave in order. Each is sent after the earlier ones are accepted, and removed from the
+file once it is accepted. A message sent without an answer is sent again and reported, also by the next process.
 
-Their time to live goes on in the outbox, by this machine's clock. One that has outlived it is delivered with 1 ms left:
-the entity does with it what it does with all that is too old.
+A time to live continues in the outbox, by this machine's clock. A message that has expired is delivered with 1 ms left,
+so that the entity treats it like any expired message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
-from sbpair.failover.failures import as_sdk
+from sbpair.failover.failures import to_sdk_error
 from sbpair.move.message.envelope import PARTITION_KEY, partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
 
@@ -41,109 +41,109 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
 ROUND_MESSAGES, ROUND_BYTES = 500, 2 * 1024 * 1024
-"""So much is read from the file at a time."""
+"""How much is read from the file at a time."""
 
 TURN_SECONDS = 10.0
-"""After so long another entity, or a ping, has its turn."""
+"""How long one entity is delivered before the next timer task has its turn."""
 
 MIN_LIFE_MS = 1
 ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 
 
-class Outgoing(NamedTuple):
-    """A message of the outbox as it leaves. `key` is (session id, partition key)."""
+class PreparedMessage(NamedTuple):
+    """A message of the outbox, encoded for its target. `key` is (session id, partition key)."""
 
-    kept: OutboxMessage
+    stored: OutboxMessage
     message_id: str
     key: tuple[str | None, str | None]
     expired: bool
     payload: bytes
 
 
-class Deliveries:
-    """Of one client. `counts` tells which errors, in the SDK's words, say that an entity is away."""
+class OutboxDelivery:
+    """Delivers the outbox of one client. `counts(sdk_error)` returns whether it counts as unavailability."""
 
     def __init__(
         self,
         pair: Pair,
-        known: FailoverState,
+        state: FailoverState,
         outbox: Outbox,
         counts: Callable[[Exception], bool],
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._pair = pair
-        self._known = known
+        self._state = state
         self._outbox = outbox
         self._counts = counts
         self._now = now
         self._clock = clock
 
     async def run(self, entity: str) -> None:
-        """Deliver what there is of an entity, for as long as a side takes it. Raises nothing of its own."""
-        known, now = self._known, self._now
+        """Deliver an entity's messages while a side accepts them. Reports errors to the failover state."""
+        state, now = self._state, self._now
         until, error = now() + TURN_SECONDS, None
-        place = known.place_for(entity, None, now())
-        while place is not None and now() < until:
+        target = state.target_for(entity, None, now())
+        while target is not None and now() < until:
             try:
-                await self._through(entity, place, until)
+                await self._deliver_to(entity, target, until)
                 error = None
             except SbpairError as caught:
-                error = self._failed(entity, place, caught)
+                error = self._failed(entity, target, caught)
             if not self._outbox.holds(entity):
-                known.emptied(entity)
+                state.outbox_emptied(entity)
                 break
-            before, place = place, known.place_for(entity, place.path, now())
-            if error is not None and place == before:
+            before, target = target, state.target_for(entity, target.path, now())
+            if error is not None and target == before:
                 break
         if self._outbox.holds(entity):
-            known.held(entity, error, place, now())
+            state.outbox_remains(entity, error, target, now())
 
-    def _failed(self, entity: str, place: SendTarget, error: SbpairError) -> Exception:
-        meant = as_sdk(error)
-        if place.side == "backlog":
+    def _failed(self, entity: str, target: SendTarget, error: SbpairError) -> Exception:
+        sdk_error = to_sdk_error(error)
+        if target.side == "backlog":
             if not isinstance(error, ServiceRefused):
-                self._known.queue_failed(place.path, meant, self._now())
-        elif self._counts(meant):
-            self._known.failed(entity, meant, self._now())
-        return meant
+                self._state.queue_failed(target.path, sdk_error, self._now())
+        elif self._counts(sdk_error):
+            self._state.primary_failed(entity, sdk_error, self._now())
+        return sdk_error
 
-    async def _through(self, entity: str, place: SendTarget, until: float) -> None:
-        """Deliver to one place, while there is something, and time, and it is the one to turn to."""
-        endpoint = self._pair.primary if place.side == "primary" else self._pair.secondary
+    async def _deliver_to(self, entity: str, target: SendTarget, until: float) -> None:
+        """Deliver to one target while messages and time remain and the target does not change."""
+        endpoint = self._pair.primary if target.side == "primary" else self._pair.secondary
         async with (
             token_getter_for(endpoint.credential, endpoint.name) as get_token,
-            connect(endpoint, get_token=get_token) as wire,
+            connect(endpoint, get_token=get_token) as client,
         ):
-            link = await wire.sender(place.path)
+            link = await client.sender(target.path)
             alone = 0
-            while rows := await asyncio.to_thread(self._outbox.first, entity, ROUND_MESSAGES, ROUND_BYTES):
-                if self._now() >= until or self._known.place_for(entity, place.path, self._now()) != place:
+            while rows := await asyncio.to_thread(self._outbox.peek, entity, ROUND_MESSAGES, ROUND_BYTES):
+                if self._now() >= until or self._state.target_for(entity, target.path, self._now()) != target:
                     return
-                batch = _batch([self._made(row, place) for row in rows], link.max_batch_size)
+                batch = _batch([self._prepare(row, target) for row in rows], link.max_batch_size)
                 if alone:
                     batch, alone = batch[:1], alone - 1
                 try:
                     await self._send(entity, link, batch)
                 except ServiceRefused as error:
-                    if len(batch) == 1 and place.side == "backlog":
+                    if len(batch) == 1 and target.side == "backlog":
                         raise
                     if len(batch) == 1:
                         self._refused(entity, batch[0], error)
                     alone = len(batch) if len(batch) > 1 else alone
                 else:
-                    self._accepted(entity, place)
+                    self._accepted(entity, target)
 
-    async def _send(self, entity: str, link: RawSender, batch: Sequence[Outgoing]) -> None:
-        """Send, and remove what was accepted. What is not answered for stays marked."""
-        rows = [each.kept for each in batch]
-        if doubtful := tuple(each.message_id for each in batch if each.kept.tried):
-            self._known.in_doubt(entity, doubtful, InDoubt("an earlier delivery was never answered"))
+    async def _send(self, entity: str, link: RawSender, batch: Sequence[PreparedMessage]) -> None:
+        """Send a batch, and remove it once it is accepted. After an unanswered attempt it stays marked."""
+        rows = [each.stored for each in batch]
+        if doubtful := tuple(each.message_id for each in batch if each.stored.tried):
+            self._state.sent_in_doubt(entity, doubtful, InDoubt("an earlier delivery was never answered"))
         if expired := tuple(each.message_id for each in batch if each.expired):
-            self._known.expired(entity, expired)
+            self._state.outbox_expired(entity, expired)
         await asyncio.to_thread(self._outbox.mark, rows, tried=True)
         try:
-            payload, kind = _parcel(batch)
+            payload, kind = _encode_batch(batch)
             await link.send(payload, message_format=kind)
         except InDoubt:
             raise
@@ -152,52 +152,52 @@ class Deliveries:
             raise
         await asyncio.to_thread(self._outbox.remove, entity, rows)
 
-    def _accepted(self, entity: str, place: SendTarget) -> None:
-        if place.side == "primary":
-            self._known.sent(entity, self._now())
+    def _accepted(self, entity: str, target: SendTarget) -> None:
+        if target.side == "primary":
+            self._state.primary_accepted(entity, self._now())
         else:
-            self._known.queue_took(place.path, self._now())
+            self._state.queue_accepted(target.path, self._now())
 
-    def _refused(self, entity: str, one: Outgoing, error: SbpairError) -> None:
-        self._outbox.refuse(entity, one.kept)
-        self._known.refused(entity, (one.message_id,), as_sdk(error))
+    def _refused(self, entity: str, one: PreparedMessage, error: SbpairError) -> None:
+        self._outbox.refuse(entity, one.stored)
+        self._state.outbox_refused(entity, (one.message_id,), to_sdk_error(error))
 
-    def _made(self, kept: OutboxMessage, place: SendTarget) -> Outgoing:
+    def _prepare(self, stored: OutboxMessage, target: SendTarget) -> PreparedMessage:
         now_ms = int(self._clock() * 1000)
-        return made(kept, now_ms, for_primary=place.side == "primary")
+        return prepare_delivery(stored, now_ms, for_primary=target.side == "primary")
 
 
-def made(kept: OutboxMessage, now_ms: int, *, for_primary: bool) -> Outgoing:
-    """The message as it leaves now."""
-    sections, facts = read_facts("", kept.message)
+def prepare_delivery(stored: OutboxMessage, now_ms: int, *, for_primary: bool) -> PreparedMessage:
+    """Return the message as it is sent now."""
+    sections, facts = read_facts("", stored.message)
     send = route(facts)
     if not isinstance(send, Send):
-        # It was written by this package, for an entity whose path was checked.
+        # Unexpected: this package wrote it, for an entity whose path was checked.
         raise ServiceRefused("a message of the outbox cannot be read", condition="amqp:decode-error")
     left_ms, expired = None, False
     if send.ttl_ms is not None:
-        left_ms = send.ttl_ms - waited_ms(facts._replace(enqueued_at=kept.at_ms), now_ms)
+        left_ms = send.ttl_ms - waited_ms(facts._replace(enqueued_at=stored.at_ms), now_ms)
         left_ms, expired = max(MIN_LIFE_MS, left_ms), left_ms <= 0
     if for_primary:
         payload = restore(sections, send._replace(ttl_ms=left_ms), now_ms)
     else:
-        payload = kept.message if left_ms is None else _with_life(sections, left_ms)
+        payload = stored.message if left_ms is None else _with_remaining_ttl(sections, left_ms)
     key = (send.session_id if for_primary else None), partition_key(sections)
-    return Outgoing(kept, facts.message_id or "", key, expired, payload)
+    return PreparedMessage(stored, facts.message_id or "", key, expired, payload)
 
 
-def _with_life(sections: Sections, left_ms: int) -> bytes:
-    """A backlog's message that has so much of its time to live left."""
-    kept = splice.without(sections.application_properties, lambda key: key == TIME_TO_LIVE)
-    life = {TIME_TO_LIVE: Described(TIMESPAN, Long(left_ms * TICKS_PER_MS))}
-    sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, life)
+def _with_remaining_ttl(sections: Sections, left_ms: int) -> bytes:
+    """Return the message for the backlog with the remaining time to live."""
+    others = splice.without(sections.application_properties, lambda key: key == TIME_TO_LIVE)
+    ttl = {TIME_TO_LIVE: Described(TIMESPAN, Long(left_ms * TICKS_PER_MS))}
+    sections.application_properties = splice.with_pairs(others, APPLICATION_PROPERTIES, ttl)
     return sections.join()
 
 
-def _batch(messages: Sequence[Outgoing], max_bytes: int) -> list[Outgoing]:
-    """The first ones that may be in one batch: of one key, for queues in partitions take nothing else."""
+def _batch(messages: Sequence[PreparedMessage], max_bytes: int) -> list[PreparedMessage]:
+    """Return the first messages that fit one batch. They share a key, as partitioned queues require."""
     _, same = next(groupby(messages, lambda each: each.key))
-    batch: list[Outgoing] = []
+    batch: list[PreparedMessage] = []
     left = max_bytes - ENVELOPE_BYTES
     for each in same:
         left -= len(each.payload) + MEMBER_BYTES
@@ -207,8 +207,8 @@ def _batch(messages: Sequence[Outgoing], max_bytes: int) -> list[Outgoing]:
     return batch
 
 
-def _parcel(batch: Sequence[Outgoing]) -> tuple[bytes, int]:
-    """What is sent, and its message-format."""
+def _encode_batch(batch: Sequence[PreparedMessage]) -> tuple[bytes, int]:
+    """Return the payload and its message format."""
     if len(batch) == 1:
         return batch[0].payload, 0
     session_id, key = batch[0].key

@@ -1,6 +1,6 @@
-"""One ping to each of several entities, for somebody who wants to know. A paired client pings by itself.
+"""One ping to each of several entities, on request. A paired client pings by itself.
 
-The law: what keeps an entity from accepting one is an answer, and no exception.
+Invariant: an entity that does not accept a ping is a result, not an exception.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sbpair.errors import AccessError, ExitCode, SbpairError, TimedOut
-from sbpair.failover.pinger import ping
+from sbpair.failover.pinger import send_ping
 from sbpair.model.pair import Endpoint
 
-AT_ONCE = 32
+MAX_CONCURRENT_PINGS = 32
 
 
 class Health(StrEnum):
-    """`down` may pass by itself; `broken` will not: there is no such entity, say, or the key is wrong."""
+    """`down` is perhaps temporary; `broken` is permanent, such as a missing entity or a wrong key."""
 
     UP = "up"
     DOWN = "down"
@@ -27,8 +27,8 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pinged:
-    """How one entity answered, `seconds` after the first attempt to connect. `error` is why it is not up."""
+class PingResult:
+    """The result of one ping, `seconds` after it started. `error` is why the entity is not up."""
 
     entity: str
     health: Health
@@ -36,54 +36,51 @@ class Pinged:
     error: SbpairError | None = None
 
 
-Ask = Callable[[Endpoint, str, float], Awaitable[None]]
+PingFunction = Callable[[Endpoint, str, float], Awaitable[None]]
 
 
-async def run(
+async def ping_all(
     primary: Endpoint,
     entities: Sequence[str],
     *,
     seconds: float,
-    ask: Ask = ping,
-    on_event: Callable[[Pinged], object] = lambda _pinged: None,
+    ping: PingFunction = send_ping,
+    on_event: Callable[[PingResult], object] = lambda _result: None,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[Pinged, ...]:
-    """Ask every entity once, in no more than so many seconds each; in their order."""
-    room = asyncio.Semaphore(AT_ONCE)
+) -> tuple[PingResult, ...]:
+    """Ping every entity once, for at most `seconds` each. Returns the results in the order of `entities`."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT_PINGS)
 
-    async def one(entity: str) -> Pinged:
-        async with room:
-            pinged = await _one(primary, entity, seconds, ask, clock)
-        on_event(pinged)
-        return pinged
+    async def one(entity: str) -> PingResult:
+        async with slots:
+            result = await _one(primary, entity, seconds, ping, clock)
+        on_event(result)
+        return result
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(entity), name=f"ping {entity}") for entity in entities]
     return tuple(task.result() for task in tasks)
 
 
-async def _one(primary: Endpoint, entity: str, seconds: float, ask: Ask, clock: Callable[[], float]) -> Pinged:
+async def _one(
+    primary: Endpoint, entity: str, seconds: float, ping: PingFunction, clock: Callable[[], float]
+) -> PingResult:
     started, error = clock(), None
     try:
         async with asyncio.timeout(seconds):
-            await ask(primary, entity, seconds)
+            await ping(primary, entity, seconds)
     except TimeoutError:
-        error = TimedOut(f"no answer came within {seconds:g} s", hint="a retry may help")
+        error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
     except SbpairError as caught:
-        return Pinged(
-            entity,
-            Health.DOWN if caught.retriable else Health.BROKEN,
-            clock() - started,
-            caught,
-        )
-    return Pinged(entity, Health.DOWN if error else Health.UP, clock() - started, error)
+        return PingResult(entity, Health.DOWN if caught.retriable else Health.BROKEN, clock() - started, caught)
+    return PingResult(entity, Health.DOWN if error else Health.UP, clock() - started, error)
 
 
-def exit_code_of(pinged: Sequence[Pinged]) -> int:
-    """0 for all of them up, 6 with any that is down, else 3; 5 where access alone is what they lack."""
-    if any(each.health is Health.DOWN for each in pinged):
+def ping_exit_code(results: Sequence[PingResult]) -> int:
+    """Return 0 if all are up, 6 if any is down, 5 if the broken ones only lack access, else 3."""
+    if any(each.health is Health.DOWN for each in results):
         return ExitCode.UNAVAILABLE
-    broken = [each.error for each in pinged if each.health is Health.BROKEN]
+    broken = [each.error for each in results if each.health is Health.BROKEN]
     if broken and all(isinstance(error, AccessError) for error in broken):
         return ExitCode.ACCESS
     return ExitCode.PARTIAL_OR_FINDINGS if broken else 0

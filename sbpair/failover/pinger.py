@@ -1,7 +1,7 @@
-"""Pings entities that are failed over, probes backlog queues that are out, delivers the outbox: one task for them all.
+"""The background task of a client: pings failed-over entities, probes backlog queues, delivers the outbox.
 
-Async for sync senders too, in a thread of its own. The law: each errand has a connection of its own, and so many go at
-once at most; what goes wrong with one is told, and ends nothing.
+Sync clients run it in a thread. Invariant: each timer task has a connection of its own, and a limited number runs at
+once; an error of one is reported and ends no other.
 """
 
 from __future__ import annotations
@@ -18,72 +18,73 @@ from azure.core.exceptions import AzureError
 from sbpair.azure.data_plane import open_sender
 from sbpair.errors import SbpairError, TimedOut
 from sbpair.failover import sdk_messages
-from sbpair.failover.failover_state import Deliver, Errand, FailoverState, Ping
+from sbpair.failover.timers import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
+    from sbpair.failover.failover_state import FailoverState
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Endpoint, Pair
 
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
 PING_SECONDS = 120.0
-ERRANDS_AT_ONCE = 32
+MAX_CONCURRENT_TASKS = 32
 STOP_SECONDS = 15.0
 
 log = logging.getLogger(__name__)
 
 
-async def ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) -> None:
-    """Send a ping, over a connection of its own. Raises what its entity, or the way there, lacks."""
+async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) -> None:
+    """Send a ping over a connection of its own. Raises SbpairError if the entity does not accept it."""
     async with open_sender(primary, entity) as sender:
-        # A fresh session, which no receiver holds: entities that require sessions accept it.
-        await sender.send(sdk_messages.ping(uuid.uuid4().hex), seconds)
+        # Entities that require sessions accept it: no receiver holds a new session.
+        await sender.send(sdk_messages.ping_message(uuid.uuid4().hex), seconds)
 
 
-async def link(side: Endpoint, entity: str, _seconds: float = PING_SECONDS) -> None:
-    """Open a link to the entity and close it again: what may be asked without a message."""
+async def open_link(side: Endpoint, entity: str, _seconds: float = PING_SECONDS) -> None:
+    """Open a link to the entity and close it: a check without a message."""
     async with open_sender(side, entity):
         pass
 
 
 class Pinger:
-    """Runs the agenda of an Availability for as long as `run` is not cancelled."""
+    """Runs the timers of a FailoverState until `run` is cancelled."""
 
     def __init__(
         self,
         pair: Pair,
-        known: FailoverState,
+        state: FailoverState,
         now: Callable[[], float],
         deliver: DeliverEntity | None = None,
         outage: SimulatedOutage | None = None,
     ) -> None:
         self._pair = pair
-        self._known = known
+        self._state = state
         self._now = now
         self._deliver = deliver
         self._outage = outage
         self._woken = asyncio.Event()
-        self._room = asyncio.Semaphore(ERRANDS_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_TASKS)
 
     def wake(self) -> None:
-        """Something is due sooner than it was."""
+        """Check the timers again, because one is due earlier."""
         self._woken.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._until_due()
-                await self._room.acquire()
-                errand = self._known.due(self._now())
-                if errand is None:
-                    self._room.release()
+                await self._wait_until_due()
+                await self._slots.acquire()
+                task = self._state.pop_due(self._now())
+                if task is None:
+                    self._slots.release()
                 else:
-                    group.create_task(self._run_errand(errand), name=str(errand))
+                    group.create_task(self._run_task(task), name=str(task))
 
-    async def _until_due(self) -> None:
+    async def _wait_until_due(self) -> None:
         while True:
             self._woken.clear()
-            when = self._known.next_due()
+            when = self._state.next_due()
             if when is not None and when <= self._now():
                 return
             try:
@@ -92,62 +93,62 @@ class Pinger:
             except TimeoutError:
                 return
 
-    async def _run_errand(self, errand: Errand) -> None:
-        if isinstance(errand, Deliver):
-            await self._run_delivery(errand.entity)
+    async def _run_task(self, task: TimerTask) -> None:
+        if isinstance(task, Deliver):
+            await self._run_delivery(task.entity)
             return
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
-                await (self._ping(errand.entity) if isinstance(errand, Ping) else self._probe(errand.queue))
+                await (self._ping(task.entity) if isinstance(task, Ping) else self._probe(task.queue))
         except TimeoutError:
-            error = TimedOut(f"no answer came within {PING_SECONDS:g} s")
-        except Exception as caught:  # noqa: BLE001  whatever it is, the next one is due all the same
+            error = TimedOut(f"no answer within {PING_SECONDS:g} s")
+        except Exception as caught:  # noqa: BLE001  the next one is due whatever happened
             error = caught
         finally:
-            self._room.release()
-        if isinstance(errand, Ping):
-            for_good = isinstance(error, SbpairError) and not error.retriable
-            self._known.pinged(errand.entity, _sdk_error(error), for_good, self._now())
+            self._slots.release()
+        if isinstance(task, Ping):
+            permanent = isinstance(error, SbpairError) and not error.retriable
+            self._state.pinged(task.entity, _sdk_error(error), permanent, self._now())
         else:
-            self._known.probed(errand.queue, error, self._now())
+            self._state.probed(task.queue, error, self._now())
 
     async def _run_delivery(self, entity: str) -> None:
         try:
             if self._outage is not None and self._outage.active:
-                self._known.held(entity, None, None, self._now())
+                self._state.outbox_remains(entity, None, None, self._now())
             elif self._deliver is not None:
                 await self._deliver(entity)
         except Exception as error:
             log.exception("a delivery out of the outbox failed")
-            self._known.held(entity, error, None, self._now())
+            self._state.outbox_remains(entity, error, None, self._now())
         finally:
-            self._room.release()
+            self._slots.release()
 
     async def _ping(self, entity: str) -> None:
         if self._outage is not None:
-            self._outage.check_errand("primary", entity)
-        await ping(self._pair.primary, entity)
+            self._outage.check_ping("primary", entity)
+        await send_ping(self._pair.primary, entity)
 
     async def _probe(self, queue: str) -> None:
-        """A link that opens is enough: a message would stay, as a dead one at last."""
+        """Open a link. A message would stay in the backlog queue and end as a dead letter."""
         if self._outage is not None:
-            self._outage.check_errand("backlog", queue)
-        await link(self._pair.secondary, queue)
+            self._outage.check_ping("backlog", queue)
+        await open_link(self._pair.secondary, queue)
 
 
 class PingerThread:
-    """A Pinger for those who have no event loop. Its thread begins when there is something to wait for."""
+    """A Pinger in a thread with its own event loop. The thread starts with the first timer."""
 
     def __init__(
         self,
         pair: Pair,
-        known: FailoverState,
+        state: FailoverState,
         now: Callable[[], float],
         deliver: DeliverEntity | None = None,
         outage: SimulatedOutage | None = None,
     ) -> None:
-        self._parts = pair, known, now, deliver, outage
+        self._arguments = pair, state, now, deliver, outage
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -180,7 +181,7 @@ class PingerThread:
             log.debug("the pinger has stopped")
 
     async def _run(self) -> None:
-        pinger, task = Pinger(*self._parts), asyncio.current_task()
+        pinger, task = Pinger(*self._arguments), asyncio.current_task()
         with self._starting:
             if self._stopped or task is None:
                 return
@@ -193,6 +194,6 @@ class PingerThread:
 
 
 def _sdk_error(error: Exception | None) -> Exception | None:
-    """What callers know the errors of a sender as."""
+    """Return the SDK error that caused it, which is what callers of a sender expect."""
     cause = error.__cause__ if isinstance(error, SbpairError) else None
     return cause if isinstance(cause, AzureError) else error

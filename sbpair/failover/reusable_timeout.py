@@ -1,6 +1,6 @@
-"""asyncio.timeout for somebody who needs one for each message: the same, by a single timer that is put off.
+"""An asyncio.timeout that is used once per message, with a single timer that is postponed.
 
-The law: it watches over one task at a time. Where nothing times out, no timer is made or cancelled for it.
+Invariant: it guards one task at a time. A use that does not time out creates and cancels no timer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from types import TracebackType
 
 
 class ReusableTimeout:
+    """A context manager by `limit`. Call `cancel` when it is no longer needed."""
+
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -17,20 +19,20 @@ class ReusableTimeout:
         self._timed_out = False
         self._cancellations = 0
 
-    def over(self, seconds: float) -> ReusableTimeout:
-        """`with watch.over(5):` raises TimeoutError where what is awaited inside takes longer."""
+    def limit(self, seconds: float) -> ReusableTimeout:
+        """Limit a block: `with timeout.limit(5):` raises TimeoutError if it takes longer."""
         self._task = task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("only a task can be watched over")
+            raise RuntimeError("only a task can have a timeout")
         self._cancellations = task.cancelling()
         loop = asyncio.get_running_loop()
         self._due = due = loop.time() + seconds
         if self._timer is None or due < self._timer.when():
-            self._set(loop)
+            self._schedule(loop)
         return self
 
-    def end(self) -> None:
-        """Let go of the timer."""
+    def cancel(self) -> None:
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -44,20 +46,20 @@ class ReusableTimeout:
         task, self._task = self._task, None
         if self._timed_out and task is not None:
             self._timed_out = False
-            # As asyncio.timeout does it: a cancellation by somebody else stays one.
+            # As in asyncio.timeout, a foreign cancellation stays a cancellation.
             if task.uncancel() <= self._cancellations and kind is asyncio.CancelledError:
                 raise TimeoutError from error
 
-    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.end()
-        self._timer = loop.call_at(self._due, self._look, loop)
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.cancel()
+        self._timer = loop.call_at(self._due, self._on_timer, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         if self._task is None:
             return
         if loop.time() < self._due:
-            self._set(loop)
+            self._schedule(loop)
         else:
             self._timed_out = True
             self._task.cancel()

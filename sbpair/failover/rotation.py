@@ -1,6 +1,6 @@
-"""Which backlog queues may be turned to. Pure: shared by all senders of a pair, and guarded by whoever shares it.
+"""The backlog queues that may be used. Pure; the callers that share a rotation provide the lock.
 
-The law: a queue that failed is out for every sender until it has proved itself, by a probe or by taking a message.
+Invariant: a queue that failed is out for every sender until a probe or a message gets through.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Rotation:
         return frozenset(self._out)
 
     def pick(self, current: str | None, choose: Choose) -> str:
-        """`current` while it is in, else one at random that is; where none is, any may have to do."""
+        """Return `current` while it is in, else a random queue that is in, else any queue."""
         if current is not None and current not in self._out:
             return current
         return choose([queue for queue in self._queues if queue not in self._out] or self._queues)
 
-    def spares(self, queue: str) -> bool:
-        """Whether there is another queue to turn to than this one."""
+    def has_alternative(self, queue: str) -> bool:
+        """Return whether another queue than this one is in."""
         return any(each != queue and each not in self._out for each in self._queues)
 
     def fail(self, queue: str) -> bool:
-        """Take it out; False where it was out already."""
+        """Take a queue out. Returns False if it was out."""
         was_in = queue not in self._out
         self._out.add(queue)
         return was_in
 
     def succeed(self, queue: str) -> bool:
-        """Put it back; False where it was in already."""
+        """Put a queue back in. Returns False if it was in."""
         was_out = queue in self._out
         self._out.discard(queue)
         return was_out

@@ -1,6 +1,6 @@
-"""Messages on their way out, on the SDK's own types: their ids, their aliases, their sizes, and the ping. Pure.
+"""Outgoing messages as SDK types: ids, aliases, sizes, batches, and the ping. Pure.
 
-The law: what the caller gave is never changed. Whatever has to differ is a copy, which shares with it what is the same.
+Invariant: the caller's message is never changed. A copy holds what differs, and shares the rest.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Message: TypeAlias = AmqpAnnotatedMessage
 OneMessage: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
 Messages: TypeAlias = OneMessage | Iterable[OneMessage] | ServiceBusMessageBatch
 Content: TypeAlias = ServiceBusMessage | Message | Sequence[ServiceBusMessage | Message] | ServiceBusMessageBatch
-"""What an SDK's sender is given: one, several in one batch, or a batch."""
+"""The argument of an SDK sender: one message, several in one batch, or a batch."""
 
 T = TypeVar("T")
 
-MIN_LIMIT_BYTES = 262_144
-"""What a message may have in the tiers that allow the least."""
+SMALLEST_TIER_BYTES = 262_144
+"""The maximum message size of the tiers with the smallest one."""
 
-SMALL_BODY_BYTES = MIN_LIMIT_BYTES // 2
+SMALL_BODY_BYTES = SMALLEST_TIER_BYTES // 2
 _UNLIMITED = 2**62
 DATA = AmqpMessageBodyType.DATA
 _TTL_NONE_MS = 922_337_203_685_477
@@ -40,64 +40,82 @@ _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
 
 
 class SizedBatch(ServiceBusMessageBatch):
-    """The SDK's batch, which also remembers what is in it. To be had from `create_message_batch`."""
+    """An SDK batch that also keeps its messages. Returned by `create_message_batch`."""
 
     def __init__(self, max_size_in_bytes: int) -> None:
         super().__init__(max_size_in_bytes)
-        self.outgoing: list[Message] = []
+        self.prepared: list[Message] = []
 
     def add_message(self, message: OneMessage) -> None:
-        """Raises MessageSizeExceededError where it does not fit, UsageError for one that has an alias already."""
-        checked = outgoing(message)
-        super().add_message(checked)
-        self.outgoing.append(checked)
+        """Add a message. Raises MessageSizeExceededError if it does not fit, UsageError if it has an alias."""
+        prepared = prepare_one(message)
+        super().add_message(prepared)
+        self.prepared.append(prepared)
 
 
-def outgoing(message: OneMessage) -> Message:
-    """One message, with an id. Raises UsageError for one that has an alias already, TypeError for what is none."""
+def prepare_one(message: OneMessage) -> Message:
+    """Return the message with an id. Raises UsageError if it has an alias, TypeError if it is no message."""
     raw = _annotated(message)
     for key in raw.application_properties or ():
         if _text(key) in ALIASES:
             raise UsageError(
-                f"the message has a property {_text(key)} already",
-                hint="that is what paired namespaces keep their own notes in: give the property another name",
+                f"the message already has a property {_text(key)}",
+                hint="paired namespaces reserve that name: rename the property",
             )
     if raw.properties is None or raw.properties.message_id is None:
-        raw = _like(raw)
-        properties = _like(raw.properties) if raw.properties is not None else AmqpMessageProperties()
+        raw = _copy(raw)
+        properties = _copy(raw.properties) if raw.properties is not None else AmqpMessageProperties()
         properties.message_id = str(uuid.uuid4())
         raw.properties = properties
     return raw
 
 
-def scheduled(message: Message, at: datetime) -> Message:
-    """The same, to be enqueued at `at`, which is UTC where it does not say."""
-    later = _like(message)
+def prepare(messages: Messages) -> tuple[list[Message], Content]:
+    """Return the messages, each with an id, and the content to send: the caller's own if nothing changed."""
+    if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
+        one = prepare_one(messages)
+        return [one], _unchanged(messages, one)
+    if isinstance(messages, SizedBatch):
+        return messages.prepared, messages
+    if isinstance(messages, ServiceBusMessageBatch):
+        # The messages of a plain sender's batch are not public in the SDK.
+        return [prepare_one(each) for each in getattr(messages, "_messages", ())], messages
+    if isinstance(messages, Mapping):
+        one = prepare_one(messages)
+        return [one], one
+    given = list(messages)
+    prepared = [prepare_one(each) for each in given]
+    return prepared, [_unchanged(each, checked) for each, checked in zip(given, prepared, strict=True)]
+
+
+def with_schedule(message: Message, at: datetime) -> Message:
+    """Return a copy scheduled at `at`, which is in UTC unless it has a time zone."""
+    later = _copy(message)
     kept = {key: value for key, value in (message.annotations or {}).items() if _text(key) != SCHEDULE}
     later.annotations = {**kept, SCHEDULE.encode(): at}
     return later
 
 
 def for_backlog(message: Message, path: str) -> Message:
-    """The message as it waits in a backlog queue: its destination, session, life and schedule are aliases."""
-    aliased = _like(message)
+    """Return the message for a backlog queue: destination, session, time to live and schedule become aliases."""
+    aliased = _copy(message)
     annotations = dict(message.annotations or {})
     schedule = next((annotations.pop(key) for key in list(annotations) if _text(key) == SCHEDULE), None)
     aliases = Aliases(path, _session_id(message), _ttl_ticks(message), _milliseconds(schedule))
-    _without_life(aliased)
-    properties = _like(aliased.properties or AmqpMessageProperties())
+    _remove_ttl(aliased)
+    properties = _copy(aliased.properties or AmqpMessageProperties())
     properties.group_id = None
     aliased.properties = properties
     aliased.annotations = annotations or None
-    written: dict[str | bytes, Any] = {name: _tagged(value) for name, value in write_aliases(aliases).items()}
+    written: dict[str | bytes, Any] = {name: _with_type(value) for name, value in write_aliases(aliases).items()}
     aliased.application_properties = {**(message.application_properties or {}), **written}
     return aliased
 
 
-def packed(messages: Iterable[Message], max_bytes: int) -> Iterator[tuple[Content, tuple[Message, ...]]]:
-    """What to send one after the other so that each fits, in their order, with the messages that are in it.
+def batches(messages: Iterable[Message], max_bytes: int) -> Iterator[tuple[Content, tuple[Message, ...]]]:
+    """Yield batches that fit, in order, each with its messages.
 
-    Those of one batch have one partition key, for queues in partitions take nothing else.
+    Messages of one batch share a partition key, as partitioned queues require.
     """
     inside: list[Message] = []
     batch = ServiceBusMessageBatch(max_bytes)
@@ -106,7 +124,7 @@ def packed(messages: Iterable[Message], max_bytes: int) -> Iterator[tuple[Conten
             yield (batch if len(inside) > 1 else inside[0]), tuple(inside)
             inside, batch = [], ServiceBusMessageBatch(max_bytes)
         if not inside and not _fits(batch, message):
-            # Alone it may still be let through.
+            # The service may still accept it alone.
             yield message, (message,)
         else:
             inside.append(message)
@@ -114,25 +132,25 @@ def packed(messages: Iterable[Message], max_bytes: int) -> Iterator[tuple[Conten
         yield (batch if len(inside) > 1 else inside[0]), tuple(inside)
 
 
-def size_of(message: Message) -> int:
-    """How many bytes it takes, encoded."""
+def encoded_size(message: Message) -> int:
+    """Return the encoded size in bytes."""
     batch = ServiceBusMessageBatch(_UNLIMITED)
     empty = batch.size_in_bytes
     batch.add_message(message)
     return batch.size_in_bytes - empty
 
 
-def encoded(message: Message) -> bytes:
-    """What the SDK would put on the wire. One with a time to live has the time of this moment in it."""
+def encode(message: Message) -> bytes:
+    """Return the bytes that the SDK would send. Those of a message with a time to live include the current time."""
     batch = ServiceBusMessageBatch(_UNLIMITED)
     batch.add_message(message)
-    # Not among what the SDK makes public: a batch has each of its messages, encoded, as a data section.
+    # Not public in the SDK: a batch holds each of its messages, encoded, as a data section.
     [payload] = getattr(batch, "_message")[_DATA_SECTIONS]  # noqa: B009  mypy would have it public
     return bytes(payload)
 
 
 def is_small(message: Message) -> bool:
-    """Whether it surely fits a backlog queue of any tier: what is not body takes 64 KB at most, or no side takes it."""
+    """Return whether a backlog queue of any tier accepts it. Everything but the body may have 64 KB on either side."""
     if message.body_type is not DATA:
         return False
     room = SMALL_BODY_BYTES
@@ -141,12 +159,12 @@ def is_small(message: Message) -> bool:
     return room >= 0
 
 
-def ids_of(messages: Iterable[Message]) -> tuple[str, ...]:
+def message_ids(messages: Iterable[Message]) -> tuple[str, ...]:
     return tuple(str(_text(each.properties.message_id)) for each in messages if each.properties)
 
 
-def ping(session_id: str) -> Message:
-    """What tells whether an entity accepts messages; the service gives it to no receiver."""
+def ping_message(session_id: str) -> Message:
+    """Return a ping: it shows whether an entity accepts messages, and the service delivers it to no receiver."""
     return AmqpAnnotatedMessage(
         data_body=b"",
         header={"time_to_live": PING_TTL_MS},
@@ -164,11 +182,16 @@ def _annotated(message: OneMessage) -> Message:
         return message
     if isinstance(message, Mapping):
         return ServiceBusMessage(**message).raw_amqp_message
-    raise TypeError(f"a {type(message).__name__} is no message: give a ServiceBusMessage")
+    raise TypeError(f"expected ServiceBusMessage, got {type(message).__name__}")
 
 
-def _like(thing: T) -> T:
-    """A shallow copy, at a fraction of what copy.copy costs."""
+def _unchanged(given: OneMessage, prepared: Message) -> ServiceBusMessage | Message:
+    """Return what was given if nothing was added: the SDK would wrap the other form again."""
+    return given if isinstance(given, ServiceBusMessage) and given.raw_amqp_message is prepared else prepared
+
+
+def _copy(thing: T) -> T:
+    """Return a shallow copy, much faster than copy.copy."""
     twin = object.__new__(type(thing))
     twin.__dict__.update(thing.__dict__)
     return twin
@@ -186,14 +209,14 @@ def _ttl_ticks(message: Message) -> int | None:
     return int(ttl) * TICKS_PER_MS if ttl and 0 < ttl < _TTL_NONE_MS else None
 
 
-def _without_life(message: Message) -> None:
+def _remove_ttl(message: Message) -> None:
     if _ttl_ticks(message) is None:
         return
     if message.header:
-        message.header = _like(message.header)
+        message.header = _copy(message.header)
         message.header.time_to_live = None
     if message.properties:
-        message.properties = _like(message.properties)
+        message.properties = _copy(message.properties)
         message.properties.creation_time = message.properties.absolute_expiry_time = None
 
 
@@ -201,15 +224,15 @@ def _milliseconds(schedule: Any) -> int | None:
     if isinstance(schedule, Mapping):
         schedule = schedule.get("VALUE")
     if isinstance(schedule, datetime):
-        # In UTC, whatever zone it names; the SDK reads one without a zone so too.
+        # The SDK also reads a time without a zone as UTC.
         return calendar.timegm(schedule.utctimetuple()) * 1000 + schedule.microsecond // 1000
     return None if schedule is None else int(schedule)
 
 
-def _tagged(value: Value) -> Any:
-    """What makes the SDK encode the type that a client of .NET expects: it takes every plain integer for an int."""
+def _with_type(value: Value) -> Any:
+    """Return the value with the AMQP type that .NET clients expect: the SDK encodes a plain integer as an int."""
     if isinstance(value, Described):
-        return {"TYPE": "SYMBOL", "VALUE": str(value.descriptor).encode()}, _tagged(value.value)
+        return {"TYPE": "SYMBOL", "VALUE": str(value.descriptor).encode()}, _with_type(value.value)
     kind = _ENCODED.get(type(value))
     return {"TYPE": kind, "VALUE": int(cast("int", value))} if kind else value
 

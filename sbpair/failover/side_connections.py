@@ -1,26 +1,28 @@
-"""One sender's two connections: an SDK's sender for the primary's entity, and one for a backlog queue.
+"""The two connections of one sender: an SDK sender for the primary's entity and one for a backlog queue.
 
-The law: a sender on which something went wrong without an answer is not used again, and nobody waits for it to close
-while a message waits. Sync or async: what is awaited is the driver's affair.
+Invariant: a sender that failed without an answer is not used again, and closing it never delays a message.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from sbpair.azure.data_errors import is_answer
 from sbpair.errors import UsageError
 from sbpair.failover.steps import Call, Steps
 
-Use: TypeAlias = Callable[[Any, float], Any]
-"""What to do with an SDK's sender, in so many seconds."""
+if TYPE_CHECKING:
+    from sbpair.failover.sdk_messages import Content
+
+SdkAction: TypeAlias = Callable[[Any, float], Any]
+"""A function of an SDK object and a number of seconds."""
 
 CLOSE_SECONDS = 5.0
 
-MAX_SPENT = 4
-"""So many broken connections may wait to be closed, while a message is in a hurry."""
+MAX_BROKEN = 4
+"""How many broken connections may wait to be closed while messages go to the backlog."""
 
 log = logging.getLogger(__name__)
 
@@ -31,57 +33,71 @@ SideT = TypeVar("SideT", bound=str)
 
 
 class SideConnections(Generic[SideT]):
-    """`make` gives a new SDK sender for a path of a side; it connects when it is first used."""
+    """`make` returns a new SDK sender for a path of a side. It connects when first used."""
 
     def __init__(self, make: Callable[[SideT, str], Any]) -> None:
         self._make = make
         self._senders: dict[SideT, tuple[str, Any]] = {}
-        self._spent: list[Any] = []
+        self._broken: list[Any] = []
 
-    def opened(self, side: SideT) -> Any:
-        """The SDK's sender of a side; None where it has yet to be made."""
-        known = self._senders.get(side)
-        return known[1] if known else None
+    def current(self, side: SideT) -> Any:
+        """Return the SDK sender of a side, or None before its first use."""
+        found = self._senders.get(side)
+        return found[1] if found else None
 
-    def on(self, side: SideT, path: str, use: Use, seconds: float, failed: BaseException | None = None) -> Steps[Any]:
-        """What `use` answers. Raises what it raises. `failed` is what it has raised already, without these steps."""
-        known = self._senders.get(side)
-        sender = known[1] if known and known[0] == path else (yield from self._new(side, path))
+    def call(
+        self, side: SideT, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
+    ) -> Steps[Any]:
+        """Perform `action` with the side's sender and return its result. Raises what `action` raises.
+
+        `failed` is an error that `action` has already raised outside of these steps.
+        """
+        found = self._senders.get(side)
+        sender = found[1] if found and found[0] == path else (yield from self._replace(side, path))
         try:
-            return (yield Call(use if failed is None else _raising(failed), sender, seconds))
+            return (yield Call(action if failed is None else _raising(failed), sender, seconds))
         except BaseException as error:
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
-                self._spent.append(sender)
+                self._broken.append(sender)
             raise
 
     def close(self) -> Steps[None]:
-        senders = [*self._spent, *(sender for _, sender in self._senders.values())]
+        senders = [*self._broken, *(sender for _, sender in self._senders.values())]
         self._senders.clear()
-        self._spent.clear()
+        self._broken.clear()
         for sender in senders:
-            yield from closed(sender)
+            yield from close_quietly(sender)
 
-    def _new(self, side: SideT, path: str) -> Steps[Any]:
+    def _replace(self, side: SideT, path: str) -> Steps[Any]:
         if side in self._senders:
-            self._spent.append(self._senders.pop(side)[1])
-        while self._spent and (side == "primary" or len(self._spent) > MAX_SPENT):
-            yield from closed(self._spent.pop(0))
+            self._broken.append(self._senders.pop(side)[1])
+        while self._broken and (side == "primary" or len(self._broken) > MAX_BROKEN):
+            yield from close_quietly(self._broken.pop(0))
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender
 
 
-def _raising(error: BaseException) -> Use:
-    def use(_sender: Any, _seconds: float) -> None:
+def send_action(content: Content) -> SdkAction:
+    return lambda sender, seconds: sender.send_messages(content, timeout=seconds)
+
+
+def open_action(sender: Any, _seconds: float) -> Any:
+    """Open the link: creating a batch asks the service how large it may be."""
+    return sender.create_message_batch()
+
+
+def close_quietly(sdk_object: Any) -> Steps[None]:
+    """Close an SDK object that may be broken. Logs errors instead of raising them."""
+    try:
+        yield Call(lambda each, _: each.close(), sdk_object, CLOSE_SECONDS)
+    except Exception as error:  # noqa: BLE001  the SDK raises many kinds
+        log.info("closing a connection of the SDK: %s", type(error).__name__)
+
+
+def _raising(error: BaseException) -> SdkAction:
+    def action(_sender: Any, _seconds: float) -> None:
         raise error
 
-    return use
-
-
-def closed(sender: Any) -> Steps[None]:
-    """Close what may be broken: what goes wrong then concerns nobody any more."""
-    try:
-        yield Call(lambda each, _: each.close(), sender, CLOSE_SECONDS)
-    except Exception as error:  # noqa: BLE001  the SDK raises what it likes
-        log.info("closing a connection of the SDK: %s", type(error).__name__)
+    return action

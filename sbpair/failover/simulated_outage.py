@@ -1,6 +1,6 @@
-"""A failure that is only pretended, for rehearsals: a paired client that is given one finds what it says to be away.
+"""A simulated outage of one paired client, for rehearsals. Nothing outside of that client notices.
 
-Nothing outside of that client notices. The law: what is away is refused before anything is sent.
+Invariant: a send to an unavailable side is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class SimulatedOutage:
-    """What is away at the moment. Any thread may change it.
+    """The sides, queues and topics that are unavailable at the moment. Any thread may change them.
 
-    outage = Outage()
+    outage = SimulatedOutage()
     with PairedClient(pair, outage=outage) as client:
         outage.begin("primary")
         ...
@@ -27,42 +27,42 @@ class SimulatedOutage:
     """
 
     def __init__(self) -> None:
-        self._away: frozenset[tuple[Side, str]] = frozenset()
+        self._unavailable: frozenset[tuple[Side, str]] = frozenset()
 
     def begin(self, side: Side, path: str = "") -> None:
-        """Have a side be away, or one queue or topic of it."""
-        self._away |= {(side, path.lower())}
+        """Make a side unavailable, or one queue or topic of it."""
+        self._unavailable |= {(side, path.lower())}
 
     def end(self) -> None:
-        """Everything is there again."""
-        self._away = frozenset()
+        """Make everything available again."""
+        self._unavailable = frozenset()
 
     @property
     def active(self) -> bool:
-        return bool(self._away)
+        return bool(self._unavailable)
 
     def check(self, side: Side, path: str) -> None:
-        """Raise ServiceBusConnectionError where it is away."""
-        if not self._away.isdisjoint({(side, ""), (side, path.lower())}):
-            raise ServiceBusConnectionError(message=f"a rehearsed outage: {path} cannot be reached")
+        """Raise ServiceBusConnectionError if the path is unavailable."""
+        if not self._unavailable.isdisjoint({(side, ""), (side, path.lower())}):
+            raise ServiceBusConnectionError(message=f"simulated outage: {path} cannot be reached")
 
-    def check_errand(self, side: Side, path: str) -> None:
-        """The same for a ping or a probe, whose errors are sbpair's own. Raises Unreachable."""
+    def check_ping(self, side: Side, path: str) -> None:
+        """Raise Unreachable if the path is unavailable: pings and probes raise sbpair's own errors."""
         with translate_data_errors(f"reaching {path!r}"):
             self.check(side, path)
 
 
 class OutageProxy:
-    """An SDK's sender, sync or aio, over a line that an outage cuts."""
+    """An SDK sender, sync or aio, whose methods fail during a simulated outage."""
 
     def __init__(self, sender: Any, outage: SimulatedOutage, side: Side, path: str) -> None:
         self._sender, self._outage, self._where = sender, outage, (side, path)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._sender, name)
-        return self._guarded(found) if callable(found) and name != "close" else found
+        return self._checked(found) if callable(found) and name != "close" else found
 
-    def _guarded(self, action: Callable[..., Any]) -> Callable[..., Any]:
+    def _checked(self, action: Callable[..., Any]) -> Callable[..., Any]:
         def act(*arguments: Any, **options: Any) -> Any:
             self._outage.check(*self._where)
             return action(*arguments, **options)

@@ -1,13 +1,12 @@
-"""What one entity's primary is believed to be, and what changes that. Pure: the time and the chance are arguments.
+"""The states of an entity and the events that change them. Pure: time and randomness are arguments.
 
-The law: TRANSITIONS is all of it. What is not in the table changes no state, so that an answer that comes late, or of a
-ping that nobody waits for any more, does no harm.
+Invariant: TRANSITIONS is complete. An event that is not in the table changes no state, so a late answer does no harm.
 
-    healthy      everything goes to the primary
-    failing      it does still, and the failover timer runs
-    failed over  everything goes to the backlog; the primary is pinged
-    broken       a ping was refused for good: sends raise that error, and the primary is pinged still
-    forced       as failed over, by command: only a command ends it, and nothing is pinged
+    healthy      messages go to the primary
+    failing      messages go to the primary; the failover timer runs
+    failed over  messages go to the backlog; the primary is pinged
+    broken       a ping was refused permanently: sends raise that error; the primary is pinged
+    forced       messages go to the backlog by command, which only a command ends; nothing is pinged
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class EntityEvent(Enum):
     FAILED = "a send failed with an error that counts"
     TIME_UP = "the failover interval has passed"
     PING_ACCEPTED = "the primary accepted a ping"
-    PING_UNANSWERED = "a ping failed in a way that may pass"
-    PING_REFUSED = "a ping was refused for good"
+    PING_UNANSWERED = "a ping failed, perhaps temporarily"
+    PING_REFUSED = "a ping was refused permanently"
     FORCE = "failover was commanded"
-    FAILBACK = "the way back was commanded"
+    FAILBACK = "failback was commanded"
 
 
 TRANSITIONS: Final = MappingProxyType(
@@ -59,16 +58,16 @@ TRANSITIONS: Final = MappingProxyType(
     }
 )
 
-TO_THE_BACKLOG: Final = frozenset((State.FAILED_OVER, State.FORCED))
+SENDS_TO_BACKLOG: Final = frozenset((State.FAILED_OVER, State.FORCED))
 _PINGED: Final = frozenset((State.FAILED_OVER, State.BROKEN))
 _PING_ENDS: Final = frozenset((EntityEvent.PING_ACCEPTED, EntityEvent.PING_UNANSWERED, EntityEvent.PING_REFUSED))
 
 
 @dataclass(frozen=True, slots=True)
 class EntityStatus:
-    """Where one entity stands. `timer` is when its timer goes off, `pinging` whether a ping is under way.
+    """State and timer of one entity. `timer` is when its timer is due, `pinging` whether a ping is in progress.
 
-    `error` is what led to the state: the first failure that counted, or what a ping was refused with.
+    `error` caused the state: the first failure that counted, or the refusal of a ping.
     """
 
     state: State = State.HEALTHY
@@ -79,26 +78,26 @@ class EntityStatus:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """In seconds. `ping` is asked anew for each ping, for its jitter."""
+    """Delays in seconds. `ping` is called for each ping, because it adds jitter."""
 
     failover: float
     ping: Callable[[], float]
 
 
-def after(
-    standing: EntityStatus, event: EntityEvent, now: float, delays: Delays, error: Exception | None = None
+def next_status(
+    status: EntityStatus, event: EntityEvent, now: float, delays: Delays, error: Exception | None = None
 ) -> EntityStatus:
-    """Where the entity stands once `event` has happened. A ping is to be sent where `pinging` has become true."""
-    state = TRANSITIONS.get((standing.state, event), standing.state)
-    pinging = standing.pinging and event not in _PING_ENDS
-    if state is not standing.state:
-        return EntityStatus(state, _timer(state, now, delays), pinging, error or _kept(standing, state))
+    """Return the status after `event`. The caller sends a ping if `pinging` has become true."""
+    state = TRANSITIONS.get((status.state, event), status.state)
+    pinging = status.pinging and event not in _PING_ENDS
+    if state is not status.state:
+        return EntityStatus(state, _timer(state, now, delays), pinging, error or _kept_error(status, state))
     if event in _PING_ENDS and state in _PINGED:
-        return replace(standing, timer=now + delays.ping(), pinging=False)
+        return replace(status, timer=now + delays.ping(), pinging=False)
     if event is EntityEvent.TIME_UP and state in _PINGED:
-        # One that is under way already sets the timer when it ends.
-        return replace(standing, timer=None, pinging=True)
-    return standing if pinging == standing.pinging else replace(standing, pinging=pinging)
+        # A ping in progress sets the timer when it ends.
+        return replace(status, timer=None, pinging=True)
+    return status if pinging == status.pinging else replace(status, pinging=pinging)
 
 
 def _timer(state: State, now: float, delays: Delays) -> float | None:
@@ -107,5 +106,5 @@ def _timer(state: State, now: float, delays: Delays) -> float | None:
     return now + delays.ping() if state in _PINGED else None
 
 
-def _kept(standing: EntityStatus, state: State) -> Exception | None:
-    return None if state is State.HEALTHY else standing.error
+def _kept_error(status: EntityStatus, state: State) -> Exception | None:
+    return None if state is State.HEALTHY else status.error

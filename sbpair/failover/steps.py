@@ -1,7 +1,7 @@
-"""One way to write a step that may wait, for callers that block and for those that await.
+"""Procedures that may wait, written once for callers that block and callers that await.
 
-A procedure is a generator. It yields a Call where something is to be done outside, and is given what came of it: the
-answer, or the error, raised in its place. The two drivers at the end are all that differs between sync and async.
+A procedure is a generator. It yields a step for each outside action and receives the result, or the error is raised at
+the `yield`. The two drivers below are the only difference between sync and async.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""The SDK is given so much longer than its own time-out to notice that it is over."""
+"""How much longer than its own timeout the SDK may take to notice that the time is over."""
 
 
 class Call(NamedTuple):
-    """Use the SDK's object, in so many seconds, and await what that answers where it can be awaited."""
+    """Call `action(target, seconds)` on an object of the SDK, and await the result if it is awaitable."""
 
-    use: Callable[[Any, float], Any]
-    on: Any
+    action: Callable[[Any, float], Any]
+    target: Any
     seconds: float
 
 
@@ -31,13 +31,13 @@ class Pause(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Do something that waits for this machine alone; where others may not wait with it, in a thread."""
+    """Blocking work on this machine. The async driver runs it in a thread."""
 
-    do: Callable[[], Any]
+    function: Callable[[], Any]
 
 
 class Gather(NamedTuple):
-    """Go through several procedures at the same time. The answer is what each of them came to, in their order."""
+    """Several procedures run concurrently. The result is the list of their results, in order."""
 
     procedures: tuple[Generator[Any, Any, Any], ...]
 
@@ -46,22 +46,13 @@ Step: TypeAlias = Call | Pause | Work | Gather
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
-def run(steps: Steps[T]) -> T:
-    """Block until it is done. The SDK's sync clients keep their time-outs themselves: nobody else could."""
-
+def drive(steps: Steps[T]) -> T:
+    """Run a procedure to its end and block meanwhile. The SDK's sync clients enforce their timeouts themselves."""
     try:
         step = next(steps)
         while True:
             try:
-                answer = None
-                if isinstance(step, Call):
-                    answer = step.use(step.on, step.seconds)
-                elif isinstance(step, Work):
-                    answer = step.do()
-                elif isinstance(step, Gather):
-                    answer = _in_threads(step)
-                else:
-                    sleep(step.seconds)
+                answer = _performed(step)
             except BaseException as error:  # noqa: BLE001  the procedure decides, an interrupt included
                 step = steps.throw(error)
             else:
@@ -71,9 +62,8 @@ def run(steps: Steps[T]) -> T:
         return result
 
 
-async def run_async(steps: Steps[T]) -> T:
-    """Await until it is done."""
-
+async def drive_async(steps: Steps[T]) -> T:
+    """Run a procedure to its end and await meanwhile."""
     task = asyncio.current_task()
     cancelled = task.cancelling() if task else 0
     try:
@@ -82,7 +72,7 @@ async def run_async(steps: Steps[T]) -> T:
             try:
                 answer = await _awaited(step)
                 if not answer and isinstance(step, Call):
-                    _check_kept(task, cancelled)
+                    _raise_swallowed_cancellation(task, cancelled)
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -92,22 +82,32 @@ async def run_async(steps: Steps[T]) -> T:
         return result
 
 
+def _performed(step: Step) -> Any:
+    if isinstance(step, Call):
+        return step.action(step.target, step.seconds)
+    if isinstance(step, Work):
+        return step.function()
+    if isinstance(step, Gather):
+        return _in_threads(step)
+    return sleep(step.seconds)
+
+
 async def _awaited(step: Step) -> Any:
     if isinstance(step, Work):
-        return await _to_its_end(asyncio.create_task(asyncio.to_thread(step.do)))
+        return await _uninterrupted(asyncio.create_task(asyncio.to_thread(step.function)))
     if isinstance(step, Gather):
         return await _in_tasks(step)
     if isinstance(step, Pause):
         return await asyncio.sleep(step.seconds)
-    answer = step.use(step.on, step.seconds)
+    answer = step.action(step.target, step.seconds)
     if not isinstance(answer, Coroutine):
         return answer
     async with asyncio.timeout(step.seconds + GRACE_SECONDS):
         return await answer
 
 
-async def _to_its_end(working: asyncio.Task[T]) -> T:
-    """A thread cannot be called off: whoever gives up waits for it still, and knows then that it has ended."""
+async def _uninterrupted(working: asyncio.Task[T]) -> T:
+    """Await a thread's work. A thread cannot be cancelled, so a cancelled caller waits until it has ended."""
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -115,21 +115,21 @@ async def _to_its_end(working: asyncio.Task[T]) -> T:
         raise
 
 
-def _check_kept(task: asyncio.Task[Any] | None, cancelled: int) -> None:
-    """The SDK keeps some cancellations to itself: whoever asked for one would wait on."""
+def _raise_swallowed_cancellation(task: asyncio.Task[Any] | None, cancelled: int) -> None:
+    """Raise a cancellation that the SDK swallowed: the canceller would wait forever."""
     if task and task.cancelling() > cancelled:
         raise asyncio.CancelledError
 
 
 def _in_threads(step: Gather) -> list[Any]:
-    """None is left behind: each ends when the SDK's own time-out does, at the latest."""
+    """Wait for every thread: each ends with the SDK's own timeout at the latest."""
     first, *others = step.procedures
     with ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="sbpair") as threads:
-        pending = [threads.submit(run, each) for each in others]
-        return [run(first), *(each.result() for each in pending)]
+        pending = [threads.submit(drive, each) for each in others]
+        return [drive(first), *(each.result() for each in pending)]
 
 
 async def _in_tasks(step: Gather) -> list[Any]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run_async(each)) for each in step.procedures]
+        tasks = [group.create_task(drive_async(each)) for each in step.procedures]
     return [each.result() for each in tasks]

@@ -1,70 +1,101 @@
-"""The paired client for programs that block, with a syphon in a thread of its own beside it."""
+"""The paired client for programs that block. Invariant: this module decides nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sbpair.failover import client_sync
-from sbpair.failover.syphon_supervisor import CLOSE_SECONDS, HURRY_SECONDS, SyphonMixin, SyphonOptions, SyphonSupervisor
+from sbpair.failover import base
+from sbpair.failover.kinds import SYNC, SyncClosable
+from sbpair.failover.pinger import PingerThread
+from sbpair.failover.steps import Steps, drive
 
 if TYPE_CHECKING:
-    from sbpair.failover.events import SyphonFaulted
-    from sbpair.model.pair import Pair
-    from sbpair.syphon.runner import SyphonResult
+    from sbpair.failover.background_syphon import BackgroundSyphon, SyphonOptions
+    from sbpair.failover.sdk_messages import Messages, SizedBatch
+
+T = TypeVar("T")
 
 
-class BackgroundSyphon:
-    """A syphon at work. To be had from `PairedClient.syphon`."""
+class PairedSender(base.SenderBase, SyncClosable):
+    """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
 
-    def __init__(self, pair: Pair, options: SyphonOptions, tell: Callable[[SyphonFaulted], object]) -> None:
-        self._parts = pair, options, tell
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="sbpair syphon", daemon=True)
-        self._thread.start()
-        self._ready.wait()
+    Threads may share it. They take turns, because an SDK sender is for one thread.
+    """
 
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
+    def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
+        """Send one message, several, or a batch. Returns once a side, or the outbox, has accepted all of it.
 
-    @property
-    def result(self) -> SyphonResult | None:
-        """What became of the last run of it that has ended: a receipt, and why it ended."""
-        return self._watch.result
+        Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
+        """
+        send, seconds = self._failover_send, self._seconds(timeout)
+        with self._turn:
+            sender = send.fast_path(message)
+            if sender is None:
+                return drive(send.send(message, seconds))
+            since = self._client.now()
+            try:
+                sender.send_messages(message, timeout=seconds * send.share)
+            except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
+                drive(send.send(message, seconds, since=since, failed=error))
+            else:
+                send.count_sent(1)
+            return None
 
-    def stop(self) -> None:
-        """Finish what is in flight, for five seconds at most, and give back the rest."""
-        self._set(self._watch.stop)
-        if threading.current_thread() is self._thread:
-            return
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive():
-            self._set(self._watch.hurry)
-            self._thread.join(HURRY_SECONDS)
+    def create_message_batch(self, max_size_in_bytes: int | None = None) -> SizedBatch:
+        """Return an empty batch of the largest size that the entity accepts."""
+        return self._drive(None, self._failover_send.batch, max_size_in_bytes)
 
-    def _set(self, event: asyncio.Event) -> None:
-        try:
-            self._loop.call_soon_threadsafe(event.set)
-        except RuntimeError:
-            return  # it has ended
+    def schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> list[int]:
+        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
+        return self._drive(timeout, self._failover_send.schedule, messages, schedule_time_utc)
 
-    async def _main(self) -> None:
-        self._loop, self._watch = asyncio.get_running_loop(), SyphonSupervisor(*self._parts)
-        self._ready.set()
-        await self._watch.run()
+    def cancel_scheduled_messages(self, sequence_numbers: int | list[int], *, timeout: float | None = None) -> None:
+        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
+        self._drive(timeout, self._failover_send.cancel, sequence_numbers)
+
+    def _drive(self, timeout: float | None, steps: Callable[..., Steps[T]], *arguments: Any) -> T:
+        with self._turn:
+            return drive(steps(*arguments, self._seconds(timeout)))
 
 
-class PairedClient(client_sync.FailoverClient, SyphonMixin[BackgroundSyphon]):
-    __doc__ = client_sync.FailoverClient.__doc__
-
-    def _begun(self, options: SyphonOptions) -> BackgroundSyphon:
-        return BackgroundSyphon(self.pair, options, self.known.tell)
+class PairedClient(base.ClientBase[PairedSender, "BackgroundSyphon"]):
+    __doc__ = base.ClientBase.__doc__
+    _kind = SYNC
+    _pinger: PingerThread | None = None
 
     def close(self) -> None:
-        """Stop its syphon, close its senders, and ping no more."""
+        """Stop its syphon and its pings, and close its senders. Messages in the outbox stay in its file."""
         if self._syphon is not None:
             self._syphon.stop()
-        super().close()
+        self._closed = True
+        if self._pinger is not None:
+            self._pinger.stop()
+        for sender in self._senders:
+            sender.close()
+        self._close_outbox()
+        drive(self.sdk_clients.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+    def _wake_pinger(self) -> None:
+        if self._closed:
+            return
+        if self._pinger is None:
+            self._pinger = PingerThread(self.pair, self.failover_state, self.now, self._deliver, self.outage)
+        self._pinger.wake()
+
+    def _make_sender(self, entity: str, topic: bool) -> PairedSender:
+        return PairedSender(self, entity, topic)
+
+    def _start_syphon(self, options: SyphonOptions) -> BackgroundSyphon:
+        from sbpair.failover.background_syphon import BackgroundSyphon
+
+        return BackgroundSyphon(self.pair, options, self.failover_state.publish)

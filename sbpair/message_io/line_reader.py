@@ -1,7 +1,7 @@
-"""Lines of a file or a pipe, read ahead in a thread, a bounded number of them. What they mean is `lines`' affair.
+"""Lines of a file or a pipe as messages, read ahead in a thread up to a limit.
 
-The law: a line is handed out as soon as it is whole, and none after one that is wrong. The descriptor is read without
-Python's buffers, which a thread that is left behind in a read would hold on to at the end of the program.
+Invariant: a line is delivered as soon as it is complete, and none after an invalid line. The descriptor is read without
+Python's buffers: a thread left behind in a buffered read would block the end of the program.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Message
 
 CHUNK_BYTES = 65_536
-LINES_AT_ONCE = 100
-AHEAD = 8
-"""So many lots of lines wait at most."""
+MAX_GROUP_LINES = 100
+MAX_GROUPS_AHEAD = 8
 
-LONGEST_LINE_BYTES = 150 * 1024 * 1024
-"""More than any tier takes, however it is written."""
+MAX_LINE_BYTES = 150 * 1024 * 1024
+"""More than any tier accepts, in any encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,82 +38,91 @@ class SourceLine:
 Parse = Callable[[bytes], "Message"]
 
 
-class LineReader:
-    """Reads the descriptor `file`, which errors call `place`; leaves out the first `skip` lines, and empty ones."""
+class SourceLines:
+    """Iterates over the lines of the descriptor `file`, in groups; skips the first `skip` lines and empty ones.
 
-    def __init__(self, file: int, place: str, parse: Parse, skip: int = 0) -> None:
+    `place` is its name in errors. Raises UsageError for an invalid line, after the lines before it, and MachineLacks if
+    the file cannot be read.
+    """
+
+    def __init__(self, file: int, place: str, parse: Parse, skip: int) -> None:
         self._file, self._place, self._parse, self.skip = file, place, parse, skip
-        self._room = threading.Semaphore(AHEAD)
-        self._lots: asyncio.Queue[list[SourceLine] | SbpairError | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._thread: threading.Thread | None = None
         self.seen = 0
 
-    async def take(self) -> list[SourceLine]:
-        """The next lines, at least one; [] at the end. Raises UsageError for a line that is wrong, after those before.
-
-        Raises MachineLacks where the file cannot be read.
-        """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="read lines", daemon=True)
-            self._thread.start()
-        found = await self._lots.get()
-        if isinstance(found, SbpairError):
-            raise found
-        self._room.release()
-        return found or []
-
-    def _run(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody reads any more
-            try:
-                for lot in self._parsed():
-                    self._room.acquire()
-                    self._hand(lot)
-            except SbpairError as error:
-                self._hand(error)
-            else:
-                self._hand(None)
-
-    def _hand(self, what: list[SourceLine] | SbpairError | None) -> None:
-        self._loop.call_soon_threadsafe(self._lots.put_nowait, what)
-
-    def _parsed(self) -> Iterator[list[SourceLine]]:
-        lot: list[SourceLine] = []
-        for whole in _split(_chunks(self._file, self._place), self._place):
-            for line in whole:
+    def __iter__(self) -> Iterator[list[SourceLine]]:
+        group: list[SourceLine] = []
+        for complete in _split(_chunks(self._file, self._place), self._place):
+            for line in complete:
                 self.seen += 1
                 if self.seen <= self.skip or not line.strip():
                     continue
                 try:
-                    lot.append(SourceLine(self.seen, self._parse(line)))
+                    group.append(SourceLine(self.seen, self._parse(line)))
                 except UsageError as error:
-                    if lot:
-                        yield lot
-                    raise _wrong(self._place, self.seen, error) from None
-                if len(lot) == LINES_AT_ONCE:
-                    yield lot
-                    lot = []
-            if lot:
-                yield lot
-                lot = []
+                    if group:
+                        yield group
+                    raise UsageError(f"{self._place}, line {self.seen}: {error.message}", hint=error.hint) from None
+                if len(group) == MAX_GROUP_LINES:
+                    yield group
+                    group = []
+            if group:
+                yield group
+                group = []
 
 
-def check(file: int, place: str, parse: Parse, skip: int) -> None:
-    """Raise UsageError for the first line that is wrong. The descriptor can be read from its start again."""
-    number = 0
-    for whole in _split(_chunks(file, place), place):
-        for line in whole:
-            number += 1
-            if number > skip and line.strip():
-                try:
-                    parse(line)
-                except UsageError as error:
-                    raise _wrong(place, number, error) from None
+class LineReader:
+    """Reads SourceLines in a thread, for the running loop."""
+
+    def __init__(self, file: int, place: str, parse: Parse, skip: int = 0) -> None:
+        self._lines = SourceLines(file, place, parse, skip)
+        self._slots = threading.Semaphore(MAX_GROUPS_AHEAD)
+        self._groups: asyncio.Queue[list[SourceLine] | SbpairError | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def skip(self) -> int:
+        return self._lines.skip
+
+    @property
+    def seen(self) -> int:
+        """How many lines have been read."""
+        return self._lines.seen
+
+    async def read(self) -> list[SourceLine]:
+        """Return the next lines, or [] at the end. Raises UsageError for an invalid line, after the lines before it.
+
+        Raises MachineLacks if the file cannot be read.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="read lines", daemon=True)
+            self._thread.start()
+        found = await self._groups.get()
+        if isinstance(found, SbpairError):
+            raise found
+        self._slots.release()
+        return found or []
+
+    def _run(self) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            try:
+                for group in self._lines:
+                    self._slots.acquire()
+                    self._put(group)
+            except SbpairError as error:
+                self._put(error)
+            else:
+                self._put(None)
+
+    def _put(self, item: list[SourceLine] | SbpairError | None) -> None:
+        self._loop.call_soon_threadsafe(self._groups.put_nowait, item)
+
+
+def check_lines(file: int, place: str, parse: Parse, skip: int) -> None:
+    """Raise UsageError for the first invalid line. Afterwards the descriptor is at its start again."""
+    for _ in SourceLines(file, place, parse, skip):
+        pass
     os.lseek(file, 0, os.SEEK_SET)
-
-
-def _wrong(place: str, number: int, error: UsageError) -> UsageError:
-    return UsageError(f"{place}, line {number}: {error.message}", hint=error.hint)
 
 
 def _chunks(file: int, place: str) -> Iterator[bytes]:
@@ -129,19 +137,19 @@ def _chunks(file: int, place: str) -> Iterator[bytes]:
 
 
 def _split(chunks: Iterable[bytes], place: str) -> Iterator[list[bytes]]:
-    """The lines that each chunk completes, without their ends; the last one needs none."""
+    """Yield the lines that each chunk completes, without their ends. The last line needs no end."""
     begun: list[bytes] = []
     size = 0
     for chunk in chunks:
-        *whole, rest = chunk.split(b"\n")
-        if whole:
-            whole[0] = b"".join((*begun, whole[0]))
+        *complete, rest = chunk.split(b"\n")
+        if complete:
+            complete[0] = b"".join((*begun, complete[0]))
             begun, size = [], 0
-            yield [line.removesuffix(b"\r") for line in whole]
+            yield [line.removesuffix(b"\r") for line in complete]
         if rest:
             begun.append(rest)
             size += len(rest)
-        if size > LONGEST_LINE_BYTES:
-            raise UsageError(f"{place} has a line of more than {LONGEST_LINE_BYTES} bytes", hint="give a file of lines")
+        if size > MAX_LINE_BYTES:
+            raise UsageError(f"{place} has a line of more than {MAX_LINE_BYTES} bytes", hint="give a file of lines")
     if begun:
         yield [b"".join(begun).removesuffix(b"\r")]

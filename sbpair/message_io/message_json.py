@@ -1,6 +1,6 @@
-"""One line of a file as a message: its bytes as they are, or an object of JSON with the message's fields. Pure.
+"""One line of a file as a message: the raw body, or a JSON object with the message's fields. Pure.
 
-The law: what is not understood is refused, and never left out: a name that is a slip of the pen is a property lost.
+Invariant: an unknown field is refused, never ignored: a misspelt name would lose a property.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ _INT32, _INT64 = 2**31, 2**63
 _MAX_REFUSED = 60
 
 
-def of_bytes(line: bytes) -> Message:
-    """The line as the body of a message that has nothing else but an id."""
-    return sdk_messages.outgoing(ServiceBusMessage(line))
+def parse_body(line: bytes) -> Message:
+    """Return a message with the line as its body, and an id."""
+    return sdk_messages.prepare_one(ServiceBusMessage(line))
 
 
-def of_json(line: bytes) -> Message:
-    """The message that an object of JSON describes. Raises UsageError, which says what is wrong with it."""
+def parse_json(line: bytes) -> Message:
+    """Return the message that a JSON object describes. Raises UsageError."""
     described = _object(line)
     fields: dict[str, Any] = {}
     for name, value in described:
         field = _field(name)
         if field in fields:
-            raise UsageError(f"its {field} is there twice", hint=HINT)
+            raise UsageError(f"{field}: given twice", hint=HINT)
         given = value is not None or field in _BODIES
         fields[field] = _READERS[field](value, field) if given else None
     bodies = [fields.pop(name) for name in _BODIES if name in fields]
     if len(bodies) != 1:
-        raise UsageError("a message has one body, as text or as body_base64", hint=HINT)
+        raise UsageError("expected one body, as body (text) or body_base64", hint=HINT)
     try:
         message = ServiceBusMessage(bodies[0], **{_ARGUMENTS.get(name, name): value for name, value in fields.items()})
     except (ValueError, TypeError) as error:
         raise UsageError(str(error).rstrip("."), hint=HINT) from None
-    return sdk_messages.outgoing(message)
+    return sdk_messages.prepare_one(message)
 
 
-def key_of(message: Message) -> tuple[object, object]:
-    """What the messages of one batch must have in common: the session, and the partition key."""
+def batch_key(message: Message) -> tuple[object, object]:
+    """Return what messages of one batch must share: the session and the partition key."""
     return (message.properties.group_id if message.properties else None, sdk_messages.partition_key(message))
 
 
@@ -63,23 +63,23 @@ def key_of(message: Message) -> tuple[object, object]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object of JSON as it is written: with names that stand twice."""
+    """The members of a JSON object, duplicates included."""
 
 
 def _object(line: bytes) -> _Pairs:
     try:
         found = _DECODER.decode(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise UsageError("it is not UTF-8", hint="save it as UTF-8, or give the body as body_base64") from None
+        raise UsageError("the line is not UTF-8", hint="save it as UTF-8, or give the body as body_base64") from None
     except json.JSONDecodeError as error:
-        said = f"{error.msg[0].lower()}{error.msg[1:]}"
-        raise UsageError(f"it is not JSON: {said} (column {error.colno})", hint=HINT) from None
+        detail = f"{error.msg[0].lower()}{error.msg[1:]}"
+        raise UsageError(f"the line is not JSON: {detail} (column {error.colno})", hint=HINT) from None
     except ValueError:
-        raise UsageError("it has a number with more digits than any property can hold", hint=HINT) from None
+        raise UsageError("a number has more digits than a property can hold", hint=HINT) from None
     except RecursionError:
-        raise UsageError("it is nested too deeply", hint=HINT) from None
+        raise UsageError("the object is nested too deeply", hint=HINT) from None
     if not isinstance(found, _Pairs):
-        raise UsageError(f"a message is an object, and this is {_kind(found)}", hint=HINT)
+        raise UsageError(f"expected a JSON object, got {_kind(found)}", hint=HINT)
     return found
 
 
@@ -95,8 +95,8 @@ def _field(name: str) -> str:
     if plain in _SPELLINGS:
         return _SPELLINGS[plain]
     close = difflib.get_close_matches(plain, _SPELLINGS, 1)
-    meant = f"; did you mean {_SPELLINGS[close[0]]}?" if close else f"; there are {', '.join(_READERS)}"
-    raise UsageError(f"{_shown(name)} is no field of a message{meant}", hint=f"{HINT}; your own go into properties")
+    suggestion = f"; did you mean {_SPELLINGS[close[0]]}?" if close else f"; expected one of {', '.join(_READERS)}"
+    raise UsageError(f"unknown field {_shown(name)}{suggestion}", hint=f"{HINT}; your own names go into properties")
 
 
 def _text(value: Any, field: str) -> str:
@@ -104,14 +104,14 @@ def _text(value: Any, field: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"its {field} has half a character, which has no encoding", hint=HINT) from None
+            raise UsageError(f"{field}: an unpaired surrogate cannot be encoded", hint=HINT) from None
         return value
-    raise UsageError(f"its {field} must be text, and is {_kind(value)}", hint=f"put it between quotes: {HINT}")
+    raise UsageError(f"{field}: expected text, got {_kind(value)}", hint=f"quote it: {HINT}")
 
 
 def _name(value: Any, field: str) -> str:
     if not (text := _text(value, field)):
-        raise UsageError(f"its {field} is empty", hint="leave it out, or say what it is")
+        raise UsageError(f"{field}: expected text, got an empty one", hint="omit it, or give a value")
     return text
 
 
@@ -123,20 +123,20 @@ def _bytes(value: Any, field: str) -> bytes:
     try:
         return base64.b64decode(_text(value, field), validate=True)
     except (binascii.Error, ValueError):
-        raise UsageError(f"its {field} is not base64", hint="the letters of base64 alone, with = at the end") from None
+        raise UsageError(f"{field}: not base64", hint="use the base64 alphabet, padded with =") from None
 
 
 def _ttl(value: Any, field: str) -> timedelta:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _text(value, field)
     try:
-        life = timedelta(microseconds=ticks(text) // TICKS_PER_MICROSECOND)
+        ttl = timedelta(microseconds=ticks(text) // TICKS_PER_MICROSECOND)
     except UsageError as error:
-        raise UsageError(f"its {field}: {error.message}", hint=error.hint) from None
+        raise UsageError(f"{field}: {error.message}", hint=error.hint) from None
     except OverflowError:
-        raise UsageError(f"its {field} is longer than any time", hint="leave it out for one that has no end") from None
-    if not life:
-        raise UsageError(f"its {field} is no time at all", hint="leave it out, or say how long, as 90s, 1h30m or PT1M")
-    return life
+        raise UsageError(f"{field}: too long", hint="omit it for a message that never expires") from None
+    if not ttl:
+        raise UsageError(f"{field} must be greater than 0", hint="omit it, or write a duration such as 90s or PT1M")
+    return ttl
 
 
 def _moment(value: Any, field: str) -> datetime:
@@ -144,19 +144,19 @@ def _moment(value: Any, field: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"its {field} is {_shown(text)}, and no time", hint="write 2026-12-01T10:00:00Z") from None
+        raise UsageError(f"{field}: {_shown(text)} is not a date and time", hint="write 2026-12-01T10:00:00Z") from None
     if moment.tzinfo is None:
-        raise UsageError(f"its {field} {_shown(text)} has no time zone", hint="write 2026-12-01T10:00:00Z, or +01:00")
+        raise UsageError(f"{field}: {_shown(text)} has no time zone", hint="write 2026-12-01T10:00:00Z, or +01:00")
     return moment
 
 
 def _properties(value: Any, field: str) -> dict[str | bytes, Any]:
     if not isinstance(value, _Pairs):
-        raise UsageError(f"its {field} must be an object, and is {_kind(value)}", hint=HINT)
+        raise UsageError(f"{field}: expected an object, got {_kind(value)}", hint=HINT)
     found: dict[str | bytes, Any] = {}
     for name, each in value:
         if name in found:
-            raise UsageError(f"its property {_shown(name)} is there twice", hint=HINT)
+            raise UsageError(f"property {_shown(name)}: given twice", hint=HINT)
         found[_text(name, field)] = _property(each, name)
     return found
 
@@ -167,12 +167,15 @@ def _property(value: Any, name: str) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int) and -_INT64 <= value < _INT64:
-        # The SDK takes a plain integer for an int, and refuses a larger one.
+        # The SDK encodes a plain integer as an int, and refuses a larger one.
         return value if -_INT32 <= value < _INT32 else {"TYPE": "LONG", "VALUE": value}
     if isinstance(value, float) and math.isfinite(value):
         return value
-    what = "a number that no property can hold" if isinstance(value, int | float) else _kind(value)
-    raise UsageError(f"its property {_shown(name)} is {what}", hint="properties are text, numbers, true, false or null")
+    kind = "a number that is too large" if isinstance(value, int | float) else _kind(value)
+    raise UsageError(
+        f"property {_shown(name)}: expected text, a number, true, false or null, got {kind}",
+        hint="numbers have up to 64 bits",
+    )
 
 
 def _kind(value: object) -> str:
@@ -206,7 +209,7 @@ _ARGUMENTS: Final = {
     "scheduled": "scheduled_enqueue_time_utc",
     "properties": "application_properties",
 }
-# How the SDKs and the portal spell them, without regard to case, '_' and '-'.
+# The spellings of the SDKs and the portal. Case, '_' and '-' do not count.
 _SPELLINGS: Final = {
     **{name.replace("_", ""): name for name in (*_READERS, *_ARGUMENTS)},
     "label": "subject",

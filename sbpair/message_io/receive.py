@@ -1,6 +1,6 @@
-"""Receiving as a command does it: messages of one entity, each shown and then completed, or only looked at.
+"""Receiving for a command: messages of one entity, each shown and then completed, or only peeked.
 
-The law: nothing is removed that has not been shown, and what is in hand when this ends is given back.
+Invariant: no message is removed before it has been shown. Messages still held at the end are released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
-from sbpair.message_io.render import described
+from sbpair.message_io.render import render_message
 from sbpair.replication.aio import AsyncDedupReceiver
 from sbpair.replication.events import DuplicateCompleted
 from sbpair.replication.key import KeyRule
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
     from sbpair.replication.replication_base import OnEvent
     from sbpair.replication.roles import Side
 
-AT_ONCE = 10
-"""How many messages are in hand at most."""
-
-PEEKED_AT_ONCE = 100
+MAX_HELD = 10
+MAX_PEEKED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class DedupSettings:
-    """By what copies are known, and where and for how long (seconds) that is remembered."""
+    """The key of copies, and where and for how many seconds keys are remembered."""
 
     key: str = "id"
     store: str | Path = MEMORY
@@ -49,8 +47,8 @@ class DedupSettings:
 
 
 @dataclass(slots=True)
-class Counted:
-    """How many were shown and removed; shown and not removed, so that they come again; further copies removed."""
+class ReceiveCounts:
+    """Messages shown and removed; shown and not removed, so that they come again; further copies removed."""
 
     received: int = 0
     kept: int = 0
@@ -58,7 +56,7 @@ class Counted:
 
 
 Show = Callable[["Side", dict[str, object]], None]
-"""Is told where a message is from, and what it says of itself as `described` has it."""
+"""Called with the side of a message and its fields by `render_message`."""
 
 
 class ReceiveSource(Protocol):
@@ -68,11 +66,11 @@ class ReceiveSource(Protocol):
     def side_of(self, message: ServiceBusReceivedMessage) -> Side: ...
 
 
-async def run(
+async def receive_messages(
     pair: Pair,
     entity: str,
     *,
-    counted: Counted,
+    counts: ReceiveCounts,
     show: Show,
     subscription: str | None = None,
     dedup: DedupSettings | None = None,
@@ -80,84 +78,84 @@ async def run(
     wait_seconds: float,
     on_event: OnEvent | None = None,
 ) -> None:
-    """Show and complete up to `most` messages, until none has come for so long. `counted` is true at any moment.
+    """Show and complete up to `limit` messages, until none arrives for `wait_seconds`. Keeps `counts` current.
 
-    Of the primary, or the first copies of both sides. Raises UsageError, EntityMissing, AccessError and Unavailable;
-    and what `show` raises, of which the message is not completed.
+    Receives from the primary, or with `dedup` the first copies of both sides. Raises UsageError, EntityMissing,
+    AccessError and Unavailable, and what `show` raises: that message is not completed.
     """
 
-    def told(event: ReplicationEvent) -> None:
-        counted.duplicates += isinstance(event, DuplicateCompleted)
+    def listener(event: ReplicationEvent) -> None:
+        counts.duplicates += isinstance(event, DuplicateCompleted)
         if on_event is not None:
             on_event(event)
 
-    async with _opened(pair, entity, subscription, dedup, told) as source:
+    async with _opened(pair, entity, subscription, dedup, listener) as source:
         left = limit
-        while left > 0 and (found := await source.receive(min(left, AT_ONCE), wait_seconds)):
+        while left > 0 and (found := await source.receive(min(left, MAX_HELD), wait_seconds)):
             left -= len(found)
-            await _dealt_with(source, found, counted, show)
+            await _show_and_complete(source, found, counts, show)
 
 
-async def peek(
+async def peek_messages(
     pair: Pair,
     entity: str,
     *,
-    counted: Counted,
+    counts: ReceiveCounts,
     show: Show,
     subscription: str | None = None,
     dedup: DedupSettings | None = None,
     limit: int,
 ) -> None:
-    """Show up to `most` messages and leave them where they are: nothing is locked, and no delivery counted."""
+    """Show up to `limit` messages without locking them or counting a delivery."""
     path, seen = checked_source(entity, subscription), set[str]()
     rule = KeyRule(dedup.key) if dedup else None
     for side in SIDES if dedup else SIDES[:1]:
         endpoint = pair.primary if side == "primary" else pair.secondary
         async with open_receiver(endpoint, path) as receiver:
             async for message in _peeked(receiver):
-                if counted.received >= limit:
+                if counts.received >= limit:
                     return
                 key = rule.of(message) if rule else None
                 if key is not None and key in seen:
-                    counted.duplicates += 1
+                    counts.duplicates += 1
                     continue
                 seen.update((key,) if key is not None else ())
-                show(side, described(message))
-                counted.received += 1
+                show(side, render_message(message))
+                counts.received += 1
 
 
 async def _peeked(receiver: QueueReceiver) -> AsyncIterator[ServiceBusReceivedMessage]:
     start = 1
-    while found := await receiver.peek(start, PEEKED_AT_ONCE):
+    while found := await receiver.peek(start, MAX_PEEKED):
         start = (found[-1].sequence_number or 0) + 1
         for message in found:
             yield message
 
 
-async def _dealt_with(
-    source: ReceiveSource, found: Sequence[ServiceBusReceivedMessage], counted: Counted, show: Show
+async def _show_and_complete(
+    source: ReceiveSource, found: Sequence[ServiceBusReceivedMessage], counts: ReceiveCounts, show: Show
 ) -> None:
     held = list(found)
     try:
         while held:
-            show(source.side_of(held[0]), described(held[0]))
-            await _to_its_end(_completed(source, held.pop(0), counted))
+            show(source.side_of(held[0]), render_message(held[0]))
+            await _uninterrupted(_completed(source, held.pop(0), counts))
     finally:
         for message in held:
             with suppress(SbpairError):
                 await source.abandon(message)
 
 
-async def _completed(source: ReceiveSource, message: ServiceBusReceivedMessage, counted: Counted) -> None:
+async def _completed(source: ReceiveSource, message: ServiceBusReceivedMessage, counts: ReceiveCounts) -> None:
     try:
         await source.complete(message)
-        counted.received += 1
+        counts.received += 1
     except (MessageLockLost, Unavailable):
-        counted.kept += 1
+        counts.kept += 1
 
 
-async def _to_its_end(settling: Awaitable[None]) -> None:
-    """A settlement that has begun is waited for, whoever wants to stop: it is over soon, and known then."""
+async def _uninterrupted(settling: Awaitable[None]) -> None:
+    """Wait for a started settlement even if cancelled: it ends soon, and its outcome is known."""
     task = asyncio.ensure_future(settling)
     try:
         await asyncio.shield(task)
@@ -172,7 +170,7 @@ async def _opened(
 ) -> AsyncIterator[ReceiveSource]:
     if dedup is None:
         async with open_receiver(pair.primary, checked_source(entity, subscription)) as receiver:
-            yield _Primary(receiver)
+            yield _PrimarySource(receiver)
         return
     async with AsyncDedupReceiver(
         pair,
@@ -182,11 +180,11 @@ async def _opened(
         store=dedup.store,
         window_seconds=dedup.window_seconds,
         on_event=on_event,
-    ) as both:
-        yield _Both(both)
+    ) as deduplicating:
+        yield _BothSources(deduplicating)
 
 
-class _Primary:
+class _PrimarySource:
     def __init__(self, receiver: QueueReceiver) -> None:
         self.receive = receiver.receive
         self.complete = receiver.complete
@@ -196,7 +194,7 @@ class _Primary:
         return "primary"
 
 
-class _Both:
+class _BothSources:
     def __init__(self, receiver: AsyncDedupReceiver) -> None:
         self._receiver = receiver
         self.side_of = receiver.side_of

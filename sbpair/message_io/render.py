@@ -1,4 +1,4 @@
-"""A message as plain values, for whoever shows it: text where it is text, base64 where it is not. Pure."""
+"""A received message as plain JSON values. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
 
-def described(message: ServiceBusReceivedMessage) -> dict[str, object]:
-    """What the message says of itself, in values that JSON has. Of a body that is no text there is "body_base64"."""
+def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
+    """Return the fields of a message as JSON values. A body that is not text is in "body_base64"."""
     enqueued = message.enqueued_time_utc
     return {
         "message_id": message.message_id,

@@ -1,6 +1,7 @@
-"""Sends the messages of a stream through a paired sender, in their order, and accounts for each of them.
+"""Sending of a stream of messages with a paired sender, in order, with a result that accounts for each.
 
-The law: what is sent is a prefix. The first message that cannot be sent ends it: one number says where to go on.
+Invariant: the accepted messages are a prefix. The first message that cannot be sent ends the run, so one line number
+tells where to continue.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.errors import ExitCode, SbpairError, Unavailable, UsageError
-from sbpair.failover.client_aio import AsyncFailoverClient
+from sbpair.failover.aio import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
-from sbpair.failover.sdk_messages import MIN_LIMIT_BYTES, Message, SizedBatch, ids_of
-from sbpair.message_io.message_json import key_of
+from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, message_ids
+from sbpair.message_io.message_json import batch_key
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
-    from sbpair.failover.client_aio import AsyncPairedSender
+    from sbpair.failover.aio import AsyncPairedSender
     from sbpair.message_io.line_reader import LineReader, SourceLine
     from sbpair.model.pair import Pair
 
 Result = TypeVar("Result")
-FeedEvent: TypeAlias = Delivered | SenderEvent
-OnEvent = Callable[[FeedEvent], object]
+SendEvent: TypeAlias = Delivered | SenderEvent
+OnEvent = Callable[[SendEvent], object]
 
 DRAIN_SECONDS = 3.0
-"""How long an outbox may stay as full as it is before nobody waits for it any more."""
+"""How long to wait for an outbox that delivers nothing."""
 
 SEND_SECONDS = 60.0
-"""What one send has beside the failover interval, which it may have to wait for."""
+"""Time of one send in addition to the failover interval, which it may have to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """How many messages came to which end: `messages` is the sum of the five that follow.
+    """The outcome of a run. `messages` is the sum of the delivered, `in_doubt` and `failed` ones.
 
-    `in_doubt` were sent last and never answered; `failed` were refused. All before line `next_line` need not be sent
-    again. `error` is what ended it, and `line` where, where it did not come to its end. `doubtful` are the ids of those
-    that were delivered, and sent again after an attempt that was never answered: they may arrive twice.
+    `in_doubt` were sent last and never answered; `failed` were refused. All lines before `next_line` are accepted.
+    `error` is what ended an incomplete run, at `line`. `doubtful` are the ids of delivered messages that were sent
+    again after an unanswered attempt: they may arrive twice.
     """
 
     messages: int
@@ -62,14 +63,14 @@ class SendResult:
 
     @property
     def exit_code(self) -> int:
-        """0, or the error's own; 3 where some messages were sent and what came then will not pass by itself."""
+        """0, the error's own, or 3 if some messages were accepted before a UsageError."""
         if self.error is None:
             return 0
-        partial = isinstance(self.error, UsageError) and _sum(self.delivered)
+        partial = isinstance(self.error, UsageError) and self.delivered.total
         return ExitCode.PARTIAL_OR_FINDINGS if partial else self.error.exit_code
 
 
-async def run(
+async def send_lines(
     pair: Pair,
     entity: str,
     reader: LineReader,
@@ -83,40 +84,42 @@ async def run(
     hurry: asyncio.Event | None = None,
     on_event: OnEvent = lambda _event: None,
 ) -> SendResult:
-    """Send what `reader` reads to a queue or topic of the primary, or into the backlog while that is away.
+    """Send the messages of `reader` to a queue or topic of the primary, or to the backlog while that is unavailable.
 
-    `rate` is messages a second at most. `seconds` are what each send has; by default a minute, and the failover
-    interval. With `to_backlog`, all goes to the backlog, whatever the primary does; with an `outbox`, a file, into that
-    while neither side takes it, to be delivered by whoever opens the file. Once `stop` is set, what is in hand
-    is finished and nothing else is begun; once `hurry` is too, that is given up, in doubt.
+    `rate` is the maximum of messages per second. `seconds` is the time of each send, by default a minute and the
+    failover interval. `to_backlog` sends everything to the backlog. `outbox` is a file for messages that neither side
+    accepts, delivered by the next client that opens it. `stop` finishes the current send and starts no other; `hurry`
+    abandons it, in doubt.
 
-    `on_event` is told what a paired client tells, and how many have been delivered so far whenever it are more. Raises
-    NameInvalid, and what keeps an outbox from being used; what goes wrong with a line, or a send, is in what it
-    answers.
+    `on_event` is called with the events of the paired client and each new count of delivered messages. Raises
+    NameInvalid, and the errors of an outbox; errors of a line or a send are in the result.
     """
     doubtful: dict[str, None] = {}
+    stop = stop or asyncio.Event()
 
-    def heard(event: SenderEvent) -> None:
+    def listener(event: SenderEvent) -> None:
         if isinstance(event, SendInDoubt):
             doubtful.update(dict.fromkeys(event.message_ids))
         on_event(event)
 
     timeout = SEND_SECONDS + pair.failover_interval if seconds is None else seconds
-    async with AsyncFailoverClient(
-        pair, on_failure=on_failure, timeout=timeout, on_event=heard, outbox=outbox
+    async with AsyncPairedClient(
+        pair, on_failure=on_failure, timeout=timeout, on_event=listener, outbox=outbox
     ) as client:
         if to_backlog:
             client.force_failover(entity)
-        pace = RateLimiter(time.monotonic(), rate=rate)
+        limiter = RateLimiter(time.monotonic(), rate=rate)
         async with client.get_queue_sender(entity) as sender:
-            feed = _LineSender(sender, reader, pace, stop or asyncio.Event(), hurry or asyncio.Event(), on_event)
-            fed = await feed.run()
-            await _drained(client, stop or asyncio.Event())
-    return replace(fed, doubtful=tuple(each for each in doubtful if each not in feed.undelivered))
+            line_sender = _LineSender(
+                sender, reader, limiter, stop or asyncio.Event(), hurry or asyncio.Event(), on_event
+            )
+            result = await line_sender.run()
+            await _wait_for_outbox(client, stop or asyncio.Event())
+    return replace(result, doubtful=tuple(each for each in doubtful if each not in line_sender.undelivered))
 
 
-async def _drained(client: AsyncFailoverClient, stop: asyncio.Event) -> None:
-    """Wait while the outbox is being emptied: a client that is closed delivers nothing."""
+async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event) -> None:
+    """Wait while the outbox is emptied, because a closed client delivers nothing."""
     left = -1
     while client.outbox is not None and client.outbox.entities() and len(client.outbox) != left:
         left = len(client.outbox)
@@ -129,7 +132,7 @@ async def _drained(client: AsyncFailoverClient, stop: asyncio.Event) -> None:
 
 
 class LineBatch(NamedTuple):
-    """What is sent at once, and the lines that it is made of."""
+    """The content of one send, and its lines."""
 
     lines: list[SourceLine]
     content: Message | SizedBatch
@@ -139,7 +142,7 @@ class LineBatch(NamedTuple):
 class _LineSender:
     sender: AsyncPairedSender
     reader: LineReader
-    pace: RateLimiter
+    limiter: RateLimiter
     stop: asyncio.Event
     hurry: asyncio.Event
     on_event: OnEvent
@@ -147,61 +150,61 @@ class _LineSender:
 
     async def run(self) -> SendResult:
         started = self.clock()
-        self.fed = SendResult(0, Delivered(), 0, 0, self.reader.skip + 1, 0.0)
+        self.result = SendResult(0, Delivered(), 0, 0, self.reader.skip + 1, 0.0)
         self.undelivered: frozenset[str] = frozenset()
         try:
             while not self._ended():
-                lines = await self._unless(self.stop, self.reader.take())
+                lines = await self._unless(self.stop, self.reader.read())
                 if lines == []:
-                    # Empty lines at the end, too, are behind us.
-                    self.fed = replace(self.fed, next_line=max(self.fed.next_line, self.reader.seen + 1))
+                    # Empty lines at the end are done as well.
+                    self.result = replace(self.result, next_line=max(self.result.next_line, self.reader.seen + 1))
                     break
-                for parcel in parcels(lines or ()):
-                    await self._paced(len(parcel.lines))
+                for batch in line_batches(lines or ()):
+                    await self._pace(len(batch.lines))
                     if self._ended():
                         break
-                    await self._send(parcel)
+                    await self._send(batch)
         except SbpairError as error:
-            self.fed = replace(self.fed, error=error)
-        return replace(self.fed, seconds=self.clock() - started, stopped=self.stop.is_set())
+            self.result = replace(self.result, error=error)
+        return replace(self.result, seconds=self.clock() - started, stopped=self.stop.is_set())
 
     def _ended(self) -> bool:
-        return self.stop.is_set() or self.fed.error is not None
+        return self.stop.is_set() or self.result.error is not None
 
-    async def _paced(self, messages: int) -> None:
-        if seconds := self.pace.reserve(self.clock(), messages):
+    async def _pace(self, messages: int) -> None:
+        if seconds := self.limiter.reserve(self.clock(), messages):
             await self._unless(self.stop, asyncio.sleep(seconds))
 
-    async def _send(self, parcel: LineBatch) -> None:
-        before, answered = _sum(self.sender.delivered), False
+    async def _send(self, batch: LineBatch) -> None:
+        before, answered = self.sender.delivered.total, False
         error: SbpairError | None = None
         try:
             with translate_data_errors(f"sending to {self.sender.entity_name!r}"):
-                if await self._unless(self.hurry, self._sending(parcel)) is None:
-                    error = Unavailable("it was not waited for any more")
+                if await self._unless(self.hurry, self._send_content(batch)) is None:
+                    error = Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
             error, answered = caught, is_answer(caught.__cause__) or not caught.retriable
-        self._count(parcel.lines, _sum(self.sender.delivered) - before, error, answered=answered)
+        self._count(batch.lines, self.sender.delivered.total - before, error, answered=answered)
 
-    async def _sending(self, parcel: LineBatch) -> bool:
-        await self.sender.send_messages(parcel.content)
+    async def _send_content(self, batch: LineBatch) -> bool:
+        await self.sender.send_messages(batch.content)
         return True
 
     def _count(self, lines: Sequence[SourceLine], done: int, error: SbpairError | None, *, answered: bool) -> None:
         left = len(lines) - done
-        fed = replace(self.fed, messages=self.fed.messages + len(lines), delivered=self.sender.delivered)
+        result = replace(self.result, messages=self.result.messages + len(lines), delivered=self.sender.delivered)
         if done:
-            fed = replace(fed, next_line=lines[done - 1].number + 1)
+            result = replace(result, next_line=lines[done - 1].number + 1)
         if error is not None:
             failed, in_doubt = (left, 0) if answered else (0, left)
             line = lines[done].number if left else None
-            self.undelivered = frozenset(ids_of(each.message for each in lines[done:]))
-            fed = replace(fed, error=error, line=line, failed=failed, in_doubt=in_doubt)
-        self.fed = fed
-        self.on_event(fed.delivered)
+            self.undelivered = frozenset(message_ids(each.message for each in lines[done:]))
+            result = replace(result, error=error, line=line, failed=failed, in_doubt=in_doubt)
+        self.result = result
+        self.on_event(result.delivered)
 
     async def _unless(self, event: asyncio.Event, doing: Awaitable[Result]) -> Result | None:
-        """None where the event comes first; what was being done is cancelled then."""
+        """Return the result, or None after cancelling it if the event comes first."""
         task, waiting = asyncio.ensure_future(doing), asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -212,27 +215,27 @@ class _LineSender:
             await asyncio.gather(task, waiting, return_exceptions=True)
 
 
-def parcels(lines: Sequence[SourceLine]) -> Iterator[LineBatch]:
-    """What is sent at once: neighbours of one session or partition key, as many as fit any tier's batch."""
-    for _key, same in groupby(lines, lambda line: key_of(line.message)):
+def line_batches(lines: Sequence[SourceLine]) -> Iterator[LineBatch]:
+    """Yield batches of adjacent lines with the same session and partition key that fit every tier."""
+    for _key, same in groupby(lines, lambda line: batch_key(line.message)):
         inside: list[SourceLine] = []
-        batch = SizedBatch(MIN_LIMIT_BYTES)
+        batch = SizedBatch(SMALLEST_TIER_BYTES)
         for line in same:
             if _fits(batch, line):
                 inside.append(line)
                 continue
             if inside:
-                yield _parcel(inside, batch)
-            inside, batch = [line], SizedBatch(MIN_LIMIT_BYTES)
+                yield _line_batch(inside, batch)
+            inside, batch = [line], SizedBatch(SMALLEST_TIER_BYTES)
             if not _fits(batch, line):
-                # Alone it may still be let through.
+                # The service may still accept it alone.
                 yield LineBatch(inside, line.message)
                 inside = []
         if inside:
-            yield _parcel(inside, batch)
+            yield _line_batch(inside, batch)
 
 
-def _parcel(inside: list[SourceLine], batch: SizedBatch) -> LineBatch:
+def _line_batch(inside: list[SourceLine], batch: SizedBatch) -> LineBatch:
     return LineBatch(inside, batch if len(inside) > 1 else inside[0].message)
 
 
@@ -242,7 +245,3 @@ def _fits(batch: SizedBatch, line: SourceLine) -> bool:
     except MessageSizeExceededError:
         return False
     return True
-
-
-def _sum(delivered: Delivered) -> int:
-    return delivered.primary + delivered.backlog + delivered.outbox

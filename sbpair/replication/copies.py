@@ -1,8 +1,8 @@
-"""Which copy of a message is the application's, and what becomes of the others. No I/O but the store's; time is given.
+"""The copies under lock: which one is the application's, and what becomes of the others. Pure but for the store.
 
-The law: a copy is completed as a duplicate only where another copy of its key has been *completed*. While the first one
-is in the application's hands, the others are held; where that one is given up otherwise (abandoned, dead-lettered, its
-lock lost), the next of them is the first.
+Invariant: a copy is completed as a duplicate only after another copy of its key was *completed*. While the application
+has the first one, the others are held. If the first one is released otherwise (abandoned, dead-lettered, lock lost),
+the next one becomes the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Copy(Protocol):
-    """A message under lock. `until` is when that runs out, in seconds since 1970; `key` is None where it has none."""
+    """A message under lock until `until`, in seconds since 1970. `key` is None if it has none."""
 
     @property
     def side(self) -> Side: ...
@@ -35,10 +35,10 @@ CopyT = TypeVar("CopyT", bound=Copy)
 
 
 class Verdict(Enum):
-    GIVE = "it is the first"
-    GIVE_AGAIN = "it is not known whether an earlier one was dealt with"
-    HOLD = "the application has the first one"
-    DUPLICATE = "one was completed"
+    GIVE = "it is the first copy"
+    GIVE_AGAIN = "an earlier copy may have been processed"
+    HOLD = "the application has the first copy"
+    DUPLICATE = "a copy was completed"
 
 
 @dataclass(slots=True)
@@ -48,15 +48,15 @@ class _Held(Generic[CopyT]):
 
 
 class Copies(Generic[CopyT]):
-    """All copies that are under this receiver's locks and have a key."""
+    """All copies that this receiver has locked and that have a key."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[str, _Held[CopyT]] = {}
         self._next: deque[tuple[CopyT, bool]] = deque()
 
-    def arrived(self, copy: CopyT, now: float) -> Verdict:
-        """What to do with a copy. It is the first from now on where it is to be given."""
+    def admit(self, copy: CopyT, now: float) -> Verdict:
+        """Return what to do with a received copy. A copy to be given becomes the first."""
         if copy.key is None:
             return Verdict.GIVE
         held = self._held.get(copy.key)
@@ -65,22 +65,22 @@ class Copies(Generic[CopyT]):
             held.others.append(copy)
             return Verdict.HOLD
         if held is not None:
-            # The service has delivered the first one anew: whoever had it has no lock any more.
+            # The service delivers the first copy again, so its earlier lock is lost.
             held.first = copy
             return Verdict.GIVE_AGAIN
-        standing = self._store.standing(copy.key, now)
-        if standing is KeyStatus.DONE:
+        status = self._store.status(copy.key, now)
+        if status is KeyStatus.DONE:
             return Verdict.DUPLICATE
         self._held[copy.key] = _Held(copy)
-        return Verdict.GIVE_AGAIN if standing is KeyStatus.DOUBT else Verdict.GIVE
+        return Verdict.GIVE_AGAIN if status is KeyStatus.DOUBT else Verdict.GIVE
 
     def completing(self, copy: CopyT, now: float) -> None:
-        """It is about to be completed: should nobody learn whether it was, the key is in doubt."""
-        if copy.key is not None and self._store.standing(copy.key, now) is not KeyStatus.DONE:
+        """Record that a copy is about to be completed: without an answer, its key is in doubt."""
+        if copy.key is not None and self._store.status(copy.key, now) is not KeyStatus.DONE:
             self._store.mark(copy.key, KeyStatus.DOUBT, now)
 
     def completed(self, copy: CopyT, now: float) -> list[CopyT]:
-        """It is completed. The answer are those that are duplicates now."""
+        """Record a completion. Returns the copies that are duplicates now."""
         if copy.key is None:
             return []
         self._store.mark(copy.key, KeyStatus.DONE, now)
@@ -88,41 +88,41 @@ class Copies(Generic[CopyT]):
         if held is None:
             return []
         if not _is_same(held.first, copy):
-            # The application has that one too, by now, and is the one to settle it.
+            # The application has that copy as well by now, and settles it.
             self._held[copy.key] = _Held(held.first)
         return held.others
 
-    def given_up(self, copy: CopyT, *, again: bool = False) -> None:
-        """It was settled otherwise, or its lock is lost (`again`): the others may be given."""
+    def release(self, copy: CopyT, *, lock_lost: bool = False) -> None:
+        """Record that a copy was settled without completion, or lost its lock: the others may be given."""
         held = self._held.get(copy.key) if copy.key is not None else None
         if held is not None and held.first is copy and copy.key is not None:
             del self._held[copy.key]
-            self._next.extend((each, again) for each in held.others)
+            self._next.extend((each, lock_lost) for each in held.others)
 
     def expire(self, now: float) -> None:
-        """Give up first ones whose locks have run out."""
+        """Release first copies whose locks have expired."""
         for held in [each for each in self._held.values() if each.first.until <= now]:
-            self.given_up(held.first, again=True)
+            self.release(held.first, lock_lost=True)
 
     def next(self, now: float) -> tuple[CopyT, bool] | None:
-        """A copy whose first one was given up, locked still; and whether that one may have been dealt with."""
+        """Return a locked copy whose first one was released, and whether that one may have been processed."""
         while self._next:
-            copy, again = self._next.popleft()
+            copy, lock_lost = self._next.popleft()
             if copy.until > now:
-                return copy, again
+                return copy, lock_lost
         return None
 
     def held_with(self, copy: CopyT) -> list[CopyT]:
-        """The others of a copy that is the application's."""
+        """Return the held copies of a copy that the application has."""
         held = self._held.get(copy.key) if copy.key is not None else None
         return list(held.others) if held is not None else []
 
     @property
     def waiting(self) -> list[CopyT]:
-        """All that are locked and that nobody has been given."""
+        """All locked copies that the application was not given."""
         return [*(each for held in self._held.values() for each in held.others), *(each for each, _ in self._next)]
 
 
 def _is_same(one: Copy, other: Copy) -> bool:
-    """Whether two deliveries are of one message in one queue."""
+    """Return whether two deliveries are of one message in one queue."""
     return (one.side, one.number) == (other.side, other.number)

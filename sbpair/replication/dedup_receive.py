@@ -1,360 +1,258 @@
-"""How copies come in from both namespaces, and how each is settled where it came from: as steps.
+"""Receiving from both namespaces, and settling each copy on its side, as steps.
 
-The law: a copy is in the application's hands, held, or settled, and is always settled by the SDK's receiver that it
-came from. A side that fails rests for a while, and the other goes on.
+Invariant: a copy is given to the application, held, or settled, and always settled by the SDK receiver that it came
+from. A side that fails backs off while the other goes on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import MessageLockLostError
 
-from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, is_unused
-from sbpair.errors import BothFailed, UnreadableMessage
-from sbpair.failover.failures import is_passing
-from sbpair.failover.side_connections import Use, closed
+from sbpair.azure.data_errors import is_unused
+from sbpair.errors import BothFailed
+from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.steps import Call, Gather, Pause, Steps
 from sbpair.replication.copies import Copies, Verdict
-from sbpair.replication.events import DuplicateCompleted, NoKey, Redelivered, SideBack, SideLost, line
+from sbpair.replication.events import DuplicateCompleted, NoKey, Redelivered, SideBack, SideLost
+from sbpair.replication.side_receiver import (
+    MIN_WAIT_SECONDS,
+    LockedMessage,
+    SideReceiver,
+    abandon_action,
+    complete_action,
+    renew_action,
+)
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
+    from sbpair.failover.side_connections import SdkAction
     from sbpair.replication.events import ReplicationReporter
     from sbpair.replication.key import KeyRule
     from sbpair.replication.roles import Side
     from sbpair.replication.window import Store
 
 TURN_SECONDS = 0.5
-"""How long one side is waited for before it is the other's turn."""
+"""How long to wait for one side before it is the other's turn."""
 
-OPEN_SECONDS = 10.0
 SETTLE_SECONDS = 30.0
 
-REST_SECONDS, MAX_REST_SECONDS = 1.0, 30.0
-"""How long a side that failed is left alone, doubled each time, and at most."""
-
-REST_TIMES = 4
-"""Or so many times as long as it took to fail: the other side has most of the time, whatever this one does."""
-
 MAX_HELD = 1_000
-"""While so many copies are held for others to be settled, no more are taken."""
-
-AT_ONCE_SECONDS = 0.05
-"""A receive that ends sooner with nothing has not waited."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TakenMessage:
-    """A message under lock, with the receiver that it came from."""
-
-    side: Side
-    message: ServiceBusReceivedMessage
-    receiver: Any
-    key: str | None
-
-    @property
-    def number(self) -> int:
-        return self.message.sequence_number or 0
-
-    @property
-    def until(self) -> float:
-        locked = self.message.locked_until_utc
-        return locked.timestamp() if locked else 0.0
-
-
-class SideReceiver:
-    """One side's receivers: the one that is received from, and spent ones, whose messages are still to be settled."""
-
-    def __init__(self, side: Side, make: Callable[[Side], Any]) -> None:
-        self.side = side
-        self._make = make
-        self._receiver: Any = None
-        self._spent: list[Any] = []
-        self.failures = 0
-        self.rests_until = 0.0
-        self.error: Exception | None = None
-
-    def take(self, limit: int, seconds: float, now: Callable[[], float]) -> Steps[tuple[Any, list[Any]]]:
-        """The receiver, and what it has received."""
-        if self._receiver is None:
-            self._receiver = self._make(self.side)
-            yield Call(_opening, self._receiver, OPEN_SECONDS)
-        receiver, started = self._receiver, now()
-        found = yield Call(_receiving(limit, seconds), receiver, seconds + OPEN_SECONDS)
-        if not found and now() < started + AT_ONCE_SECONDS < started + seconds:
-            # It says nothing at all of some messages that it cannot read, and never receives again.
-            raise UnreadableMessage(
-                f"receiving from the {self.side}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
-            )
-        return receiver, found
-
-    def failed(self, error: BaseException, receiver: Any = None) -> None:
-        """What went wrong without an answer is not received from again; what it gave is settled over it still."""
-        if self._receiver is not None and receiver in (None, self._receiver) and not is_answer(error):
-            self._spent.append(self._receiver)
-            self._receiver = None
-
-    def rest(self, error: Exception, now: float, took_seconds: float) -> bool:
-        """Leave it alone for a while; whether it was well until now."""
-        self.error = error
-        usual = min(REST_SECONDS * 2.0**self.failures, MAX_REST_SECONDS)
-        self.rests_until = now + max(usual, took_seconds * REST_TIMES)
-        self.failures += 1
-        return self.failures == 1
-
-    def recovered(self) -> bool:
-        """It has answered; whether it had failed before."""
-        had_failed, self.failures, self.error = self.failures > 0, 0, None
-        return had_failed
-
-    def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
-        """Close spent receivers that no message needs: an open link may be given one. All, where `needed` is None."""
-        if needed is None and self._receiver is not None:
-            self._spent.append(self._receiver)
-            self._receiver = None
-        idle = [each for each in self._spent if needed is None or id(each) not in needed]
-        self._spent = [each for each in self._spent if each not in idle]
-        for receiver in idle:
-            yield from closed(receiver)
+"""No more messages are received while so many copies are held for others to be settled."""
 
 
 class DedupReceive:
-    """One application's receiving from both sides. `now` is in seconds since 1970, `clock` a monotonic one."""
+    """The receiving of one application. `now` is in seconds since 1970, `clock` is monotonic."""
 
     def __init__(
         self,
-        wells: dict[Side, SideReceiver],
+        receivers: dict[Side, SideReceiver],
         entity: str,
         rule: KeyRule,
         store: Store,
-        tell: ReplicationReporter,
+        report: ReplicationReporter,
         now: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self._wells = wells
+        self._receivers = receivers
         self._entity = entity
         self._rule = rule
         self._store = store
-        self._tell = tell
+        self._report = report
         self._now = now
         self._clock = clock
-        self._copies: Copies[TakenMessage] = Copies(store)
-        self._arrived: deque[TakenMessage] = deque()
-        self._surplus: deque[TakenMessage] = deque()
-        self._given: dict[int, TakenMessage] = {}
-        self._turns = list(reversed(wells.values()))
+        self._copies: Copies[LockedMessage] = Copies(store)
+        self._received: deque[LockedMessage] = deque()
+        self._duplicates: deque[LockedMessage] = deque()
+        self._given: dict[int, LockedMessage] = {}
+        self._turns = list(reversed(receivers.values()))
 
     # Receiving ----------------------------------------------------------------------------------
 
-    def look(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
-        """One look at each side: the first copies that there are, [] once the time is over, and None before.
+    def poll(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
+        """Receive once from each side. Returns first copies, [] after the deadline, or None before it.
 
-        Raises BothFailed where time is over and neither side can be received from, and the SDK's errors where they say
-        that trying again will not help.
+        Raises BothFailed after the deadline if neither side can be received from, and the SDK's permanent errors.
         """
-        yield from self._complete_surplus()
-        if given := self._dealt_out(limit):
+        yield from self._complete_duplicates()
+        if given := self._give(limit):
             return given
-        asked = False
-        for well in self._whose_turn():
-            asked = True
-            yield from self._take(well, limit, deadline)
-            if given := self._dealt_out(limit):
+        received = False
+        for receiver in self._next_turn():
+            received = True
+            yield from self._receive_from(receiver, limit, deadline)
+            if given := self._give(limit):
                 return given
-        yield from self._complete_surplus()
+        yield from self._complete_duplicates()
         left = deadline - self._clock()
         if left > 0:
-            if not asked:
+            if not received:
                 yield Pause(min(TURN_SECONDS, left))
             return None
-        self._refuse_to_be_deaf()
+        self._check_reachable()
         return []
 
-    def _whose_turn(self) -> Iterator[SideReceiver]:
-        now, room = self._clock(), len(self._copies.waiting) < MAX_HELD
+    def _next_turn(self) -> Iterator[SideReceiver]:
+        now, has_room = self._clock(), len(self._copies.waiting) < MAX_HELD
         self._turns.reverse()
-        yield from [each for each in self._turns if room and each.rests_until <= now]
+        yield from [each for each in self._turns if has_room and each.backs_off_until <= now]
 
-    def _take(self, well: SideReceiver, limit: int, deadline: float) -> Steps[None]:
-        seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * AT_ONCE_SECONDS))
+    def _receive_from(self, receiver: SideReceiver, limit: int, deadline: float) -> Steps[None]:
+        seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * MIN_WAIT_SECONDS))
         started = self._clock()
-        yield from well.close(self._needed())
+        yield from receiver.close(self._needed())
         try:
-            receiver, found = yield from well.take(limit, seconds, self._clock)
+            sdk_receiver, found = yield from receiver.receive(limit, seconds, self._clock)
         except BaseException as error:
-            well.failed(error)
+            receiver.failed(error)
             if is_unused(error):
                 return
-            if not isinstance(error, Exception) or not is_passing(error):
+            if not isinstance(error, Exception) or not is_transient(error):
                 raise
-            self._rest(well, error, self._clock() - started)
+            self._back_off(receiver, error, self._clock() - started)
             return
-        if well.recovered():
-            self._tell(SideBack(self._entity, well.side))
-        self._arrived.extend(self._received(well.side, each, receiver) for each in found)
+        if receiver.recover():
+            self._report(SideBack(self._entity, receiver.side))
+        self._received.extend(self._locked(receiver.side, each, sdk_receiver) for each in found)
 
-    def _received(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> TakenMessage:
-        reason = "it has no such property, or nothing in it"
+    def _locked(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> LockedMessage:
+        reason = "the message has no value for it"
         try:
             key = self._rule.of(message)
         except Exception as error:  # noqa: BLE001  a user's function; the message is under lock, and must go on
-            key, reason = None, line(error)
+            key, reason = None, describe_error(error)
         if key is None:
-            self._tell(NoKey(self._entity, side, message.sequence_number or 0, f"{self._rule.name}: {reason}"))
-        return TakenMessage(side, message, receiver, key)
+            self._report(NoKey(self._entity, side, message.sequence_number or 0, f"{self._rule.name}: {reason}"))
+        return LockedMessage(side, message, receiver, key)
 
-    def _dealt_out(self, limit: int) -> list[ServiceBusReceivedMessage]:
-        """First copies, the application's from now on. Nothing waits in here: nothing is lost on the way."""
+    def _give(self, limit: int) -> list[ServiceBusReceivedMessage]:
+        """Return first copies for the application. Awaits nothing, so no message is lost on the way."""
         now = self._now()
         self._copies.expire(now)
         self._given = {key: each for key, each in self._given.items() if each.until > now}
         given: list[ServiceBusReceivedMessage] = []
-        while len(given) < limit and (found := self._next(now)):
-            taken, again = found
-            match self._copies.arrived(taken, now):
+        while len(given) < limit and (found := self._next_copy(now)):
+            locked, lock_lost = found
+            match self._copies.admit(locked, now):
                 case Verdict.DUPLICATE:
-                    self._surplus.append(taken)
+                    self._duplicates.append(locked)
                 case Verdict.HOLD:
                     pass
                 case verdict:
-                    again = again or verdict is Verdict.GIVE_AGAIN
-                    self._given[id(taken.message)] = taken
-                    given.append(taken.message)
-                    if again:
-                        self._tell_again(taken, verdict)
+                    self._given[id(locked.message)] = locked
+                    given.append(locked.message)
+                    if lock_lost or verdict is Verdict.GIVE_AGAIN:
+                        self._report_redelivery(locked, verdict)
         return given
 
-    def _next(self, now: float) -> tuple[TakenMessage, bool] | None:
+    def _next_copy(self, now: float) -> tuple[LockedMessage, bool] | None:
         if found := self._copies.next(now):
             return found
-        while self._arrived:
-            taken = self._arrived.popleft()
-            if taken.until > now:
-                return taken, False
+        while self._received:
+            locked = self._received.popleft()
+            if locked.until > now:
+                return locked, False
         return None
 
-    def _tell_again(self, taken: TakenMessage, verdict: Verdict) -> None:
-        lost = "the lock of the copy that was given before ran out"
+    def _report_redelivery(self, locked: LockedMessage, verdict: Verdict) -> None:
+        lost = "the lock of the earlier copy expired"
         reason = verdict.value if verdict is Verdict.GIVE_AGAIN else lost
-        self._tell(Redelivered(self._entity, taken.side, taken.key or "", taken.number, reason))
+        self._report(Redelivered(self._entity, locked.side, locked.key or "", locked.number, reason))
 
-    def _refuse_to_be_deaf(self) -> None:
+    def _check_reachable(self) -> None:
         errors: dict[str, Exception] = {
-            side: well.error for side, well in self._wells.items() if well.error is not None
+            side: each.error for side, each in self._receivers.items() if each.error is not None
         }
-        if len(errors) == len(self._wells):
-            told = "; ".join(f"the {side}: {line(error)}" for side, error in errors.items())
+        if len(errors) == len(self._receivers):
+            reasons = "; ".join(f"the {side}: {describe_error(error)}" for side, error in errors.items())
             raise BothFailed(
-                f"nothing can be received from {self._entity!r} in either namespace: {told}",
+                f"nothing can be received from {self._entity!r} in either namespace: {reasons}",
                 reasons=errors,
-                hint="try again once one of them is back",
-            ) from ExceptionGroup("what the namespaces said", list(errors.values()))
+                hint="try again once one of them is available",
+            ) from ExceptionGroup("errors of both namespaces", list(errors.values()))
 
     # Settling -----------------------------------------------------------------------------------
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
-        taken = self.taken(message)
-        self._copies.completing(taken, self._now())
-        yield from self._settle(taken, _completing(message))
-        self._surplus.extend(self._copies.completed(taken, self._now()))
-        yield from self._complete_surplus()
+        locked = self.locked(message)
+        self._copies.completing(locked, self._now())
+        yield from self._settle_given(locked, complete_action(message))
+        self._duplicates.extend(self._copies.completed(locked, self._now()))
+        yield from self._complete_duplicates()
 
-    def give_up(self, message: ServiceBusReceivedMessage, use: Use) -> Steps[None]:
-        """Settle it in any other way."""
-        taken = self.taken(message)
-        yield from self._settle(taken, use)
-        self._copies.given_up(taken)
+    def settle(self, message: ServiceBusReceivedMessage, action: SdkAction) -> Steps[None]:
+        """Settle a message in a way that is not completion."""
+        locked = self.locked(message)
+        yield from self._settle_given(locked, action)
+        self._copies.release(locked)
 
     def renew(self, message: ServiceBusReceivedMessage) -> Steps[Any]:
-        """Renew its lock, and those of the copies that are held for it."""
-        taken = self.taken(message)
-        until = yield Call(_renewing(message), taken.receiver, SETTLE_SECONDS)
-        for each in self._copies.held_with(taken):
-            yield from self._try(each, _renewing(each.message))
+        """Renew the lock of a message, and those of its held copies."""
+        locked = self.locked(message)
+        until = yield Call(renew_action(message), locked.receiver, SETTLE_SECONDS)
+        for each in self._copies.held_with(locked):
+            yield from self._try_settle(each, renew_action(each.message))
         return until
 
     def close(self) -> Steps[None]:
-        """Give back what was given to nobody, and close everything."""
-        for taken in [*self._copies.waiting, *self._arrived, *self._surplus]:
-            yield from self._try(taken, abandoning(taken.message))
+        """Release messages that the application was not given, and close everything."""
+        for locked in [*self._copies.waiting, *self._received, *self._duplicates]:
+            yield from self._try_settle(locked, abandon_action(locked.message))
         self._given.clear()
-        yield Gather(tuple(well.close() for well in self._wells.values()))
+        yield Gather(tuple(each.close() for each in self._receivers.values()))
         self._store.close()
 
-    def taken(self, message: ServiceBusReceivedMessage) -> TakenMessage:
-        """What is known of a message that is the application's. Raises MessageLockLostError where it is not."""
+    def locked(self, message: ServiceBusReceivedMessage) -> LockedMessage:
+        """Return the lock of a message given to the application. Raises MessageLockLostError if there is none."""
         found = self._given.get(id(message))
         if found is None:
             raise MessageLockLostError(
-                message="the message is settled, or its lock has run out, or it is not of this receiver"
+                message="the message is settled, its lock has expired, or it is not from this receiver"
             )
         return found
 
-    def _settle(self, taken: TakenMessage, use: Use) -> Steps[None]:
+    def _settle_given(self, locked: LockedMessage, action: SdkAction) -> Steps[None]:
         try:
-            yield Call(use, taken.receiver, SETTLE_SECONDS)
+            yield Call(action, locked.receiver, SETTLE_SECONDS)
         except MessageLockLostError:
-            self._given.pop(id(taken.message), None)
-            self._copies.given_up(taken, again=True)
+            self._given.pop(id(locked.message), None)
+            self._copies.release(locked, lock_lost=True)
             raise
         except BaseException as error:
-            self._wells[taken.side].failed(error, taken.receiver)
+            self._receivers[locked.side].failed(error, locked.receiver)
             raise
-        self._given.pop(id(taken.message), None)
+        self._given.pop(id(locked.message), None)
 
-    def _complete_surplus(self) -> Steps[None]:
-        while self._surplus:
-            taken = self._surplus.popleft()
-            done = yield from self._try(taken, _completing(taken.message))
+    def _complete_duplicates(self) -> Steps[None]:
+        while self._duplicates:
+            locked = self._duplicates.popleft()
+            done = yield from self._try_settle(locked, complete_action(locked.message))
             if done:
-                self._tell(DuplicateCompleted(self._entity, taken.side, taken.key or "", taken.number))
+                self._report(DuplicateCompleted(self._entity, locked.side, locked.key or "", locked.number))
 
-    def _try(self, taken: TakenMessage, use: Use) -> Steps[bool]:
-        """Settle a copy that nobody was given. Where that fails, the service delivers it again, to be judged anew."""
-        well = self._wells[taken.side]
-        if well.rests_until > self._clock() or taken.until <= self._now():
+    def _try_settle(self, locked: LockedMessage, action: SdkAction) -> Steps[bool]:
+        """Settle a copy that the application was not given. If that fails, the service delivers it again."""
+        receiver = self._receivers[locked.side]
+        if receiver.backs_off_until > self._clock() or locked.until <= self._now():
             return False
         try:
-            yield Call(use, taken.receiver, SETTLE_SECONDS)
-        except Exception as error:  # noqa: BLE001  it concerns nobody
-            well.failed(error, taken.receiver)
-            if is_passing(error):
-                self._rest(well, error, 0.0)
+            yield Call(action, locked.receiver, SETTLE_SECONDS)
+        except Exception as error:  # noqa: BLE001  the copy is delivered again
+            receiver.failed(error, locked.receiver)
+            if is_transient(error):
+                self._back_off(receiver, error, 0.0)
             return False
         return True
 
-    def _rest(self, well: SideReceiver, error: Exception, took_seconds: float) -> None:
-        if well.rest(error, self._clock(), took_seconds):
-            self._tell(SideLost(self._entity, well.side, line(error)))
+    def _back_off(self, receiver: SideReceiver, error: Exception, took_seconds: float) -> None:
+        if receiver.back_off(error, self._clock(), took_seconds):
+            self._report(SideLost(self._entity, receiver.side, describe_error(error)))
 
     def _needed(self) -> frozenset[int]:
-        """The receivers of messages that are to be settled yet."""
-        out = (*self._given.values(), *self._copies.waiting, *self._arrived, *self._surplus)
-        return frozenset(id(each.receiver) for each in out)
-
-
-def _opening(receiver: Any, _seconds: float) -> Any:
-    """Both kinds of receivers connect when they are entered."""
-    return (getattr(receiver, "__aenter__", None) or receiver.__enter__)()
-
-
-def _receiving(limit: int, seconds: float) -> Use:
-    return lambda receiver, _: receiver.receive_messages(max_message_count=limit, max_wait_time=seconds)
-
-
-def _completing(message: ServiceBusReceivedMessage) -> Use:
-    return lambda receiver, _: receiver.complete_message(message)
-
-
-def abandoning(message: ServiceBusReceivedMessage) -> Use:
-    """Give it back, which counts as a delivery."""
-    return lambda receiver, _: receiver.abandon_message(message)
-
-
-def _renewing(message: ServiceBusReceivedMessage) -> Use:
-    return lambda receiver, _: receiver.renew_message_lock(message)
+        """Return the `id` of each receiver with messages that are still to be settled."""
+        unsettled = (*self._given.values(), *self._copies.waiting, *self._received, *self._duplicates)
+        return frozenset(id(each.receiver) for each in unsettled)

@@ -1,6 +1,6 @@
-"""What replication tells while it works: every copy that is missing, every swap, every doubt. Facts, frozen.
+"""Events of replication: every missing copy, every swap of roles, every doubt.
 
-The law: what a listener raises is its own affair, and no message's.
+Invariant: an exception of a listener affects no message.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.azure.data_errors import redacted
-
 if TYPE_CHECKING:
     from sbpair.replication.roles import Side
 
@@ -20,18 +18,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OneSideOnly:
-    """Messages of an active sender are in one namespace alone: `missing` has not taken its copies."""
+    """Messages of an active sender are in one namespace only: `missing` has not accepted its copies."""
 
     entity: str
     message_ids: tuple[str, ...]
-    took: Side
+    accepted: Side
     missing: Side
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """An attempt was never answered: this side may hold the messages, or hold them twice."""
+    """An attempt was never answered: this side may have the messages, or have them twice."""
 
     entity: str
     side: Side
@@ -41,7 +39,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class RolesSwapped:
-    """Messages go to another namespace from now on."""
+    """Later messages go to the other namespace."""
 
     entity: str
     active: Side
@@ -51,7 +49,7 @@ class RolesSwapped:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCompleted:
-    """A further copy of what has been completed was completed too, and given to nobody."""
+    """A further copy of a completed message was completed without being given to the application."""
 
     entity: str
     side: Side
@@ -61,7 +59,7 @@ class DuplicateCompleted:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """A copy is given of which nobody can say that an earlier one was not dealt with: it may be the second time."""
+    """A copy is given although an earlier one may have been processed."""
 
     entity: str
     side: Side
@@ -72,7 +70,7 @@ class Redelivered:
 
 @dataclass(frozen=True, slots=True)
 class NoKey:
-    """A message is given as it is: it has nothing that a duplicate could be told by."""
+    """A message without a key is given: its duplicates cannot be detected."""
 
     entity: str
     side: Side
@@ -82,7 +80,7 @@ class NoKey:
 
 @dataclass(frozen=True, slots=True)
 class SideLost:
-    """Nothing can be received from one side for the time being; the other goes on."""
+    """One side cannot be received from at the moment. The other goes on."""
 
     entity: str
     side: Side
@@ -91,7 +89,7 @@ class SideLost:
 
 @dataclass(frozen=True, slots=True)
 class SideBack:
-    """Messages are received from this side again."""
+    """A lost side can be received from again."""
 
     entity: str
     side: Side
@@ -105,7 +103,7 @@ _QUIET = (DuplicateCompleted, SideBack)
 
 
 class ReplicationReporter:
-    """Logs events, and tells them to whoever listens."""
+    """Logs events and calls the listener."""
 
     def __init__(self, on_event: Callable[[ReplicationEvent], None] | None) -> None:
         self._on_event = on_event
@@ -117,9 +115,4 @@ class ReplicationReporter:
         try:
             self._on_event(event)
         except Exception:
-            log.exception("a listener to the events of replication failed")
-
-
-def line(error: Exception) -> str:
-    """An error as a reason."""
-    return f"{type(error).__name__}: {redacted(error)}"
+            log.exception("an event listener of replication failed")

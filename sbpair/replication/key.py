@@ -1,7 +1,7 @@
-"""What copies of one message are known by. Pure.
+"""The key by which copies of one message are recognized. Pure.
 
-The law: two values that differ are never one key: text, numbers and binary are told apart. A message without a value
-has no key, and is no duplicate of anything.
+Invariant: different values never have the same key, not even text, numbers and binary of equal spelling. A message
+without a value has no key, and is never a duplicate.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sbpair.errors import UsageError
 
 Received: TypeAlias = ServiceBusReceivedMessage
 KeyOf: TypeAlias = Callable[[Received], object]
-"""What a message is known by: text, bytes, a number, a UUID; None or nothing at all where it has no key."""
+"""Returns the value of a message: text, bytes, a number, a UUID; None or empty for no key."""
 
-LONGEST = 128
-"""Longer ones are kept as a digest of theirs, for there may be many."""
+MAX_KEY_LENGTH = 128
+"""Longer keys are stored as a digest, because there may be many."""
 
 PROPERTY = "property:"
-HINT = 'say "id", "subject" or "property:NAME", or give a function of the message'
+HINT = 'use "id", "subject", "property:NAME" or a function of the message'
 
 
 class KeyRule:
@@ -33,17 +33,19 @@ class KeyRule:
         self._of = by if callable(by) else _named(by)
 
     def of(self, message: Received) -> str | None:
-        """The key of a message; None where it has none. Raises what a user's function raises."""
+        """Return the key of a message, or None. Raises what a user's function raises."""
         value = self._of(message)
         if isinstance(value, bytes | bytearray):
             value = _text(bytes(value))
         if value is None or value in ("", b""):
             return None
         key = value if isinstance(value, str) else f"{type(value).__name__}:{value!r}"
-        # Text that looks like one of those is given a mark of its own.
+        # Text that looks like such a key gets a prefix of its own.
         key = f"str:{key}" if isinstance(value, str) and ":" in key else key
         return (
-            key if len(key) <= LONGEST else f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
+            key
+            if len(key) <= MAX_KEY_LENGTH
+            else f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
         )
 
 
@@ -54,7 +56,7 @@ def _named(by: object) -> KeyOf:
         return lambda message: _property(message, "subject")
     name = by.removeprefix(PROPERTY) if isinstance(by, str) and by.startswith(PROPERTY) else ""
     if not name:
-        raise UsageError(f"messages cannot be told apart by {by!r}", hint=HINT)
+        raise UsageError(f"unknown deduplication key {by!r}", hint=HINT)
     return lambda message: _application_property(message, name)
 
 
@@ -69,7 +71,7 @@ def _application_property(message: Received, name: str) -> object:
 
 
 def _text(value: bytes) -> Any:
-    """The SDK gives text as bytes; what is no text stays what it is."""
+    """Decode text, which the SDK returns as bytes, and leave other bytes as they are."""
     try:
         return value.decode()
     except UnicodeDecodeError:

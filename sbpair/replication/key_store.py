@@ -1,7 +1,7 @@
-"""The keys of messages already handled, in a SQLite file, for one receiver at a time.
+"""The keys of completed messages, in a SQLite file that one receiver uses at a time.
 
 Invariant: a key is in the file, and survives this process, when `mark` returns. After a power failure the last keys may
-be missing: their messages are then delivered twice.
+be missing, and their messages are then given twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = FileFormat(
     schema=(
         "CREATE TABLE meta (about TEXT NOT NULL)",
         """CREATE TABLE seen (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, at REAL NOT NULL,
-        standing INTEGER NOT NULL)""",
+        status INTEGER NOT NULL)""",
         "CREATE INDEX seen_at ON seen (at)",
     ),
     elsewhere="name another file for this receiver",
@@ -30,7 +30,7 @@ FORMAT = FileFormat(
 
 
 class KeyStore(SqliteFile):
-    """A store that survives the process. `about` is whose keys these are: pair, entity and rule.
+    """A store that outlives the process. `about` identifies the keys: pair, entity and rule.
 
     Raises UsageError for a path that cannot be a file, LeaseHeld while another receiver uses the file, StateRefused for
     a file of another kind or owner, MachineLacks if this machine does not permit it.
@@ -40,33 +40,33 @@ class KeyStore(SqliteFile):
 
     def __init__(self, path: Path, window: Window, about: dict[str, str]) -> None:
         self._window = window
-        _make(path)
+        _create_file(path)
         owner = [(json.dumps(about, sort_keys=True),)]
         super().__init__(path, FORMAT, owner, busy_seconds=0, any_thread=True, exclusive=True)
 
-    def standing(self, key: str, now: float) -> KeyStatus:
+    def status(self, key: str, now: float) -> KeyStatus:
         with self.errors():
-            row = self._db.execute("SELECT at, standing FROM seen WHERE key = ?", (key,)).fetchone()
+            row = self._db.execute("SELECT at, status FROM seen WHERE key = ?", (key,)).fetchone()
         if row is None or (self._window.seconds is not None and now - row[0] >= self._window.seconds):
             return KeyStatus.NEW
         return KeyStatus(row[1])
 
-    def mark(self, key: str, standing: KeyStatus, now: float) -> None:
+    def mark(self, key: str, status: KeyStatus, now: float) -> None:
         with self.transaction() as db:
             size = self._size + 1 - db.execute("DELETE FROM seen WHERE key = ?", (key,)).rowcount
-            db.execute("INSERT INTO seen (key, at, standing) VALUES (?, ?, ?)", (key, now, standing))
-            size -= self._forget(size, now)
+            db.execute("INSERT INTO seen (key, at, status) VALUES (?, ?, ?)", (key, now, status))
+            size -= self._remove_expired(size, now)
         self._size = size
 
-    def _forget(self, size: int, now: float) -> int:
-        """How many of them were outside of the window, and are gone."""
-        gone = 0
+    def _remove_expired(self, size: int, now: float) -> int:
+        """Remove keys outside of the window, and return how many."""
+        removed = 0
         if self._window.seconds is not None:
-            gone = self._db.execute("DELETE FROM seen WHERE at <= ?", (now - self._window.seconds,)).rowcount
-        if self._window.count is not None and size - gone > self._window.count:
+            removed = self._db.execute("DELETE FROM seen WHERE at <= ?", (now - self._window.seconds,)).rowcount
+        if self._window.count is not None and size - removed > self._window.count:
             oldest = "DELETE FROM seen WHERE number IN (SELECT number FROM seen ORDER BY number LIMIT ?)"
-            gone += self._db.execute(oldest, (size - gone - self._window.count,)).rowcount
-        return gone
+            removed += self._db.execute(oldest, (size - removed - self._window.count,)).rowcount
+        return removed
 
     def _prepare(self, owner: list[tuple[str, ...]]) -> None:
         super()._prepare(owner)
@@ -81,7 +81,7 @@ class KeyStore(SqliteFile):
         return super()._translate(error)
 
 
-def _make(path: Path) -> None:
+def _create_file(path: Path) -> None:
     try:
         create_private(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

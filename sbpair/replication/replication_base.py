@@ -1,6 +1,6 @@
-"""What the sync and the async senders and receivers have in common, which is all but the words `async` and `await`.
+"""The shared part of the sync and the async senders and receivers: everything but `await`.
 
-Here is also what they promise, and what can still go wrong.
+Their docstrings state the guarantees and what can still go wrong.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from azure.servicebus import ServiceBusReceiveMode
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
-from sbpair.failover.client_base import checked_timeout
-from sbpair.failover.failures import FailoverOn, counting
-from sbpair.replication.dedup_receive import OPEN_SECONDS, SETTLE_SECONDS, DedupReceive, SideReceiver, abandoning
+from sbpair.failover.base import checked_timeout
+from sbpair.failover.failures import FailoverOn, failover_rule
+from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
 from sbpair.replication.events import ReplicationEvent, ReplicationReporter
 from sbpair.replication.key import KeyOf, KeyRule
 from sbpair.replication.key_store import KeyStore
 from sbpair.replication.replicated_send import ACTIVE_SHARE, ActiveSend, PassiveSend, ReplicatedSend, SideSend
 from sbpair.replication.roles import SIDES, Side
-from sbpair.replication.sdk_clients import ClientKind, SdkClients
-from sbpair.replication.window import DAY_SECONDS, KEYS, Memory, Window
+from sbpair.replication.sdk_clients import SdkClients
+from sbpair.replication.side_receiver import OPEN_SECONDS, SideReceiver, abandon_action
+from sbpair.replication.window import DAY_SECONDS, KEYS, MemoryStore, Window
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
+    from sbpair.failover.kinds import ClientKind
     from sbpair.failover.sdk_messages import Messages
     from sbpair.failover.steps import Steps
     from sbpair.model.pair import Pair
@@ -36,7 +38,7 @@ OnEvent = Callable[[ReplicationEvent], None]
 
 MEMORY = "memory"
 RECEIVE_SECONDS = 60.0
-"""How long a receive waits that does not say, as the SDK's."""
+"""Default wait of a receive, as in the SDK."""
 
 _SHORTER = "give the queue or topic a shorter name"
 
@@ -51,46 +53,46 @@ class _ReplicatingSenderBase:
     ) -> None:
         check_path(entity, shorten=_SHORTER)
         if retries < 0:
-            raise UsageError(f"retries is {retries}", hint="0 is none, 3 the default")
+            raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
         self.pair = pair
         self.entity_name = entity
         self.timeout = checked_timeout(timeout)
-        self._tell = ReplicationReporter(on_event)
-        self._ends = SdkClients(pair, self._kind, self.timeout * self._share)
-        self._ways = {side: SideSend(side, entity, self._ends.sender, retries, time.monotonic) for side in SIDES}
+        self._report = ReplicationReporter(on_event)
+        self._clients = SdkClients(pair, self._kind, self.timeout * self._share)
+        self._sends = {side: SideSend(side, entity, self._clients.sender, retries, time.monotonic) for side in SIDES}
         self._turn = self._kind.lock()
         self._closed = False
 
-    def _time(self, timeout: float | None) -> float:
+    def _seconds(self, timeout: float | None) -> float:
         if self._closed:
             raise ValueError("the sender has been closed: make another one")
-        self._ends.open()
+        self._clients.open()
         return self.timeout if timeout is None else checked_timeout(timeout)
 
     def _closing(self) -> Steps[None]:
         self._closed = True
         yield from self._replication.close()
-        yield from self._ends.close()
+        yield from self._clients.close()
 
 
 class ActiveSenderBase(_ReplicatingSenderBase):
-    """Active replication: every message goes to an entity of the same name in both namespaces, as two copies of one id.
+    """Active replication: sends every message to an entity of the same name in both namespaces, as copies with one id.
 
-    A message without an id is given one before the first attempt. Both sides are tried at the same time, and a send is
-    over when both have answered, or its `timeout` (seconds) is; it has succeeded where one side took it. What only one
-    side holds is told by the event `OneSideOnly`. `retries` follow a first attempt that failed in a way that may pass;
-    a side that failed the last time is tried once. Receive with a DedupReceiver. Raises BothFailed, with both reasons,
-    where neither side took it; UsageError for arguments that make no sense, NameInvalid for a name that cannot be one.
+    A message without an id gets one before the first attempt. Both sides are tried concurrently. A send ends when both
+    have answered or its `timeout` (seconds) is over, and succeeds if one side accepted the message. The event
+    `OneSideOnly` reports a missing copy. `retries` follow a first attempt with a transient error; a side that failed
+    last time is tried once. Receive with a DedupReceiver. Raises BothFailed, with both reasons, if neither side
+    accepted the message; UsageError and NameInvalid for invalid arguments.
 
     What can still go wrong:
 
-    - Every message costs twice, and every send takes as long as the slower side; while one stalls, as `timeout`, and a
-      blocking client may need 30 s to give up a connection that is not answered.
-    - A copy that only one side holds is lost with that side, or is there once it is back: long after its message was
-      dealt with, and to be told as a duplicate only by a receiver whose window reaches so far.
-    - The copies of several messages have no common order: each side has its own, and where sends fail they differ.
-    - A side that accepted a copy and did not answer may be sent it again: it has two of one id (event `Unanswered`).
-      Where BothFailed is raised it may hold it all the same (`in_doubt`).
+    - Every message costs twice. A send takes as long as the slower side; while one stalls, that is `timeout`, and a
+      blocking client may need 30 s to give up an unanswered connection.
+    - A copy that only one side has is lost with that side, or arrives when it returns, long after its message was
+      processed. A receiver recognizes it as a duplicate only if its window reaches back far enough.
+    - The copies have no common order: each side has its own, and failed sends make them differ.
+    - A side that accepted a copy without answering may get it again, with the same id (event `Unanswered`). After
+      BothFailed it may have the copy as well (`in_doubt`).
     """
 
     _replication: ActiveSend
@@ -99,34 +101,33 @@ class ActiveSenderBase(_ReplicatingSenderBase):
         self, pair: Pair, entity: str, *, timeout: float = 60.0, retries: int = 3, on_event: OnEvent | None = None
     ) -> None:
         super().__init__(pair, entity, timeout=timeout, retries=retries, on_event=on_event)
-        self._replication = ActiveSend(self._ways, entity, time.monotonic, self._tell)
+        self._replication = ActiveSend(self._sends, entity, time.monotonic, self._report)
 
     def _sending(self, message: Messages, timeout: float | None) -> Steps[tuple[Side, ...]]:
-        return self._replication.send(message, self._time(timeout))
+        return self._replication.send(message, self._seconds(timeout))
 
 
 class PassiveSenderBase(_ReplicatingSenderBase):
-    """Passive replication: messages go to the active namespace, and to its backup once that may be gone.
+    """Passive replication: sends to the active namespace, or to its backup if the active one may be gone.
 
-    The primary is the active one at first. Where a send to the active side ends with an error that says that its data
-    center may be gone, the message goes to the backup, and where that takes it the two have swapped roles (event
-    `RolesSwapped`), for this and all later messages; nothing swaps them back but the next such error, or `swap_roles`.
-    Where both fail the roles stay, and BothFailed is raised with both reasons.
+    At first the primary is active. If a send to the active side ends with an error that counts as an outage, the
+    message goes to the backup. If the backup accepts it, the two swap roles for all later messages (event
+    `RolesSwapped`). Only the next such error, or `swap_roles`, swaps them back. If both fail, the roles stay and
+    BothFailed is raised with both reasons.
 
-    Such errors are, once `retries` have not helped: time-outs, broken connections, connections that cannot be made,
-    what the SDK calls communication errors, and a service that stays busy. Others are raised as they are, and nothing
-    is sent to the backup: a wrong key, a missing claim, a missing or disabled entity, a full one, a message that is too
-    large or refused. `failover_on` may be a function of the error that says otherwise, or "article". `timeout` is in
-    seconds, of which the active side has two thirds.
+    These errors count after `retries`: timeouts, broken or refused connections, the SDK's communication errors, and a
+    busy service. Others are raised, and nothing is sent to the backup: a wrong key, a missing claim, a missing,
+    disabled or full entity, a message that is too large or refused. `failover_on` may be "article" or a function of the
+    error instead. The active side has two thirds of `timeout` (seconds).
 
     What can still go wrong:
 
-    - A message that the active side accepted, and that nobody has received when its data center is gone, is late by the
+    - A message that the active side accepted, and that was not received before its data center failed, is late by the
       length of the outage, or lost with it.
-    - Messages that are sent to the backup meanwhile overtake it: there is no order across the swap.
-    - Where the error came after the message had been accepted, both sides hold it: it arrives twice (event
-      `Unanswered`), unless a DedupReceiver removes the second.
-    - Receivers must look at both sides: nobody tells them of a swap.
+    - Messages sent to the backup meanwhile overtake it: there is no order across the swap.
+    - If the error came after the message was accepted, both sides have it, and it arrives twice (event `Unanswered`)
+      unless a DedupReceiver removes the second copy.
+    - Receivers must receive from both sides: they are not notified of a swap.
     """
 
     _share = ACTIVE_SHARE
@@ -143,7 +144,7 @@ class PassiveSenderBase(_ReplicatingSenderBase):
         on_event: OnEvent | None = None,
     ) -> None:
         super().__init__(pair, entity, timeout=timeout, retries=retries, on_event=on_event)
-        self._replication = PassiveSend(self._ways, entity, time.monotonic, self._tell, counting(failover_on))
+        self._replication = PassiveSend(self._sends, entity, time.monotonic, self._report, failover_rule(failover_on))
 
     @property
     def active(self) -> Side:
@@ -151,43 +152,42 @@ class PassiveSenderBase(_ReplicatingSenderBase):
         return self._replication.roles.active
 
     def swap_roles(self) -> None:
-        """Have the sides change roles: back to the primary after an outage, or away from it before one."""
+        """Swap the roles: back to the primary after an outage, or away from it before one."""
         self._replication.swap()
 
     def _sending(self, message: Messages, timeout: float | None) -> Steps[Side | None]:
-        return self._replication.send(message, self._time(timeout))
+        return self._replication.send(message, self._seconds(timeout))
 
 
 class DedupReceiverBase:
-    """Receives from an entity of both namespaces, and gives the application the first copy of each message that comes.
+    """Receives from an entity of both namespaces, and gives the application the first copy of each message.
 
-    Messages are under lock (peek-lock), and are settled over this receiver, on the side that they came from. While the
-    application has one, further copies are held; once it is completed they are completed too (event
-    `DuplicateCompleted`). Where it is abandoned or dead-lettered, or its lock is lost, the next copy is given instead:
-    no copy is dropped before another one was completed. Where a completion was not answered, or the process ended in
-    the middle of one, a further copy is given and named by the event `GivenAgain`.
+    Messages are under lock (peek-lock), and are settled with this receiver, on the side that they came from. While the
+    application has one, further copies are held. Once it is completed, they are completed too (event
+    `DuplicateCompleted`). If it is abandoned or dead-lettered, or loses its lock, the next copy is given instead: no
+    copy is removed before another one was completed. If a completion was not answered, or the process ended during one,
+    a further copy is given and reported by the event `Redelivered`.
 
-    `entity` is a queue, or a topic with its `subscription_name`. `key` is what copies are known by: "id", "subject",
-    "property:NAME" (an application property), or a function of the message; what has no key is given as it is (event
-    `NoKey`). `store` is where completed keys are remembered: "memory", or the path of a file that outlives the process,
-    for one receiver at a time. Of keys the last `window_count` are remembered, for `window_seconds`; None is no such
-    bound, and one there must be. A side that fails rests while the other goes on (`SideLost`, `SideBack`).
+    `entity` is a queue, or a topic with its `subscription_name`. `key` identifies copies: "id", "subject",
+    "property:NAME" (an application property), or a function of the message. A message without a key is given (event
+    `NoKey`). `store` holds completed keys: "memory", or the path of a file that outlives the process, for one receiver
+    at a time. It holds the last `window_count` keys for `window_seconds`; None means no such limit, and one limit is
+    required. A side that fails backs off while the other goes on (`SideLost`, `SideBack`).
 
-    Raises UsageError for arguments that make no sense, NameInvalid for names that cannot be one, LeaseHeld for a file
-    that another receiver has, StateRefused for one of another entity or key. The mode RECEIVE_AND_DELETE is refused:
-    its copies are gone before anything is completed. Entities that require sessions are refused by the service: a
-    session's lock and state are in one namespace alone.
+    Raises UsageError and NameInvalid for invalid arguments, LeaseHeld for a file in use, StateRefused for a file of
+    another entity or key. RECEIVE_AND_DELETE is refused, because its copies are gone before anything is completed. The
+    service refuses entities that require sessions: a session's lock and state are in one namespace.
 
     What can still go wrong:
 
-    - A copy that comes once its key is out of the window is given a second time, as is one that another process
-      receives: all copies have to come through one receiver.
-    - The order is that in which copies come first, which need not be that of either side.
-    - Messages of one key that are no copies of each other are lost but for the first: choose one that tells them apart.
-    - While the first copy is in hand for longer than a lock lasts, further copies come again and again, which counts as
-      deliveries: `renew_message_lock` renews them all.
+    - A copy that arrives after its key left the window is given again, as is one that another process receives: all
+      copies must come through one receiver.
+    - Messages come in the order of their first copies, which may differ from the order of both sides.
+    - Of different messages with the same key, only the first is given: choose a key that is unique.
+    - While the application has the first copy for longer than a lock lasts, further copies are delivered repeatedly,
+      which raises their delivery count: `renew_message_lock` renews all of their locks.
     - While one side stalls, a blocking receiver may wait 30 s for its connection, and then for the other side alone for
-      two minutes: the SDK gives a connection up no sooner.
+      two minutes: the SDK gives up a connection no sooner.
     """
 
     _kind: ClientKind
@@ -209,8 +209,8 @@ class DedupReceiverBase:
         path = checked_source(entity, subscription_name)
         if ServiceBusReceiveMode(receive_mode) is not ServiceBusReceiveMode.PEEK_LOCK:
             raise UsageError(
-                "a DedupReceiver cannot receive and delete: a copy may go only once another one is completed",
-                hint="leave receive_mode out, and complete what was dealt with",
+                "a DedupReceiver cannot receive and delete: a copy is removed only after another one is completed",
+                hint="omit receive_mode, and complete processed messages",
             )
         self.pair = pair
         self.entity_name = path
@@ -222,29 +222,31 @@ class DedupReceiverBase:
             "entity": path.lower(),
             "key": rule.name,
         }
-        self._ends = SdkClients(pair, self._kind, OPEN_SECONDS)
-        kept = Memory(window) if store == MEMORY else KeyStore(Path(store), window, about)
-        wells = {side: SideReceiver(side, self._receiver) for side in SIDES}
-        self._intake = DedupReceive(wells, path, rule, kept, ReplicationReporter(on_event), time.time, time.monotonic)
+        self._clients = SdkClients(pair, self._kind, OPEN_SECONDS)
+        keys = MemoryStore(window) if store == MEMORY else KeyStore(Path(store), window, about)
+        receivers = {side: SideReceiver(side, self._receiver) for side in SIDES}
+        self._receive = DedupReceive(
+            receivers, path, rule, keys, ReplicationReporter(on_event), time.time, time.monotonic
+        )
         self._turn = self._kind.lock()
         self._closed = False
 
     def side_of(self, message: ServiceBusReceivedMessage) -> Side:
-        """Where a message came from, "primary" or "secondary", until it is settled. Raises MessageLockLostError."""
-        return self._intake.taken(message).side
+        """Return "primary" or "secondary" for a message that is not settled. Raises MessageLockLostError."""
+        return self._receive.locked(message).side
 
     def _receiver(self, side: Side) -> Any:
-        return self._ends.receiver(side, self.entity_name, SETTLE_SECONDS / 2)
+        return self._clients.receiver(side, self.entity_name, SETTLE_SECONDS / 2)
 
-    def _look(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
-        return self._intake.look(limit, deadline)
+    def _polling(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
+        return self._receive.poll(limit, deadline)
 
     def _deadline(self, limit: int, seconds: float | None) -> float:
-        """When a receive is over, on the monotonic clock. Raises ValueError, as the SDK does."""
+        """Return the end of a receive on the monotonic clock. Raises ValueError, as the SDK does."""
         if limit < 1:
             raise ValueError("max_message_count must be at least 1")
         self._check_open()
-        self._ends.open()
+        self._clients.open()
         wait = self._max_wait if seconds is None else _checked_wait(seconds)
         return time.monotonic() + (RECEIVE_SECONDS if wait is None else wait)
 
@@ -254,35 +256,35 @@ class DedupReceiverBase:
 
     def _completing(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         self._check_open()
-        return self._intake.complete(message)
+        return self._receive.complete(message)
 
     def _abandoning(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         self._check_open()
-        return self._intake.give_up(message, abandoning(message))
+        return self._receive.settle(message, abandon_action(message))
 
     def _dead_lettering(
         self, message: ServiceBusReceivedMessage, reason: str | None, error_description: str | None
     ) -> Steps[None]:
         self._check_open()
 
-        def use(receiver: Any, _seconds: float) -> Any:
+        def dead_letter_action(receiver: Any, _seconds: float) -> Any:
             return receiver.dead_letter_message(message, reason=reason, error_description=error_description)
 
-        return self._intake.give_up(message, use)
+        return self._receive.settle(message, dead_letter_action)
 
     def _renewing(self, message: ServiceBusReceivedMessage) -> Steps[Any]:
         self._check_open()
-        return self._intake.renew(message)
+        return self._receive.renew(message)
 
     def _closing(self) -> Steps[None]:
         if not self._closed:
             self._closed = True
-            yield from self._intake.close()
-            yield from self._ends.close()
+            yield from self._receive.close()
+            yield from self._clients.close()
 
 
 def checked_source(entity: str, subscription: str | None) -> str:
-    """The path that is received from. Raises NameInvalid."""
+    """Return the path to receive from. Raises NameInvalid."""
     check_path(entity, shorten=_SHORTER)
     if subscription is None:
         return entity

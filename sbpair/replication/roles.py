@@ -1,10 +1,10 @@
-"""Which namespace is the active one, which its backup, and what changes that. Pure.
+"""The roles of the two namespaces, active and backup, and the events that change them. Pure.
 
-The law: TRANSITIONS is all of it. The roles are swapped where the backup has taken what the active one could not, or by
-command; where neither has, they stay.
+Invariant: TRANSITIONS is complete. The roles are swapped by command, or when the backup accepts a message that the
+active side could not. If neither accepts it, they stay.
 
-    settled  messages go to the active one
-    turned   the active one may be gone: this message is for the backup, and the roles hang on what becomes of it
+    settled  messages go to the active side
+    trying   the active side may be gone: this message goes to the backup, and its outcome decides the roles
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 class RoleState(Enum):
     SETTLED = "settled"
-    TURNED = "turned"
+    TRYING_BACKUP = "trying the backup"
 
 
 class RoleEvent(Enum):
-    TOOK = "the message was taken"
-    GONE = "an error says that the data center may be gone"
-    REFUSED = "an error says something else"
+    ACCEPTED = "the message was accepted"
+    GONE = "the error counts as an outage"
+    REFUSED = "the error does not count as an outage"
     SWAP = "a swap was commanded"
 
 
@@ -35,18 +35,18 @@ STAY, SWAP = False, True
 
 TRANSITIONS: Final = MappingProxyType(
     {
-        (RoleState.SETTLED, RoleEvent.GONE): (RoleState.TURNED, STAY),
+        (RoleState.SETTLED, RoleEvent.GONE): (RoleState.TRYING_BACKUP, STAY),
         (RoleState.SETTLED, RoleEvent.SWAP): (RoleState.SETTLED, SWAP),
-        (RoleState.TURNED, RoleEvent.TOOK): (RoleState.SETTLED, SWAP),
-        (RoleState.TURNED, RoleEvent.GONE): (RoleState.SETTLED, STAY),
-        (RoleState.TURNED, RoleEvent.REFUSED): (RoleState.SETTLED, STAY),
+        (RoleState.TRYING_BACKUP, RoleEvent.ACCEPTED): (RoleState.SETTLED, SWAP),
+        (RoleState.TRYING_BACKUP, RoleEvent.GONE): (RoleState.SETTLED, STAY),
+        (RoleState.TRYING_BACKUP, RoleEvent.REFUSED): (RoleState.SETTLED, STAY),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who is who. `target` is where the message goes that is under way, or the next one."""
+    """The current roles. `target` is the side for the message being sent, or the next one."""
 
     active: Side = "primary"
     state: RoleState = RoleState.SETTLED
@@ -64,7 +64,7 @@ def other(side: Side) -> Side:
     return "secondary" if side == "primary" else "primary"
 
 
-def after(roles: Roles, event: RoleEvent) -> Roles:
-    """The roles once `event` has happened to `roles.target`."""
+def next_roles(roles: Roles, event: RoleEvent) -> Roles:
+    """Return the roles after `event` has happened to `roles.target`."""
     state, swapped = TRANSITIONS.get((roles.state, event), (roles.state, STAY))
     return Roles(roles.backup if swapped else roles.active, state)

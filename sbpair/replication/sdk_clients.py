@@ -1,12 +1,11 @@
-"""The SDK's clients for both namespaces of a pair, one each, made when they are first needed and closed together."""
+"""The SDK clients for both namespaces of a pair, one each, created when first needed and closed together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from sbpair.azure.data_client import signed
-from sbpair.failover.side_connections import closed
+from sbpair.failover.kinds import ClientFactory, ClientKind
+from sbpair.failover.side_connections import close_quietly
 from sbpair.replication.roles import SIDES, Side
 
 if TYPE_CHECKING:
@@ -14,49 +13,32 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint, Pair
 
 
-class ClientKind(NamedTuple):
-    """What sync and async clients are made of: (endpoint, credential, seconds) -> client, an identity, and a lock."""
-
-    client: Callable[[Endpoint, Any, float], Any]
-    identity: Callable[[], Any]
-    lock: Callable[[], Any]
-
-
 class SdkClients:
-    """`seconds` bound what has no bound of its own."""
+    """`seconds` limits operations without a limit of their own."""
 
     def __init__(self, pair: Pair, kind: ClientKind, seconds: float) -> None:
         self._endpoints: dict[Side, Endpoint] = {"primary": pair.primary, "secondary": pair.secondary}
-        self._kind = kind
+        self._factory = ClientFactory(kind)
         self._seconds = seconds
         self._clients: dict[Side, Any] = {}
-        self._identity: Any = None
 
     def open(self) -> None:
-        """Have both clients, before both sides use them at the same time. Connects to nothing."""
+        """Create both clients before both sides are used concurrently. Connects to nothing."""
         for side in SIDES:
             if side not in self._clients:
-                endpoint = self._endpoints[side]
-                self._clients[side] = self._kind.client(endpoint, signed(endpoint) or self._signed_in(), self._seconds)
+                self._clients[side] = self._factory.client(self._endpoints[side], self._seconds)
 
     def sender(self, side: Side, entity: str) -> Any:
-        """The SDK's sender: queues and topics are sent to alike."""
+        """Return an SDK sender. Queues and topics are sent to alike."""
         return self._clients[side].get_queue_sender(entity)
 
     def receiver(self, side: Side, path: str, settle_seconds: float) -> Any:
-        """The SDK's receiver, under lock: queues and subscriptions are received from alike, by their paths."""
-        # Without prefetch nothing is locked that nobody has asked for.
+        """Return an SDK receiver in peek-lock mode. Queues and subscriptions are received from alike, by path."""
+        # Without prefetch, only requested messages are locked.
         return self._clients[side].get_queue_receiver(path, prefetch_count=0, timeout=settle_seconds)
 
     def close(self) -> Steps[None]:
         while self._clients:
             _, client = self._clients.popitem()
-            yield from closed(client)
-        if self._identity is not None:
-            identity, self._identity = self._identity, None
-            yield from closed(identity)
-
-    def _signed_in(self) -> Any:
-        if self._identity is None:
-            self._identity = self._kind.identity()
-        return self._identity
+            yield from close_quietly(client)
+        yield from self._factory.close()

@@ -1,16 +1,14 @@
-"""Replication for programs that block. The law: nothing is decided here."""
+"""Replication for programs that block. Invariant: this module decides nothing."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-from sbpair.azure.data_client import sync_client
-from sbpair.failover.steps import Steps, run
+from sbpair.failover.kinds import SyncClosable
+from sbpair.failover.steps import drive
 from sbpair.replication import replication_base
-from sbpair.replication.sdk_clients import ClientKind
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -19,97 +17,72 @@ if TYPE_CHECKING:
     from sbpair.replication.roles import Side
 
 
-def _identity() -> Any:
-    from azure.identity import DefaultAzureCredential
-
-    return DefaultAzureCredential()
-
-
-class _Closable:
-    _kind = ClientKind(sync_client, _identity, threading.RLock)
-    _turn: Any
-
-    def _closing(self) -> Steps[None]:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close the connections to both sides."""
-        with self._turn:
-            run(self._closing())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
-
-
-class ActiveSender(replication_base.ActiveSenderBase, _Closable):
+class ActiveSender(replication_base.ActiveSenderBase, SyncClosable):
     __doc__ = replication_base.ActiveSenderBase.__doc__
 
     def send_messages(self, message: Messages, *, timeout: float | None = None) -> tuple[Side, ...]:
-        """Send one message, several, or a batch to both sides. The answer is which took it, one at least.
+        """Send one message, several, or a batch to both sides. Returns the sides that accepted it, at least one.
 
-        Raises BothFailed, and UsageError for a message that has an `x-ms-path` or another alias already.
+        Raises BothFailed, and UsageError for a message that already has `x-ms-path` or another alias.
         """
         with self._turn:
-            return run(self._sending(message, timeout))
+            return drive(self._sending(message, timeout))
 
 
-class PassiveSender(replication_base.PassiveSenderBase, _Closable):
+class PassiveSender(replication_base.PassiveSenderBase, SyncClosable):
     __doc__ = replication_base.PassiveSenderBase.__doc__
 
     def send_messages(self, message: Messages, *, timeout: float | None = None) -> Side | None:
-        """Send one message, several, or a batch to one side. The answer is which took it; None for no message at all.
+        """Send one message, several, or a batch to one side. Returns the side that accepted it, or None for no message.
 
-        Raises BothFailed, the SDK's errors where they do not say that the active side may be gone, and UsageError for a
-        message that has an `x-ms-path` or another alias already.
+        Raises BothFailed, the SDK's errors that do not count as an outage of the active side, and UsageError for a
+        message that already has `x-ms-path` or another alias.
         """
         with self._turn:
-            return run(self._sending(message, timeout))
+            return drive(self._sending(message, timeout))
 
 
-class DedupReceiver(replication_base.DedupReceiverBase, _Closable):
+class DedupReceiver(replication_base.DedupReceiverBase, SyncClosable):
     __doc__ = replication_base.DedupReceiverBase.__doc__
 
     def receive_messages(
         self, max_message_count: int = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]:
-        """The first copies that there are, up to so many; [] where none has come within `max_wait_time` (60 s).
+        """Return first copies, up to `max_message_count`, or [] if none arrived within `max_wait_time` (60 s).
 
-        Raises BothFailed where neither side can be received from all that time, and the SDK's errors.
+        Raises BothFailed if neither side could be received from in that time, and the SDK's errors.
         """
         deadline = self._deadline(max_message_count, max_wait_time)
         while True:
             with self._turn:
-                found = run(self._look(max_message_count, deadline))
+                found = drive(self._polling(max_message_count, deadline))
             if found is not None:
                 return found
 
     def complete_message(self, message: ServiceBusReceivedMessage) -> None:
-        """Complete it, and then the copies of it that are held. Raises MessageLockLostError, and the SDK's errors."""
+        """Complete a message and then its held copies. Raises MessageLockLostError, and the SDK's errors."""
         with self._turn:
-            run(self._completing(message))
+            drive(self._completing(message))
 
     def abandon_message(self, message: ServiceBusReceivedMessage) -> None:
-        """Give it back: it comes again, or another copy does. Raises MessageLockLostError, and the SDK's errors."""
+        """Release a message, so that it or a copy is delivered again. Raises MessageLockLostError and SDK errors."""
         with self._turn:
-            run(self._abandoning(message))
+            drive(self._abandoning(message))
 
     def dead_letter_message(
         self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
     ) -> None:
-        """Dead-letter it on its side; another copy of it comes. Raises MessageLockLostError, and the SDK's errors."""
+        """Dead-letter a message on its side. A copy is delivered. Raises MessageLockLostError and SDK errors."""
         with self._turn:
-            run(self._dead_lettering(message, reason, error_description))
+            drive(self._dead_lettering(message, reason, error_description))
 
     def renew_message_lock(self, message: ServiceBusReceivedMessage) -> datetime:
-        """Until when it is locked now; so are the copies that are held for it. Raises the SDK's errors."""
+        """Renew the locks of a message and its held copies. Returns the new expiry time. Raises SDK errors."""
         with self._turn:
-            until: datetime = run(self._renewing(message))
+            until: datetime = drive(self._renewing(message))
         return until
 
     def __iter__(self) -> Iterator[ServiceBusReceivedMessage]:
-        """One after the other; it ends where none has come within this receiver's `max_wait_time`, if it has one."""
+        """Yield messages. Ends if none arrives within the receiver's `max_wait_time`, if it has one."""
         while (found := self.receive_messages()) or self._max_wait is None:
             yield from found

@@ -1,6 +1,6 @@
-"""Which keys have been dealt with of late: the bounds, the store's face, and one in memory. Pure but for the memory.
+"""The keys of completed messages: limits, the interface of a store, and a store in memory.
 
-The law: what is outside of the window was never seen; a key that is marked anew is the latest.
+Invariant: a key outside of the window counts as never seen. Marking a key again makes it the latest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEYS = 1_000_000
 
 
 class KeyStatus(IntEnum):
-    """What is known of a key. DOUBT: one was to be completed, and nobody can say whether it was."""
+    """The status of a key. DOUBT: a completion was started and never answered."""
 
     NEW = 0
     DOUBT = 1
@@ -27,54 +27,54 @@ class KeyStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The last `count` keys, and none older than `seconds`; None is no such bound. Raises UsageError."""
+    """The last `count` keys, none older than `seconds`. None means no such limit. Raises UsageError."""
 
     seconds: float | None = DAY_SECONDS
     count: int | None = KEYS
 
     def __post_init__(self) -> None:
         if self.seconds is None and self.count is None:
-            raise UsageError("the window has no bound", hint="bound it by seconds, by a count of keys, or by both")
+            raise UsageError("the window has no limit", hint="set window_seconds, window_count, or both")
         if self.seconds is not None and not (self.seconds > 0 and math.isfinite(self.seconds)):
             raise UsageError(
-                f"the window is {self.seconds:g} s", hint="it must be more than nothing; None is no bound in time"
+                f"expected a window of more than 0 s, got {self.seconds:g} s", hint="None means no limit in time"
             )
         if self.count is not None and self.count < 1:
-            raise UsageError(f"the window is {self.count} keys", hint="it must hold 1 at least; None is no bound")
+            raise UsageError(f"expected a window of at least 1 key, got {self.count}", hint="None means no limit")
 
 
 class Store(Protocol):
-    """Where keys are remembered. `now` is in seconds since 1970; a clock that is set back makes nothing older."""
+    """Stores keys. `now` is in seconds since 1970; setting the clock back makes no key older."""
 
-    def standing(self, key: str, now: float) -> KeyStatus: ...
+    def status(self, key: str, now: float) -> KeyStatus: ...
 
-    def mark(self, key: str, standing: KeyStatus, now: float) -> None:
-        """Returns once it is remembered. Raises MachineLacks where it cannot be."""
+    def mark(self, key: str, status: KeyStatus, now: float) -> None:
+        """Return once the status is stored. Raises MachineLacks if that fails."""
 
     def close(self) -> None: ...
 
 
-class Memory:
-    """For as long as the process lives; about 200 bytes a key."""
+class MemoryStore:
+    """A store for the life of the process, with about 200 bytes per key."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._seen: OrderedDict[str, tuple[float, KeyStatus]] = OrderedDict()
 
-    def standing(self, key: str, now: float) -> KeyStatus:
-        at, standing = self._seen.get(key, (now, KeyStatus.NEW))
-        return KeyStatus.NEW if _is_past(self._window, at, now) else standing
+    def status(self, key: str, now: float) -> KeyStatus:
+        at, status = self._seen.get(key, (now, KeyStatus.NEW))
+        return KeyStatus.NEW if _is_past(self._window, at, now) else status
 
-    def mark(self, key: str, standing: KeyStatus, now: float) -> None:
-        self._seen[key] = now, standing
+    def mark(self, key: str, status: KeyStatus, now: float) -> None:
+        self._seen[key] = now, status
         self._seen.move_to_end(key)
-        while self._is_too_much(now):
+        while self._is_over_limit(now):
             self._seen.popitem(last=False)
 
     def close(self) -> None:
         self._seen.clear()
 
-    def _is_too_much(self, now: float) -> bool:
+    def _is_over_limit(self, now: float) -> bool:
         if self._window.count is not None and len(self._seen) > self._window.count:
             return True
         oldest, _ = next(iter(self._seen.values()))

@@ -134,8 +134,8 @@ async def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> Non
 
 
 def sections(**own: Any) -> Sections:
-    message = sdk_messages.outgoing({"body": b"b", "message_id": "m", "application_properties": {"n": 1}, **own})
-    return Sections.split(sdk_messages.encoded(message))
+    message = sdk_messages.prepare_one({"body": b"b", "message_id": "m", "application_properties": {"n": 1}, **own})
+    return Sections.split(sdk_messages.encode(message))
 
 
 @pytest.mark.parametrize(

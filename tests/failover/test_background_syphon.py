@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from sbpair.errors import UsageError
-from sbpair.failover import failover_send, syphon_supervisor
+from sbpair.failover import background_syphon, failover_send
 from sbpair.failover.events import SyphonFaulted
 from sbpair.move.events import QueueOpened
 from sbpair.runs.lease import Lease
@@ -18,7 +18,7 @@ from sbpair.syphon import worker
 from tests.kit.failover_rig import PATIENCE_SECONDS, Rig, ids
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -47,8 +47,8 @@ class Arrivals:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
     monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)
-    monkeypatch.setattr(syphon_supervisor, "FIRST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(syphon_supervisor, "LEASE_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(background_syphon, "FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(background_syphon, "LEASE_WAIT_SECONDS", 0.05)
 
 
 def syphon_of(client: Any, **options: Any) -> Any:
@@ -107,11 +107,11 @@ def test_an_error_that_nobody_expected_is_told_too(rig: Rig, monkeypatch: pytest
     async def broken(*_arguments: Any, **_options: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(syphon_supervisor.runner, "run", broken)
+    monkeypatch.setattr(background_syphon.runner, "run", broken)
     with rig.client() as (client, told):
         syphon_of(client)
         fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
-        assert str(fault) == "the syphon rests for 0.05 s: unexpected ZeroDivisionError"
+        assert str(fault) == "the syphon is retried after 0.05 s: unexpected ZeroDivisionError"
 
 
 def test_it_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_it_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path)
 def test_a_closed_client_gives_back_what_a_stalled_primary_does_not_take(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.failover.sync.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("sbpair.failover.background_syphon.CLOSE_SECONDS", 0.5)
     opened = threading.Event()
     with rig.client() as (client, _told):
         handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, QueueOpened) else None)

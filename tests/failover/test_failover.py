@@ -28,14 +28,14 @@ from sbpair import aio
 from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
-from sbpair.failover.client_base import ShortTimeout
+from sbpair.failover.base import ShortTimeout
 from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
 from sbpair.failover.states import State
 from tests.kit.failover_rig import Rig, ids
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -192,7 +192,7 @@ def test_a_backlog_queue_that_fails_is_left_by_every_sender_and_comes_back(rig: 
             client.get_queue_sender("orders").send_messages(a_message("m2"), timeout=20)
         assert ids(rig.in_queue(rig.backlog[other])) == ["m1", "m2"]
         told.wait_for(lambda event: event == QueueReturned(rig.paths[mine]))
-        assert client.known.queues_out == set()
+        assert client.failover_state.queues_out == set()
 
 
 def test_with_both_sides_down_the_error_is_raised_and_the_next_send_tries_again(rig: Rig) -> None:

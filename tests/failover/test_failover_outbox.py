@@ -30,13 +30,13 @@ from sbpair.failover.events import (
     OutboxStuck,
     SendInDoubt,
 )
-from sbpair.failover.outbox import summary
+from sbpair.failover.outbox import outbox_depths
 from sbpair.failover.states import State
 from tests.kit.failover_rig import Rig, ids
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -81,12 +81,12 @@ def test_with_both_sides_away_messages_wait_and_arrive_in_order(rig: Rig, path: 
             sender.send_messages(batch, timeout=8)
             assert all(number < 0 for number in sender.schedule_messages(a_message("m4"), at, timeout=8))
             assert [len(told.of(each)) for each in (OutboxBegun, OutboxEmptied)] == [1, 0]
-            assert summary(path)["orders"].messages == 5
+            assert outbox_depths(path)["orders"].messages == 5
             sides[back].close()
             told.wait_for(is_empty)
             there = rig.in_backlog() if back == "secondary" else rig.in_queue(rig.orders)
             assert ids(there) == ["m0", "m1", "m2", "m3", "m4"]
-    assert (summary(path), told.events[-1]) == ({}, OutboxClosed(str(path), 0))
+    assert (outbox_depths(path), told.events[-1]) == ({}, OutboxClosed(str(path), 0))
     arrived = {each.read_properties().message_id: each for each in rig.brought_back()}
     assert arrived.keys() == {"m0", "m1", "m2", "m3", "m4"}
     assert [each.body for each in arrived.values()] == [b"\x00\x53\x75\xa0\x02" + each.encode() for each in arrived]
@@ -147,7 +147,7 @@ def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> N
                 client.failback()
                 for number in range(1, 4):
                     (sender, other)[number % 2].send_messages(a_message(f"m{number}"), timeout=5)
-                assert summary(path)["orders"].messages == 4
+                assert outbox_depths(path)["orders"].messages == 4
             told.wait_for(is_empty)
             other.send_messages(a_message("m4"), timeout=5)
     assert ids(rig.in_queue(rig.orders)) == [f"m{number}" for number in range(5)]
@@ -165,7 +165,7 @@ def test_a_full_outbox_raises_what_was_raised_without_it_and_names_it(rig: Rig, 
             with pytest.raises(ServiceBusError, match="'orders' that were sent before are in the outbox") as raised:
                 sender.send_messages(a_message("m2"), timeout=5)
             assert "may hold 2 of" in raised.value.__notes__[-1]
-    assert summary(path)["orders"].messages == 2
+    assert outbox_depths(path)["orders"].messages == 2
 
 
 @pytest.mark.parametrize("arrives", [True, False])

@@ -9,7 +9,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from sbpair.errors import UsageError
-from sbpair.failover.failures import counting, is_passing
+from sbpair.failover.failures import failover_rule, is_transient
 
 
 def answered(condition: str) -> sdk.ServiceBusError:
@@ -45,15 +45,15 @@ RULES: list[tuple[Exception, bool, bool]] = [
 
 @pytest.mark.parametrize(("error", "by_default", "by_the_article"), RULES, ids=lambda each: type(each).__name__)
 def test_what_counts(error: Exception, by_default: bool, by_the_article: bool) -> None:
-    assert counting("default")(error) is is_passing(error) is by_default
-    assert counting("article")(error) is by_the_article
+    assert failover_rule("default")(error) is is_transient(error) is by_default
+    assert failover_rule("article")(error) is by_the_article
 
 
 def test_a_predicate_is_taken_as_it_is() -> None:
-    assert counting(lambda error: isinstance(error, KeyError))(KeyError())
+    assert failover_rule(lambda error: isinstance(error, KeyError))(KeyError())
 
 
 @pytest.mark.parametrize("rule", ["", "Default", None, 7, ["default"]])
 def test_a_rule_that_is_none_is_refused(rule: Any) -> None:
     with pytest.raises(UsageError, match="failover_on"):
-        counting(rule)
+        failover_rule(rule)

@@ -44,13 +44,13 @@ def instruments(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_without_the_package_the_listener_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_instruments", lambda: None)
     heard: list[Any] = []
-    assert metrics.counted("p", heard.append) == heard.append
-    assert metrics.counted("p", None) is None
+    assert metrics.with_metrics("p", heard.append) == heard.append
+    assert metrics.with_metrics("p", None) is None
 
 
 def test_transitions_are_counted_and_the_user_is_told(instruments: Any) -> None:
     heard: list[Any] = []
-    listener = metrics.counted("p", heard.append)
+    listener = metrics.with_metrics("p", heard.append)
     assert listener
     path = [State.HEALTHY, State.FAILING, State.FAILED_OVER, State.FORCED, State.HEALTHY]
     events = [EntityChanged("orders", before, after, "") for before, after in pairwise(path)]
@@ -78,7 +78,7 @@ def test_transitions_are_counted_and_the_user_is_told(instruments: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_every_event_has_its_instrument(instruments: Any, event: Any, name: str, added: list[Any]) -> None:
-    listener = metrics.counted("p", None)
+    listener = metrics.with_metrics("p", None)
     assert listener
     listener(event)
     assert getattr(instruments, name).added == added
@@ -110,7 +110,7 @@ def read() -> Iterator[Any]:
 
 
 def test_the_package_takes_what_it_is_told(read: Any) -> None:
-    listener = metrics.counted("p", None)
+    listener = metrics.with_metrics("p", None)
     assert listener
     listener(EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""))
     listener(SendInDoubt("orders", ("a", "b"), ""))

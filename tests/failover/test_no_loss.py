@@ -23,7 +23,7 @@ from tests.kit.running import Running
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -15,7 +15,7 @@ from sbpair.failover.states import State
 from tests.kit.failover_rig import Rig, ids
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, StateRefused, UsageError
-from sbpair.failover.outbox import Outbox, OutboxDepth, summary
+from sbpair.failover.outbox import Outbox, OutboxDepth, outbox_depths
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 
@@ -35,7 +35,7 @@ def a_pair(primary: str = "contoso") -> Pair:
 
 
 def messages(box: Outbox, entity: str) -> list[bytes]:
-    return [each.message for each in box.first(entity, 1000, 2**40)]
+    return [each.message for each in box.peek(entity, 1000, 2**40)]
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_what_was_put_is_there_in_order_after_the_file_was_closed(path: Path) ->
     box = Outbox(path, a_pair())
     assert (len(box), sorted(box.entities())) == (4, ["Billing/Invoices", "orders"])
     assert messages(box, "Orders") == [b"a", b"b", b"c"]
-    assert [(each.at_ms, each.tried) for each in box.first("orders", 2, 2**40)] == [(7, False)] * 2
-    box.remove("orders", box.first("orders", 3, 2**40))
+    assert [(each.at_ms, each.tried) for each in box.peek("orders", 2, 2**40)] == [(7, False)] * 2
+    box.remove("orders", box.peek("orders", 3, 2**40))
     assert (len(box), box.holds("orders"), box.holds("billing/invoices")) == (1, False, True)
     box.close()
 
@@ -61,28 +61,28 @@ def test_what_was_put_is_there_in_order_after_the_file_was_closed(path: Path) ->
 def test_as_many_are_read_as_have_room_but_one_at_least(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"xxx", b"yyy", b"z"])
-    assert [len(box.first("orders", 10, size)) for size in (1, 5, 6, 7)] == [1, 1, 2, 3]
-    assert len(box.first("orders", 2, 100)) == 2
+    assert [len(box.peek("orders", 10, size)) for size in (1, 5, 6, 7)] == [1, 1, 2, 3]
+    assert len(box.peek("orders", 2, 100)) == 2
     box.close()
 
 
 def test_what_was_tried_is_known_to_have_been_after_a_crash_too(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"a", b"b"])
-    box.mark(box.first("orders", 2, 100), tried=True)
-    box.mark(box.first("orders", 2, 100)[1:], tried=False)
+    box.mark(box.peek("orders", 2, 100), tried=True)
+    box.mark(box.peek("orders", 2, 100)[1:], tried=False)
     box.close()
     box = Outbox(path, a_pair())
-    assert [each.tried for each in box.first("orders", 2, 100)] == [True, False]
+    assert [each.tried for each in box.peek("orders", 2, 100)] == [True, False]
     box.close()
 
 
 def test_one_that_is_refused_stays_lets_others_pass_and_comes_again(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"bad", b"good"])
-    box.refuse("orders", box.first("orders", 1, 100)[0])
+    box.refuse("orders", box.peek("orders", 1, 100)[0])
     assert (messages(box, "orders"), box.holds("orders"), len(box)) == ([b"good"], True, 2)
-    box.remove("orders", box.first("orders", 1, 100))
+    box.remove("orders", box.peek("orders", 1, 100))
     assert (messages(box, "orders"), box.holds("orders"), len(box)) == ([], False, 1)
     box.close()
     box = Outbox(path, a_pair())
@@ -94,11 +94,11 @@ def test_one_that_is_refused_stays_lets_others_pass_and_comes_again(path: Path) 
 def test_a_full_outbox_takes_none_of_what_has_no_room_and_says_so(path: Path, bounds: Any) -> None:
     box = Outbox(path, a_pair(), **bounds)
     box.put("orders", [b"aa", b"bb"])
-    with pytest.raises(QuotaExceeded, match=r"out box\?\.db is full: it holds 2 messages of 4 bytes"):
+    with pytest.raises(QuotaExceeded, match=r"out box\?\.db is full: it has 2 messages of 4 bytes"):
         box.put("orders", [b"cc", b"dd"])
     assert messages(box, "orders") == [b"aa", b"bb"]
     box.put("orders", [b"cc"])
-    box.remove("orders", box.first("orders", 2, 100))
+    box.remove("orders", box.peek("orders", 2, 100))
     box.put("orders", [b"ee"])
     box.close()
     # What was there before counts too.
@@ -138,11 +138,11 @@ def test_what_is_not_this_pairs_outbox_is_refused_and_not_touched(path: Path) ->
         with sqlite3.connect(path) as db:
             db.execute(f"PRAGMA {pragma}")
         db.close()
-        for refuses in (lambda: Outbox(path, a_pair()), lambda: summary(path)):
+        for refuses in (lambda: Outbox(path, a_pair()), lambda: outbox_depths(path)):
             with pytest.raises(StateRefused, match=reason):
                 refuses()
     path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
-    for refuses in (lambda: Outbox(path, a_pair()), lambda: summary(path)):
+    for refuses in (lambda: Outbox(path, a_pair()), lambda: outbox_depths(path)):
         with pytest.raises(StateRefused, match="broken"):
             refuses()
     # Whoever was refused has not kept the lock.
@@ -191,20 +191,20 @@ def test_a_disk_that_is_full_takes_nothing_and_the_next_put_works(path: Path) ->
 
 
 def test_whoever_looks_on_sees_what_is_there_beside_its_owner_and_after(path: Path) -> None:
-    assert summary(path) == {}
+    assert outbox_depths(path) == {}
     times = iter((5, 6, 7))
     box = Outbox(path, a_pair(), clock_ms=lambda: next(times))
     box.put("orders", [b"a", b"b"])
     box.put("orders", [b"c"])
     box.put("news", [b"d"])
     expected = {"news": OutboxDepth(1, 7), "orders": OutboxDepth(3, 5)}
-    assert summary(path) == expected
+    assert outbox_depths(path) == expected
     box.close()
-    assert summary(str(path)) == expected
+    assert outbox_depths(str(path)) == expected
     with a_child("hold", path) as child:
         child.kill()
         child.wait()
-        assert summary(path)["orders"].messages == 4
+        assert outbox_depths(path)["orders"].messages == 4
 
 
 class OutboxAgainstTheModel(RuleBasedStateMachine):
@@ -237,7 +237,7 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
 
     @rule(entity=entity, count=st.integers(1, 3))
     def remove(self, entity: str, count: int) -> None:
-        gone = self.box.first(entity, count, 2**30)
+        gone = self.box.peek(entity, count, 2**30)
         assert [each.message for each in gone] == self._passing(entity)[:count]
         self.box.remove(entity, gone)
         for each in gone:
@@ -245,7 +245,7 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
 
     @rule(entity=entity)
     def refuse(self, entity: str) -> None:
-        for each in self.box.first(entity, 1, 0):
+        for each in self.box.peek(entity, 1, 0):
             self.box.refuse(entity, each)
             self.refused.append((entity, each.message))
 
@@ -261,7 +261,7 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
         for entity in self.model:
             assert messages(self.box, entity) == self._passing(entity)
             assert self.box.holds(entity) is bool(self._passing(entity))
-        counts = {entity: each.messages for entity, each in summary(self.directory / "x.db").items()}
+        counts = {entity: each.messages for entity, each in outbox_depths(self.directory / "x.db").items()}
         assert counts == {entity: len(each) for entity, each in self.model.items() if each}
 
     def teardown(self) -> None:
@@ -302,7 +302,7 @@ box._db.set_progress_handler(count, 1)
 for number in range(3):
     box.put("orders", [b"%da" % number, b"%db" % number])
     print("put", number, flush=True)
-first = box.first("orders", 2, 100)
+first = box.peek("orders", 2, 100)
 box.mark(first, tried=True)
 box.remove("orders", first)
 print("removed", flush=True)
@@ -338,7 +338,7 @@ def holds_what_was_promised(path: Path, said: list[str]) -> None:
         assert not put
         return
     box = Outbox(path, a_pair())
-    found = [each.message for each in box.first("orders", 100, 2**30)]
+    found = [each.message for each in box.peek("orders", 100, 2**30)]
     box.close()
     everything = [b"%d%c" % (number, letter) for number in range(3) for letter in b"ab"]
     if "removed" in said:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.amqp.message import Sections
 from sbpair.failover import sdk_messages
-from sbpair.failover.failures import as_sdk, is_passing
+from sbpair.failover.failures import is_transient, to_sdk_error
 from sbpair.failover.outbox import OutboxMessage
-from sbpair.failover.outbox_delivery import made
+from sbpair.failover.outbox_delivery import prepare_delivery
 from sbpair.failover.sdk_messages import for_backlog
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Send, route
@@ -26,14 +26,14 @@ PUT_MS = 1_800_000_000_000
 
 
 def kept(message: Any, path: str = "billing/Invoices") -> OutboxMessage:
-    return OutboxMessage(1, PUT_MS, False, sdk_messages.encoded(for_backlog(sdk_messages.outgoing(message), path)))
+    return OutboxMessage(1, PUT_MS, False, sdk_messages.encode(for_backlog(sdk_messages.prepare_one(message), path)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
 def test_to_the_primary_goes_what_would_have_gone_there_at_once(message: ServiceBusMessage) -> None:
-    straight = encoded(sdk_messages.outgoing(message))
-    leaving = made(kept(message), PUT_MS, for_primary=True)
+    straight = encoded(sdk_messages.prepare_one(message))
+    leaving = prepare_delivery(kept(message), PUT_MS, for_primary=True)
     assert timeless(leaving.payload) == timeless(straight)
     assert leaving.message_id == message.message_id
     assert leaving.key == (message.session_id, message.partition_key)
@@ -43,9 +43,9 @@ def test_to_the_primary_goes_what_would_have_gone_there_at_once(message: Service
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
 def test_into_the_backlog_goes_what_would_have_gone_there_at_once(message: ServiceBusMessage) -> None:
-    at_once = encoded(for_backlog(sdk_messages.outgoing(message), "billing/Invoices"))
+    at_once = encoded(for_backlog(sdk_messages.prepare_one(message), "billing/Invoices"))
     assert kept(message).message == at_once
-    leaving = made(kept(message), PUT_MS, for_primary=False)
+    leaving = prepare_delivery(kept(message), PUT_MS, for_primary=False)
     assert timeless(leaving.payload) == timeless(at_once)
     assert leaving.key == (None, message.partition_key)
     (_, facts), (_, wanted) = read_facts("q", leaving.payload), read_facts("q", at_once)
@@ -55,7 +55,7 @@ def test_into_the_backlog_goes_what_would_have_gone_there_at_once(message: Servi
 @given(life=st.integers(1, 10**6), waited=st.integers(-(10**6), 2 * 10**6), for_primary=st.booleans())
 def test_time_in_the_outbox_counts(life: int, waited: int, for_primary: bool) -> None:
     message = ServiceBusMessage(b"x", time_to_live=timedelta(seconds=life))
-    leaving = made(kept(message), PUT_MS + waited * 1000, for_primary=for_primary)
+    leaving = prepare_delivery(kept(message), PUT_MS + waited * 1000, for_primary=for_primary)
     # A clock that was put back gives no life.
     left_ms = max(1, 1000 * (life - max(0, waited)))
     assert leaving.expired is (waited >= life)
@@ -82,7 +82,7 @@ ERRORS: list[tuple[errors.SbpairError, type[Exception], bool]] = [
 
 @pytest.mark.parametrize(("error", "theirs", "passing"), ERRORS, ids=lambda each: type(each).__name__)
 def test_errors_of_deliveries_are_in_the_sdks_words(error: Any, theirs: type[Exception], passing: bool) -> None:
-    meant = as_sdk(error)
+    meant = to_sdk_error(error)
     assert type(meant) is theirs
     assert error.message in str(meant)
-    assert is_passing(meant) is passing
+    assert is_transient(meant) is passing

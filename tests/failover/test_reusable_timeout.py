@@ -34,13 +34,13 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
     async def story() -> None:
-        loop, watch = asyncio.get_running_loop(), ReusableTimeout()
+        loop, timeout = asyncio.get_running_loop(), ReusableTimeout()
         for seconds in (5, 2, 60):
             before = loop.time()
-            with pytest.raises(TimeoutError), watch.over(seconds):
+            with pytest.raises(TimeoutError), timeout.limit(seconds):
                 await asyncio.Event().wait()
             assert loop.time() == pytest.approx(before + seconds, abs=1e-3)
-            with watch.over(seconds):
+            with timeout.limit(seconds):
                 await asyncio.sleep(seconds / 2)
 
     run(story())
@@ -48,14 +48,14 @@ def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
 
 def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
     async def story() -> None:
-        loop, watch = asyncio.get_running_loop(), ReusableTimeout()
+        loop, timeout = asyncio.get_running_loop(), ReusableTimeout()
         for _ in range(100):
-            with watch.over(10):
+            with timeout.limit(10):
                 pass
             assert len(loop._scheduled) == 1  # type: ignore[attr-defined]
         # It comes when the first would have been over, and is put off for the one that goes on.
         await asyncio.sleep(9)
-        with watch.over(10):
+        with timeout.limit(10):
             await asyncio.sleep(9.5)
         await asyncio.sleep(60)
         assert not loop._scheduled  # type: ignore[attr-defined]
@@ -65,23 +65,23 @@ def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
 
 def test_a_cancellation_by_somebody_else_stays_one() -> None:
     async def watched(watch: ReusableTimeout) -> None:
-        with watch.over(5):
+        with watch.limit(5):
             await asyncio.Event().wait()
 
     async def story() -> None:
-        watch = ReusableTimeout()
-        task = asyncio.create_task(watched(watch))
+        timeout = ReusableTimeout()
+        task = asyncio.create_task(watched(timeout))
         await asyncio.sleep(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         # Both at the same moment: whoever cancels is not denied.
-        task = asyncio.create_task(watched(watch))
+        task = asyncio.create_task(watched(timeout))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(5, task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
-        watch.end()
+        timeout.cancel()
 
     run(story())
 
@@ -90,7 +90,7 @@ def test_it_watches_over_tasks_alone() -> None:
     loop = asyncio.new_event_loop()
     caught: list[Any] = []
     loop.set_exception_handler(lambda _, context: caught.append(context["exception"]))
-    loop.call_soon(ReusableTimeout().over, 5)
+    loop.call_soon(ReusableTimeout().limit, 5)
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()

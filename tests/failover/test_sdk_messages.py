@@ -18,7 +18,7 @@ from sbpair.amqp.message import Sections
 from sbpair.backlog import ALIASES, PING_TYPE
 from sbpair.errors import UsageError
 from sbpair.failover import sdk_messages
-from sbpair.failover.sdk_messages import SizedBatch, for_backlog, is_small, packed, scheduled, size_of
+from sbpair.failover.sdk_messages import SizedBatch, batches, encoded_size, for_backlog, is_small, with_schedule
 from sbpair.move.message.envelope import read_facts, restore
 from sbpair.move.message.route import Send, route
 
@@ -79,7 +79,7 @@ def timeless(payload: bytes) -> dict[str, Any]:
 @given(MESSAGES)
 def test_the_syphon_makes_of_the_backlogs_copy_what_would_have_gone_to_the_primary(message: ServiceBusMessage) -> None:
     before = repr(message.raw_amqp_message.__dict__), repr(message.raw_amqp_message.properties)
-    sent = sdk_messages.outgoing(message)
+    sent = sdk_messages.prepare_one(message)
     straight = encoded(sent)
     sections, facts = read_facts("q", encoded(for_backlog(sent, "billing/Invoices")))
     assert facts.flaw == ""
@@ -98,7 +98,7 @@ def test_the_aliases_are_the_old_clients_bytes() -> None:
     message = ServiceBusMessage(
         b"x", session_id="s", time_to_live=timedelta(minutes=1), scheduled_enqueue_time_utc=NEW_YEAR
     )
-    payload = encoded(for_backlog(sdk_messages.outgoing(message), "orders"))
+    payload = encoded(for_backlog(sdk_messages.prepare_one(message), "orders"))
     assert b"\xa1\x09x-ms-path\xa1\x06orders" in payload
     assert b"\xa1\x0ex-ms-sessionid\xa1\x01s" in payload
     assert b"\x00\xa3\x16com.microsoft:timespan\x81" + bytes.fromhex("0000000023c34600") in payload
@@ -118,7 +118,7 @@ def test_the_aliases_are_the_old_clients_bytes() -> None:
 @pytest.mark.parametrize("key", ["x-opt-scheduled-enqueue-time", b"x-opt-scheduled-enqueue-time"])
 def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", annotations={key: at, "x-opt-mine": 1})
-    sections, facts = read_facts("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
+    sections, facts = read_facts("q", encoded(for_backlog(sdk_messages.prepare_one(raw), "orders")))
     assert facts.scheduled_at == 1_767_225_600_000
     assert dict(sections.read_message_annotations().pairs) == {"x-opt-mine": 1}
 
@@ -126,14 +126,14 @@ def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) 
 def test_a_life_beyond_the_headers_49_days_is_an_alias_too() -> None:
     properties = {"creation_time": 1_000, "absolute_expiry_time": 1_000 + 5_000_000_000}
     raw = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
-    _, facts = read_facts("q", encoded(for_backlog(sdk_messages.outgoing(raw), "orders")))
+    _, facts = read_facts("q", encoded(for_backlog(sdk_messages.prepare_one(raw), "orders")))
     assert facts.ttl_ticks == 5_000_000_000 * 10_000
 
 
 @pytest.mark.parametrize("properties", [None, {"subject": "s"}])
 def test_a_message_without_an_id_gets_a_new_one_each_time_and_keeps_none(properties: Any) -> None:
     message = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
-    ids = [sdk_messages.outgoing(message).properties.message_id for _ in range(3)]
+    ids = [sdk_messages.prepare_one(message).properties.message_id for _ in range(3)]
     assert len(set(ids)) == 3
     assert message.properties is None or message.properties.message_id is None
 
@@ -141,7 +141,7 @@ def test_a_message_without_an_id_gets_a_new_one_each_time_and_keeps_none(propert
 @pytest.mark.parametrize("own", ["mine", 7, b"bytes"])
 def test_an_id_that_is_there_stays(own: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": own})
-    assert sdk_messages.outgoing(raw) is raw
+    assert sdk_messages.prepare_one(raw) is raw
 
 
 @pytest.mark.parametrize("key", [*sorted(ALIASES), b"x-ms-path"])
@@ -152,7 +152,7 @@ def test_a_message_that_has_an_alias_already_is_refused(key: Any) -> None:
         {"body": "x", "application_properties": {key: "elsewhere"}},
     ):
         with pytest.raises(UsageError, match="already"):
-            sdk_messages.outgoing(message)
+            sdk_messages.prepare_one(message)
         with pytest.raises(UsageError, match="already"):
             SizedBatch(1000).add_message(message)
 
@@ -160,12 +160,12 @@ def test_a_message_that_has_an_alias_already_is_refused(key: Any) -> None:
 @pytest.mark.parametrize("thing", ["text", b"bytes", 7, None, object()])
 def test_what_is_no_message_is_refused_as_by_the_sdk(thing: Any) -> None:
     with pytest.raises(TypeError):
-        sdk_messages.outgoing(thing)
+        sdk_messages.prepare_one(thing)
 
 
 def test_a_scheduled_copy_leaves_the_original_as_it_was() -> None:
-    message = sdk_messages.outgoing(ServiceBusMessage("x", partition_key="k"))
-    later = scheduled(message, NEW_YEAR)
+    message = sdk_messages.prepare_one(ServiceBusMessage("x", partition_key="k"))
+    later = with_schedule(message, NEW_YEAR)
     assert later.annotations == {b"x-opt-partition-key": "k", b"x-opt-scheduled-enqueue-time": NEW_YEAR}
     assert message.annotations == {b"x-opt-partition-key": "k"}
 
@@ -173,8 +173,8 @@ def test_a_scheduled_copy_leaves_the_original_as_it_was() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from([None, "a", "b"]))), st.integers(400, 2_000))
 def test_packing_keeps_every_message_in_order_within_the_limit(sizes: list[Any], limit: int) -> None:
-    messages = [sdk_messages.outgoing(ServiceBusMessage(b"x" * size, partition_key=key)) for size, key in sizes]
-    packs = list(packed(messages, limit))
+    messages = [sdk_messages.prepare_one(ServiceBusMessage(b"x" * size, partition_key=key)) for size, key in sizes]
+    packs = list(batches(messages, limit))
     assert [each for _, inside in packs for each in inside] == messages
     for content, inside in packs:
         if isinstance(content, ServiceBusMessageBatch):
@@ -186,24 +186,24 @@ def test_packing_keeps_every_message_in_order_within_the_limit(sizes: list[Any],
 
 
 def test_one_that_is_too_large_for_a_batch_goes_alone_and_takes_nobody_along() -> None:
-    messages = [sdk_messages.outgoing(ServiceBusMessage(b"x" * size)) for size in (10, 5000, 10, 10)]
-    packs = list(packed(messages, 1000))
+    messages = [sdk_messages.prepare_one(ServiceBusMessage(b"x" * size)) for size in (10, 5000, 10, 10)]
+    packs = list(batches(messages, 1000))
     assert [len(inside) for _, inside in packs] == [1, 1, 2]
     assert packs[1][0] is messages[1]
 
 
 @given(MESSAGES)
 def test_the_size_is_what_the_sdk_encodes(message: ServiceBusMessage) -> None:
-    sent = sdk_messages.outgoing(message)
-    assert 0 <= size_of(sent) - len(encoded(sent)) <= 8
+    sent = sdk_messages.prepare_one(message)
+    assert 0 <= encoded_size(sent) - len(encoded(sent)) <= 8
 
 
 def test_small_is_less_than_any_tier_takes_even_with_all_that_a_header_may_have() -> None:
-    message = sdk_messages.outgoing(ServiceBusMessage(b"x" * sdk_messages.SMALL_BODY_BYTES, session_id="s" * 128))
+    message = sdk_messages.prepare_one(ServiceBusMessage(b"x" * sdk_messages.SMALL_BODY_BYTES, session_id="s" * 128))
     assert is_small(message)
-    assert size_of(for_backlog(message, "o" * 260)) + 65_536 < sdk_messages.MIN_LIMIT_BYTES
-    assert not is_small(sdk_messages.outgoing(ServiceBusMessage(b"x" * (sdk_messages.SMALL_BODY_BYTES + 1))))
-    assert not is_small(sdk_messages.outgoing(AmqpAnnotatedMessage(value_body="x")))
+    assert encoded_size(for_backlog(message, "o" * 260)) + 65_536 < sdk_messages.SMALLEST_TIER_BYTES
+    assert not is_small(sdk_messages.prepare_one(ServiceBusMessage(b"x" * (sdk_messages.SMALL_BODY_BYTES + 1))))
+    assert not is_small(sdk_messages.prepare_one(AmqpAnnotatedMessage(value_body="x")))
 
 
 def test_a_batch_remembers_what_is_in_it_and_nothing_that_did_not_fit() -> None:
@@ -211,10 +211,10 @@ def test_a_batch_remembers_what_is_in_it_and_nothing_that_did_not_fit() -> None:
     batch.add_message(ServiceBusMessage(b"x"))
     with pytest.raises(MessageSizeExceededError):
         batch.add_message(ServiceBusMessage(b"x" * 300))
-    assert (len(batch), len(batch.outgoing)) == (1, 1)
+    assert (len(batch), len(batch.prepared)) == (1, 1)
 
 
 def test_the_ping_is_the_old_clients() -> None:
-    sections = Sections.split(encoded(sdk_messages.ping("fresh")))
+    sections = Sections.split(encoded(sdk_messages.ping_message("fresh")))
     own = sections.read_properties()
     assert (own.content_type, own.group_id, sections.read_header().ttl) == (PING_TYPE, "fresh", 1000)

@@ -14,11 +14,11 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from sbpair.failover import client_aio, client_sync, pinger
+from sbpair.failover import aio, pinger, sync
 from sbpair.failover.failover_send import FailoverSend, SendPolicy
 from sbpair.failover.failover_state import JITTER, FailoverState
-from sbpair.failover.failures import is_passing
-from sbpair.failover.pinger import ERRANDS_AT_ONCE, Pinger
+from sbpair.failover.failures import is_transient
+from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
 from sbpair.failover.side_connections import Side, SideConnections
 from sbpair.failover.steps import Call
 from tests.failover.test_reusable_timeout import VirtualTime
@@ -40,25 +40,25 @@ class PlainAio(Plain):
         pass
 
 
-def an_exchange(**terms: Any) -> FailoverSend:
-    known = FailoverState(a_pair(failover_interval=0, **terms), chance=random.Random(7))
-    known.register("orders")
-    lane: SideConnections[Side] = SideConnections(Plain)
-    return FailoverSend(known, lane, "orders", SendPolicy(is_passing, "raise", 0), lambda: 0.0)
+def a_failover_send(**terms: Any) -> FailoverSend:
+    state = FailoverState(a_pair(failover_interval=0, **terms), chance=random.Random(7))
+    state.register("orders")
+    connections: SideConnections[Side] = SideConnections(Plain)
+    return FailoverSend(state, connections, "orders", SendPolicy(is_transient, "raise", 0), lambda: 0.0)
 
 
 def test_from_the_failure_to_the_backlog_it_is_one_send_more() -> None:
-    exchange = an_exchange()
-    steps = exchange.send(ServiceBusMessage(b"x"), 60)
+    send = a_failover_send()
+    steps = send.send(ServiceBusMessage(b"x"), 60)
     first = next(steps)
     assert isinstance(first, Call)
-    assert first.on.side == "primary"
+    assert first.target.side == "primary"
     second = steps.throw(OperationTimeoutError())
     assert isinstance(second, Call)
-    assert (second.on.side, second.on.path[:29]) == ("backlog", "contoso/x-servicebus-transfer")
+    assert (second.target.side, second.target.path[:29]) == ("backlog", "contoso/x-servicebus-transfer")
     with pytest.raises(StopIteration):
         steps.send(None)
-    assert (exchange.delivered.primary, exchange.delivered.backlog) == (0, 1)
+    assert (send.delivered.primary, send.delivered.backlog) == (0, 1)
 
 
 def bytecodes(run: Callable[[], None]) -> int:
@@ -86,12 +86,12 @@ SDKS_BYTECODES = {"sync": 8_000, "aio": 10_400}
 """What the SDK's own senders take for a message of 1 KB: see tests/benchmarks/sender.py for the time."""
 
 
-@pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout")
+@pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout")
 def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
     message = ServiceBusMessage(b"x" * 1024)
-    client = client_sync.FailoverClient(a_pair())
+    client = sync.PairedClient(a_pair())
     sender = client.get_queue_sender("orders")
-    sender._lane._make = lambda *_: Plain()
+    sender._connections._make = lambda *_: Plain()
     sender.send_messages(message)
     count = bytecodes(lambda: sender.send_messages(message, timeout=60))
     assert 0 < count < 0.03 * SDKS_BYTECODES["sync"]
@@ -100,8 +100,8 @@ def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
 async def test_so_does_one_that_is_awaited() -> None:
     message = ServiceBusMessage(b"x" * 1024)
 
-    sender = client_aio.AsyncFailoverClient(a_pair()).get_queue_sender("orders")
-    sender._lane._make = lambda *_: PlainAio()
+    sender = aio.AsyncPairedClient(a_pair()).get_queue_sender("orders")
+    sender._connections._make = lambda *_: PlainAio()
     for _ in range(2):
         await sender.send_messages(message)
 
@@ -109,7 +109,7 @@ async def test_so_does_one_that_is_awaited() -> None:
         assert next(sender.send_messages(message, timeout=60).__await__(), "ended") == "ended"
 
     assert 0 < bytecodes(drive) < 0.04 * SDKS_BYTECODES["aio"]
-    sender._watch.end()
+    sender._timeout.cancel()
 
 
 async def unanswered(*_: object) -> None:
@@ -120,26 +120,26 @@ def test_ten_thousand_entities_that_are_failed_over_cost_one_task_and_one_timer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("ERROR", "sbpair")
-    monkeypatch.setattr(pinger, "ping", unanswered)
+    monkeypatch.setattr(pinger, "send_ping", unanswered)
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         pair = a_pair(failover_interval=60, ping_interval=60)
-        known = FailoverState(pair, chance=random.Random(7))
-        pings = Pinger(pair, known, loop.time)
-        known.on_sooner = pings.wake
+        state = FailoverState(pair, chance=random.Random(7))
+        pings = Pinger(pair, state, loop.time)
+        state.timers.on_earlier = pings.wake
         running = asyncio.create_task(pings.run())
         before = threading.active_count()
         for number in range(10_000):
-            known.register(f"queue-{number}")
-            known.failed(f"queue-{number}", TimeoutError(), loop.time())
+            state.register(f"queue-{number}")
+            state.primary_failed(f"queue-{number}", TimeoutError(), loop.time())
         await asyncio.sleep(61)
-        assert len([each for each in known.states().values() if each.value == "failed over"]) == 10_000
+        assert len([each for each in state.states().values() if each.value == "failed over"]) == 10_000
         assert (len(asyncio.all_tasks()), threading.active_count()) == (2, before)
         assert len(loop._scheduled) == 1  # type: ignore[attr-defined]
         # And when all of them are pinged, so many at a time.
         await asyncio.sleep(60 * (1 + JITTER))
-        assert len(asyncio.all_tasks()) == 2 + ERRANDS_AT_ONCE
+        assert len(asyncio.all_tasks()) == 2 + MAX_CONCURRENT_TASKS
         running.cancel()
         await asyncio.wait((running,))
 

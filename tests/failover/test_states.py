@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
-from sbpair.failover.failover_state import JITTER, Deliver, FailoverState, Ping, Probe
-from sbpair.failover.states import TRANSITIONS, Delays, EntityEvent, EntityStatus, State, after
+from sbpair.failover.failover_state import JITTER, FailoverState
+from sbpair.failover.states import TRANSITIONS, Delays, EntityEvent, EntityStatus, State, next_status
+from sbpair.failover.timers import Deliver, Ping, Probe
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 
@@ -83,8 +84,8 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             errands = []
             places = {entity: {self._has_place(entity)} for entity in ENTITIES}
             due = {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
-            while (errand := self.real.due(self.now)) is not None:
-                errands.append(errand)
+            while (task := self.real.pop_due(self.now)) is not None:
+                errands.append(task)
             deliveries = {each.entity for each in errands if isinstance(each, Deliver)}
             rest = [each for each in errands if not isinstance(each, Deliver)]
             assert len(rest) + len(deliveries) == len(errands)
@@ -119,13 +120,13 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
 
     @rule(entity=entity)
     def a_send_succeeds(self, entity: str) -> None:
-        self.real.sent(entity.upper(), self.now)
+        self.real.primary_accepted(entity.upper(), self.now)
         if self.model[entity].state != "forced":
             self._healthy(entity)
 
     @rule(entity=entity)
     def a_send_fails(self, entity: str) -> None:
-        self.real.failed(entity, ValueError("gone"), self.now)
+        self.real.primary_failed(entity, ValueError("gone"), self.now)
         each = self.model[entity]
         if each.state == "healthy":
             self._to(entity, "failing")
@@ -171,7 +172,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
 
     @rule(queue=queue)
     def a_queue_takes_a_message(self, queue: str) -> None:
-        self.real.queue_took(queue, self.now)
+        self.real.queue_accepted(queue, self.now)
         self._returned(queue)
 
     @rule(queue=queue, works=st.booleans())
@@ -199,7 +200,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
 
     @rule(entity=entity, before=st.booleans())
     def the_outbox_takes_a_message(self, entity: str, before: bool) -> None:
-        self.real.kept(entity.lower(), None if before else ValueError("both away"), self.now)
+        self.real.outbox_stored(entity.lower(), None if before else ValueError("both away"), self.now)
         self.kept.setdefault(entity, self.now if before else self.now + self.PING)
 
     @rule(entity=entity)
@@ -213,33 +214,33 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
     def a_delivery_ends_with_some_left(self, entity: str, passing: bool) -> None:
         if self.kept.get(entity) == UNDER_WAY:
             error = TimeoutError("slow") if passing else ValueError("no such entity")
-            place = self.real.place_for(entity, None, self.now)
-            self.real.held(entity, error, place, self.now)
+            place = self.real.target_for(entity, None, self.now)
+            self.real.outbox_remains(entity, error, place, self.now)
             self.kept[entity] = self.now + self.PING
             primary = place is not None and place.side == "primary"
-            assert self.real.stuck(entity) is (error if primary and not passing else None)
+            assert self.real.outbox_stuck(entity) is (error if primary and not passing else None)
 
     @rule(entity=entity)
     def a_deliverys_turn_is_over(self, entity: str) -> None:
         if self.kept.get(entity) == UNDER_WAY:
-            place = self.real.place_for(entity, None, self.now)
-            self.real.held(entity, None, place, self.now)
+            place = self.real.target_for(entity, None, self.now)
+            self.real.outbox_remains(entity, None, place, self.now)
             self.kept[entity] = self.now if place is not None else self.now + self.PING
 
     @rule(entity=entity)
     def a_delivery_ends_with_nothing_left(self, entity: str) -> None:
         if self.kept.get(entity) == UNDER_WAY:
-            self.real.emptied(entity)
+            self.real.outbox_emptied(entity)
             del self.kept[entity]
             self.emptied += 1
-            assert self.real.stuck(entity) is None
+            assert self.real.outbox_stuck(entity) is None
 
     @invariant()
     def both_agree(self) -> None:
         assert {entity: state.value for entity, state in self.real.states().items()} == {
             entity: each.state for entity, each in self.model.items()
         }
-        assert (not self.real.unwell) is all(each.state == "healthy" for each in self.model.values())
+        assert (not self.real.unhealthy) is all(each.state == "healthy" for each in self.model.values())
         assert self.real.queues_out == self.out.keys()
         timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
         kept = [at for at in self.kept.values() if at != UNDER_WAY]
@@ -286,20 +287,20 @@ def test_every_row_of_the_table_changes_the_state_and_every_state_can_be_left() 
 @pytest.mark.parametrize("event", list(EntityEvent))
 @pytest.mark.parametrize("state", list(State))
 def test_what_is_not_in_the_table_changes_no_state(state: State, event: EntityEvent) -> None:
-    then = after(EntityStatus(state), event, 0, Delays(1, lambda: 1))
+    then = next_status(EntityStatus(state), event, 0, Delays(1, lambda: 1))
     assert then.state is TRANSITIONS.get((state, event), state)
 
 
 def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
     known = an_availability(failover_interval=0)
-    known.failed("orders", ValueError("gone"), 5)
+    known.primary_failed("orders", ValueError("gone"), 5)
     assert known.to_backlog("orders", 5)
     assert not known.to_backlog("news", 5)
 
 
 def test_a_sender_need_not_wait_for_the_timer_to_be_served() -> None:
     known = an_availability(failover_interval=60)
-    known.failed("orders", ValueError("gone"), 0)
+    known.primary_failed("orders", ValueError("gone"), 0)
     assert not known.to_backlog("orders", 59.9)
     assert known.to_backlog("orders", 60)
 
@@ -317,17 +318,17 @@ def test_whoever_comes_after_everything_was_forced_is_forced_too() -> None:
 def test_pings_of_ten_thousand_entities_are_one_agenda_and_spread_by_chance() -> None:
     known = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
     sooner: list[None] = []
-    known.on_sooner = lambda: sooner.append(None)
+    known.timers.on_earlier = lambda: sooner.append(None)
     for number in range(10_000):
         known.register(f"queue-{number}")
-        known.failed(f"queue-{number}", ValueError("gone"), 0)
+        known.primary_failed(f"queue-{number}", ValueError("gone"), 0)
     first = known.next_due()
     assert first is not None
     assert 60 * (1 - JITTER) <= first < 60 < 60 * (1 + JITTER)
-    assert known.due(first - 0.001) is None
+    assert known.pop_due(first - 0.001) is None
     errands = set()
-    while (errand := known.due(60 * (1 + JITTER))) is not None:
-        errands.add(errand)
+    while (task := known.pop_due(60 * (1 + JITTER))) is not None:
+        errands.add(task)
     assert len(errands) == 10_000
     assert known.next_due() is None
     # The one who waits is woken when its wait became shorter, and not for each.
@@ -336,15 +337,15 @@ def test_pings_of_ten_thousand_entities_are_one_agenda_and_spread_by_chance() ->
 
 def test_with_every_queue_out_one_of_them_is_tried_all_the_same() -> None:
     known = an_availability(backlog_queues=2)
-    first, spare = known.queue_for(None)
+    first, spare = known.pick_queue(None)
     assert spare
     known.queue_failed(first, ValueError("full"), 0)
-    second, spare = known.queue_for(first)
+    second, spare = known.pick_queue(first)
     assert (second != first, spare) == (True, False)
     known.queue_failed(second, ValueError("full"), 0)
-    assert known.queue_for(second) == (first, False)
-    known.queue_took(first, 0)
-    assert known.queue_for(second) == (first, False)
+    assert known.pick_queue(second) == (first, False)
+    known.queue_accepted(first, 0)
+    assert known.pick_queue(second) == (first, False)
 
 
 def test_a_listener_that_fails_is_told_of_the_next_event_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -359,7 +360,7 @@ def test_a_listener_that_fails_is_told_of_the_next_event_too(caplog: pytest.LogC
     known.force("orders", 0)
     known.failback("orders", 0)
     assert [event.after for event in told] == [State.FORCED, State.HEALTHY]
-    assert caplog.text.count("a listener to the sender's events failed") == 2
+    assert caplog.text.count("an event listener of a paired client failed") == 2
 
 
 def test_a_listener_may_command() -> None:
@@ -379,39 +380,39 @@ def test_a_listener_may_command() -> None:
 def test_secrets_in_an_error_are_not_told() -> None:
     told: list[Any] = []
     known = an_availability(told)
-    known.failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
+    known.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
     assert "c2VjcmV0" not in told[0].reason
     assert "\n" not in told[0].reason
 
 
 def test_what_is_in_the_outbox_waits_for_a_side_and_is_delivered_as_soon_as_there_is_one() -> None:
     known = an_availability(backlog_queues=1, ping_interval=5)
-    queue, _ = known.queue_for(None)
+    queue, _ = known.pick_queue(None)
     known.force("orders", 0)
     known.queue_failed(queue, ValueError("gone"), 0)
-    known.kept("orders", ValueError("gone"), 0)
-    assert known.place_for("orders", None, 0) is None
-    assert known.due(5) == Probe(queue)
-    assert known.due(5) is None, "there is nowhere to deliver to"
+    known.outbox_stored("orders", ValueError("gone"), 0)
+    assert known.target_for("orders", None, 0) is None
+    assert known.pop_due(5) == Probe(queue)
+    assert known.pop_due(5) is None, "there is nowhere to deliver to"
     known.probed(queue, None, 6)
-    assert known.due(6) == Deliver("orders")
-    assert known.due(60) is None, "it is under way"
-    known.held("orders", None, known.place_for("orders", None, 60), 60)
-    assert known.due(60) == Deliver("orders")
-    known.emptied("orders")
+    assert known.pop_due(6) == Deliver("orders")
+    assert known.pop_due(60) is None, "it is under way"
+    known.outbox_remains("orders", None, known.target_for("orders", None, 60), 60)
+    assert known.pop_due(60) == Deliver("orders")
+    known.outbox_emptied("orders")
     assert known.next_due() is None
 
 
 def test_what_an_entity_refuses_its_messages_with_is_told_once_and_raised_until_it_takes_them() -> None:
     told: list[Any] = []
     known = an_availability(told, ping_interval=5)
-    known.kept("orders", None, 0)
+    known.outbox_stored("orders", None, 0)
     for now in (0, 5, 10):
-        assert known.due(now) == Deliver("orders")
+        assert known.pop_due(now) == Deliver("orders")
         error = ValueError("no such entity")
-        known.held("orders", error, known.place_for("orders", None, now), now)
-        assert known.stuck("ORDERS") is error
+        known.outbox_remains("orders", error, known.target_for("orders", None, now), now)
+        assert known.outbox_stuck("ORDERS") is error
     assert told == [OutboxStuck("orders", "ValueError: no such entity")]
-    assert known.due(15) == Deliver("orders")
-    known.held("orders", TimeoutError(), known.place_for("orders", None, 15), 15)
-    assert known.stuck("orders") is None
+    assert known.pop_due(15) == Deliver("orders")
+    known.outbox_remains("orders", TimeoutError(), known.target_for("orders", None, 15), 15)
+    assert known.outbox_stuck("orders") is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.failover.steps import Call, Gather, Pause, Steps, run, run_async
+from sbpair.failover.steps import Call, Gather, Pause, Steps, drive, drive_async
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:
@@ -25,14 +25,14 @@ def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
 
 async def test_procedures_go_together_and_answer_in_their_order() -> None:
     barrier = threading.Barrier(3, timeout=20)
-    assert run(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
+    assert drive(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
 
     async def main() -> list[str]:
         there = asyncio.Barrier(3)
-        return await run_async(all_of(*(meeting(there, name) for name in "abc")))
+        return await drive_async(all_of(*(meeting(there, name) for name in "abc")))
 
     assert (await main()) == ["a", "b", "c"]
-    assert run(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]
+    assert drive(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]
 
 
 async def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
@@ -44,7 +44,7 @@ async def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
         finally:
             ended.append(name)
 
-    task = asyncio.create_task(run_async(all_of(long("a"), long("b"))))
+    task = asyncio.create_task(drive_async(all_of(long("a"), long("b"))))
     # One turn for the task, and one for those that it makes.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -67,7 +67,7 @@ async def test_a_cancellation_that_the_sdk_keeps_to_itself_is_noticed_where_noth
         return (yield Call(keeps_it, None, 3600.0))
 
     async def main() -> Any:
-        task = asyncio.create_task(run_async(steps()))
+        task = asyncio.create_task(drive_async(steps()))
         await asyncio.sleep(0)
         task.cancel()
         return await task

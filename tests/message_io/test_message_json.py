@@ -18,7 +18,7 @@ from sbpair.errors import MachineLacks, UsageError
 from sbpair.failover.sdk_messages import SizedBatch
 from sbpair.message_io import line_reader, send_lines
 from sbpair.message_io.line_reader import LineReader, SourceLine
-from sbpair.message_io.message_json import of_bytes, of_json
+from sbpair.message_io.message_json import parse_body, parse_json
 
 
 def body_of(message: Any) -> bytes:
@@ -26,8 +26,8 @@ def body_of(message: Any) -> bytes:
 
 
 def test_a_line_is_a_body_byte_for_byte() -> None:
-    assert body_of(of_bytes(b"\xff {} \x00")) == b"\xff {} \x00"
-    assert of_bytes(b"a").properties.message_id != of_bytes(b"a").properties.message_id
+    assert body_of(parse_body(b"\xff {} \x00")) == b"\xff {} \x00"
+    assert parse_body(b"a").properties.message_id != parse_body(b"a").properties.message_id
 
 
 def test_every_field_of_an_object_is_in_the_message() -> None:
@@ -46,7 +46,7 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
         "scheduled": "2031-01-01T01:00:00+01:00",
         "properties": {"text": "x", "int": 1, "long": 2**40, "double": 1.5, "yes": True, "nothing": None},
     }
-    message = of_json(json.dumps(said).encode())
+    message = parse_json(json.dumps(said).encode())
     plain = ServiceBusMessage(
         "grüße",
         message_id="1",
@@ -71,42 +71,45 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
 
 
 def test_bytes_come_as_base64() -> None:
-    assert body_of(of_json(b'{"body_base64": "AP8="}')) == b"\x00\xff"
+    assert body_of(parse_json(b'{"body_base64": "AP8="}')) == b"\x00\xff"
 
 
 WRONG: list[tuple[bytes, str]] = [
-    (b"{", "it is not JSON"),
-    (b"\xff", "it is not UTF-8"),
-    (b"[]", "a message is an object, and this is a list"),
-    (b'"text"', "this is text"),
-    (b"null", "this is null"),
-    (b"{}", "a message has one body"),
-    (b'{"body": "a", "body_base64": "YQ=="}', "a message has one body"),
-    (b'{"body": "a", "body": "b"}', "its body is there twice"),
+    (b"{", "the line is not JSON"),
+    (b"\xff", "the line is not UTF-8"),
+    (b"[]", "expected a JSON object, got a list"),
+    (b'"text"', "got text"),
+    (b"null", "got null"),
+    (b"{}", "expected one body"),
+    (b'{"body": "a", "body_base64": "YQ=="}', "expected one body"),
+    (b'{"body": "a", "body": "b"}', "body: given twice"),
     (b'{"body": "a", "sesionid": "s"}', "did you mean session_id"),
-    (b'{"body": "a", "region": "eu"}', "'region' is no field of a message; there are body"),
-    (b'{"body": {"a": 1}}', "its body must be text, and is an object"),
-    (b'{"body": null}', "its body must be text, and is null"),
-    (b'{"body": "\\ud800"}', "half a character"),
-    (b'{"body_base64": "*"}', "is not base64"),
-    (b'{"body": "a", "message_id": 7}', "its message_id must be text, and is a number"),
-    (b'{"body": "a", "message_id": ""}', "its message_id is empty"),
+    (b'{"body": "a", "region": "eu"}', "unknown field 'region'; expected one of body"),
+    (b'{"body": {"a": 1}}', "body: expected text, got an object"),
+    (b'{"body": null}', "body: expected text, got null"),
+    (b'{"body": "\\ud800"}', "unpaired surrogate"),
+    (b'{"body_base64": "*"}', "body_base64: not base64"),
+    (b'{"body": "a", "message_id": 7}', "message_id: expected text, got a number"),
+    (b'{"body": "a", "message_id": ""}', "message_id: expected text, got an empty one"),
     (b'{"body": "a", "message_id": "%s"}' % (b"x" * 129), "cannot be longer than 128"),
     (b'{"body": "a", "session_id": "s", "partition_key": "k"}', "cannot be set to a different value"),
-    (b'{"body": "a", "ttl": 0}', "its ttl is no time at all"),
-    (b'{"body": "a", "ttl": -1}', "its ttl: '-1' is not a duration"),
-    (b'{"body": "a", "ttl": true}', "its ttl must be text"),
+    (b'{"body": "a", "ttl": 0}', "ttl must be greater than 0"),
+    (b'{"body": "a", "ttl": -1}', "ttl: '-1' is not a duration"),
+    (b'{"body": "a", "ttl": true}', "ttl: expected text, got true or false"),
     (b'{"body": "a", "ttl": 1e999}', "is not a duration"),
     (b'{"body": "a", "ttl": NaN}', "NaN is not JSON"),
-    (b'{"body": "a", "ttl": "999999999w"}', "longer than any time"),
+    (b'{"body": "a", "ttl": "999999999w"}', "ttl: too long"),
     (b'{"body": "a", "ttl": %s}' % (b"9" * 5000), "more digits"),
-    (b'{"body": "a", "scheduled": "tomorrow"}', "and no time"),
+    (b'{"body": "a", "scheduled": "tomorrow"}', "scheduled: 'tomorrow' is not a date and time"),
     (b'{"body": "a", "scheduled": "2031-01-01T00:00:00"}', "has no time zone"),
-    (b'{"body": "a", "properties": []}', "its properties must be an object"),
-    (b'{"body": "a", "properties": {"n": [1]}}', "its property 'n' is a list"),
-    (b'{"body": "a", "properties": {"n": 9223372036854775808}}', "a number that no property can hold"),
-    (b'{"body": "a", "properties": {"n": 1, "n": 2}}', "its property 'n' is there twice"),
-    (b'{"body": "a", "properties": {"x-ms-path": "q"}}', "has a property x-ms-path already"),
+    (b'{"body": "a", "properties": []}', "properties: expected an object, got a list"),
+    (
+        b'{"body": "a", "properties": {"n": [1]}}',
+        "property 'n': expected text, a number, true, false or null, got a list",
+    ),
+    (b'{"body": "a", "properties": {"n": 9223372036854775808}}', "got a number that is too large"),
+    (b'{"body": "a", "properties": {"n": 1, "n": 2}}', "property 'n': given twice"),
+    (b'{"body": "a", "properties": {"x-ms-path": "q"}}', "already has a property x-ms-path"),
     (b'{"a":' * 100_000, "nested too deeply"),
 ]
 
@@ -114,7 +117,7 @@ WRONG: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(("line", "what"), WRONG, ids=[what for _, what in WRONG])
 def test_a_line_that_is_wrong_says_what_is(line: bytes, what: str) -> None:
     with pytest.raises(UsageError) as raised:
-        of_json(line)
+        parse_json(line)
     assert what in raised.value.message
     assert raised.value.hint
 
@@ -122,7 +125,7 @@ def test_a_line_that_is_wrong_says_what_is(line: bytes, what: str) -> None:
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_whatever_a_line_holds_it_is_a_message_or_refused(line: bytes) -> None:
     with suppress(UsageError):
-        assert of_json(line).properties.message_id
+        assert parse_json(line).properties.message_id
 
 
 @given(
@@ -141,7 +144,7 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
 
 
 async def taken(
-    text: bytes, skip: int = 0, parse: Any = of_json
+    text: bytes, skip: int = 0, parse: Any = parse_json
 ) -> tuple[list[SourceLine], Exception | None, LineReader]:
     """All that a reader of a pipe hands out, and what ended it."""
     reading, writing = os.pipe()
@@ -150,7 +153,7 @@ async def taken(
 
     of_pipe, lines = LineReader(reading, "stdin", parse, skip), []
     try:
-        while lot := await of_pipe.take():
+        while lot := await of_pipe.read():
             lines += lot
     except UsageError as error:
         return lines, error, of_pipe
@@ -164,7 +167,7 @@ async def test_lines_before_a_wrong_one_are_handed_out_and_it_is_named_by_its_nu
     lines, error, _ = await taken(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
     assert [line.number for line in lines] == [1, 3]
     assert isinstance(error, UsageError)
-    assert error.message.startswith("stdin, line 4: 'bdy' is no field of a message; did you mean body?")
+    assert error.message.startswith("stdin, line 4: unknown field 'bdy'; did you mean body?")
 
 
 async def test_lines_that_are_skipped_are_not_even_looked_at() -> None:
@@ -173,14 +176,14 @@ async def test_lines_that_are_skipped_are_not_even_looked_at() -> None:
 
 
 async def test_more_lines_than_are_read_ahead_all_come_in_their_order() -> None:
-    lines, error, _ = await taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=of_bytes)
+    lines, error, _ = await taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=parse_body)
     assert error is None
     assert [body_of(line.message) for line in lines] == [b"%d" % number for number in range(3_000)]
 
 
 async def test_what_cannot_be_read_says_so() -> None:
     with pytest.raises(MachineLacks, match="/ cannot be read"):
-        await LineReader(os.open("/", os.O_RDONLY), "/", of_bytes).take()
+        await LineReader(os.open("/", os.O_RDONLY), "/", parse_body).read()
 
 
 @given(
@@ -194,11 +197,11 @@ def test_parcels_hold_every_line_in_its_order_and_one_key_each(described: list[t
         SourceLine(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
         for number, (session, size) in enumerate(described, 1)
     ]
-    parcels = list(send_lines.parcels(lines))
+    parcels = list(send_lines.line_batches(lines))
     assert [line for parcel in parcels for line in parcel.lines] == lines
     for parcel in parcels:
         assert len({line.message.properties.group_id for line in parcel.lines}) == 1
-        inside = parcel.content.outgoing if isinstance(parcel.content, SizedBatch) else [parcel.content]
+        inside = parcel.content.prepared if isinstance(parcel.content, SizedBatch) else [parcel.content]
         assert inside == [line.message for line in parcel.lines]
         assert not isinstance(parcel.content, SizedBatch) or parcel.content.size_in_bytes <= 262_144
 
@@ -207,16 +210,16 @@ def test_a_file_is_checked_to_its_end_and_left_at_its_beginning(tmp_path: Any) -
     path = tmp_path / "m.jsonl"
     path.write_text('{"body": "a"}\n{"body": "b"}\n{')
     descriptor = os.open(path, os.O_RDONLY)
-    with pytest.raises(UsageError, match="line 3: it is not JSON"):
-        line_reader.check(descriptor, "m.jsonl", of_json, 0)
+    with pytest.raises(UsageError, match="line 3: the line is not JSON"):
+        line_reader.check_lines(descriptor, "m.jsonl", parse_json, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     path.write_text('{"body": "a"}\n')
-    line_reader.check(descriptor, "m.jsonl", of_json, 0)
+    line_reader.check_lines(descriptor, "m.jsonl", parse_json, 0)
     assert os.read(descriptor, 100) == b'{"body": "a"}\n'
     os.close(descriptor)
 
 
 def test_base64_is_what_python_writes() -> None:
     assert body_of(
-        of_json(json.dumps({"body_base64": base64.b64encode(bytes(range(256))).decode()}).encode())
+        parse_json(json.dumps({"body_base64": base64.b64encode(bytes(range(256))).decode()}).encode())
     ) == bytes(range(256))

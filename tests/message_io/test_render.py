@@ -11,7 +11,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.message_io.render import described
+from sbpair.message_io.render import render_message
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.uuids() | st.datetimes()
 VALUES = st.recursive(
@@ -30,12 +30,12 @@ def received(raw: AmqpAnnotatedMessage) -> ServiceBusReceivedMessage:
 def test_whatever_it_holds_it_can_be_written_as_json(body: bytes, properties: dict[Any, Any], value: Any) -> None:
     raw = ServiceBusMessage(body, message_id="m", subject="s").raw_amqp_message
     raw.application_properties = properties
-    told = described(received(raw))
+    told = render_message(received(raw))
     assert (told["message_id"], told["subject"]) == ("m", "s")
     if "body_base64" in told:
         assert base64.b64decode(str(told["body_base64"])) == body
     else:
         assert str(told["body"]).encode() == body
     json.dumps(told)
-    json.dumps(described(received(AmqpAnnotatedMessage(value_body=value))))
-    json.dumps(described(received(AmqpAnnotatedMessage(sequence_body=[[value]]))))
+    json.dumps(render_message(received(AmqpAnnotatedMessage(value_body=value))))
+    json.dumps(render_message(received(AmqpAnnotatedMessage(sequence_body=[[value]]))))

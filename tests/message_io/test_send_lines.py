@@ -16,19 +16,19 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.failover import failover_send, ping
 from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
 from sbpair.failover.failover_send import Delivered
-from sbpair.failover.outbox import Outbox, summary
+from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.failover.ping import Health
 from sbpair.failover.states import State
 from sbpair.message_io import send_lines
 from sbpair.message_io.line_reader import LineReader
-from sbpair.message_io.message_json import of_bytes, of_json
+from sbpair.message_io.message_json import parse_body, parse_json
 
 if TYPE_CHECKING:
     from sbpair.message_io.send_lines import SendResult
     from tests.kit.failover_rig import Rig
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -42,7 +42,7 @@ async def fed(
     rig: Rig,
     text: bytes,
     *,
-    parse: Any = of_bytes,
+    parse: Any = parse_body,
     skip: int = 0,
     meanwhile: Callable[[Any, asyncio.Event, asyncio.Event, int], Any] | None = None,
     **options: Any,
@@ -62,7 +62,7 @@ async def fed(
         heard = (lambda event: meanwhile(event, stop, hurry, writing)) if meanwhile else lambda _event: None
         of_pipe = LineReader(reading, "stdin", parse, skip)
         entity = options.pop("entity", "orders")
-        return await send_lines.run(rig.pair, entity, of_pipe, stop=stop, hurry=hurry, on_event=heard, **options)
+        return await send_lines.send_lines(rig.pair, entity, of_pipe, stop=stop, hurry=hurry, on_event=heard, **options)
     finally:
         for descriptor in {reading, writing}:
             os.close(descriptor)
@@ -89,7 +89,7 @@ async def test_every_line_arrives_in_its_order(rig: Rig) -> None:
 async def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
     text = b"".join(b'{"body": "%d", "session_id": "s%d"}\n' % (number, number // 3) for number in range(9))
-    result = await fed(rig, text, parse=of_json, entity="sessions")
+    result = await fed(rig, text, parse=parse_json, entity="sessions")
     assert result.delivered == Delivered(primary=9)
 
 
@@ -135,18 +135,20 @@ async def test_what_was_never_answered_is_in_doubt(rig: Rig) -> None:
 
 
 async def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
-    result = await fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=of_json)
+    result = await fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=parse_json)
     assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
     assert isinstance(result.error, errors.UsageError)
     assert "line 2" in result.error.message
     # The same stream again, from where it said, once the line has been mended.
-    again = await fed(rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=of_json, skip=result.next_line - 1)
+    again = await fed(
+        rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=parse_json, skip=result.next_line - 1
+    )
     assert (again.delivered, again.next_line) == (Delivered(primary=2), 4)
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
 
 async def test_a_wrong_first_line_is_a_usage_error(rig: Rig) -> None:
-    assert (await fed(rig, b"{}\n", parse=of_json)).exit_code == 2
+    assert (await fed(rig, b"{}\n", parse=parse_json)).exit_code == 2
 
 
 async def test_what_an_entity_refuses_for_good_ends_it_at_that_line(rig: Rig) -> None:
@@ -224,7 +226,7 @@ async def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_t
     assert any(isinstance(each, OutboxClosed) for each in events)
     monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 5.0)
     assert (await fed(rig, b"c\n", outbox=outbox)).exit_code == 0
-    assert summary(outbox) == {}
+    assert outbox_depths(outbox) == {}
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
 
@@ -253,22 +255,22 @@ async def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
     with rig.broken("entity_down", "contoso", "down"):
         names = ["orders", "down", "sessions", "nowhere"]
-        answers = await ping.run(rig.pair.primary, names, seconds=20)
+        answers = await ping.ping_all(rig.pair.primary, names, seconds=20)
     assert [each.entity for each in answers] == names
     assert [each.health for each in answers] == [Health.UP, Health.DOWN, Health.UP, Health.BROKEN]
-    assert [ping.exit_code_of(answers[:count]) for count in (1, 2)] == [0, 6]
-    assert ping.exit_code_of(answers[2:]) == 3
+    assert [ping.ping_exit_code(answers[:count]) for count in (1, 2)] == [0, 6]
+    assert ping.ping_exit_code(answers[2:]) == 3
     # Nobody is given a ping.
     assert rig.do(rig.orders.counts).active <= 1
 
 
 async def test_a_ping_with_a_wrong_key_is_broken_for_want_of_access(rig: Rig) -> None:
     rig.with_key("primary", "d3Jvbmc=")
-    answers = await ping.run(rig.pair.primary, ["orders"], seconds=20)
-    assert (answers[0].health, ping.exit_code_of(answers)) == (Health.BROKEN, 5)
+    answers = await ping.ping_all(rig.pair.primary, ["orders"], seconds=20)
+    assert (answers[0].health, ping.ping_exit_code(answers)) == (Health.BROKEN, 5)
 
 
 async def test_a_ping_that_nobody_answers_is_down(rig: Rig) -> None:
     with rig.broken("stall", "contoso"):
-        answers = await ping.run(rig.pair.primary, ["orders"], seconds=1)
-    assert (answers[0].health, ping.exit_code_of(answers)) == (Health.DOWN, 6)
+        answers = await ping.ping_all(rig.pair.primary, ["orders"], seconds=1)
+    assert (answers[0].health, ping.ping_exit_code(answers)) == (Health.DOWN, 6)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbpair.replication.copies import Copies, Verdict
 from sbpair.replication.roles import SIDES, Side
-from sbpair.replication.window import Memory, Window
+from sbpair.replication.window import MemoryStore, Window
 
 LOCK_SECONDS = 10.0
 KEYS = ("a", "b", "c")
@@ -30,7 +30,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.store = Memory(Window(seconds=None, count=100))
+        self.store = MemoryStore(Window(seconds=None, count=100))
         self.copies: Copies[Delivery] = Copies(self.store)
         self.queues: dict[tuple[Side, int], str | None] = {}
         self.locked: dict[tuple[Side, int], Delivery] = {}
@@ -60,7 +60,7 @@ class World(RuleBasedStateMachine):
     # The receiver's two halves: a copy comes, and one that waited comes up
 
     def _judge(self, delivery: Delivery, *, again: bool = False) -> None:
-        verdict = self.copies.arrived(delivery, self.now)
+        verdict = self.copies.admit(delivery, self.now)
         if verdict is Verdict.DUPLICATE:
             assert delivery.key in self.completed
             self._remove(delivery)
@@ -112,7 +112,7 @@ class World(RuleBasedStateMachine):
     def _complete(self, delivery: Delivery) -> None:
         self.copies.completing(delivery, self.now)
         if not self._remove(delivery):
-            self.copies.given_up(delivery, again=True)
+            self.copies.release(delivery, lock_lost=True)
         else:
             if delivery.key is not None:
                 self.completed.add(delivery.key)
@@ -139,7 +139,7 @@ class World(RuleBasedStateMachine):
             self._unlock(delivery)
         elif self._remove(delivery) and delivery.key is not None:
             self.dead.add(delivery.key)
-        self.copies.given_up(delivery)
+        self.copies.release(delivery)
         self._bring_up()
 
     @rule(seconds=st.sampled_from((1.0, 6.0, 11.0)))

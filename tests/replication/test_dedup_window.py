@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
 from sbpair.replication.key import KeyRule
 from sbpair.replication.key_store import KeyStore
-from sbpair.replication.window import KeyStatus, Memory, Store, Window
+from sbpair.replication.window import KeyStatus, MemoryStore, Store, Window
 
 ABOUT = {"entity": "orders"}
 WINDOWS = st.builds(
@@ -37,38 +37,38 @@ class Naive:
         self.window = window
         self.marks: list[tuple[str, KeyStatus, float]] = []
 
-    def mark(self, key: str, standing: KeyStatus, now: float) -> None:
-        self.marks = [each for each in self.marks if each[0] != key] + [(key, standing, now)]
+    def mark(self, key: str, status: KeyStatus, now: float) -> None:
+        self.marks = [each for each in self.marks if each[0] != key] + [(key, status, now)]
         if self.window.count is not None:
             self.marks = self.marks[-self.window.count :]
 
-    def standing(self, key: str, now: float) -> KeyStatus:
-        for marked, standing, at in self.marks:
+    def status(self, key: str, now: float) -> KeyStatus:
+        for marked, status, at in self.marks:
             if marked == key and (self.window.seconds is None or now - at < self.window.seconds):
-                return standing
+                return status
         return KeyStatus.NEW
 
 
 def agree(window: Window, steps: list[tuple[str, KeyStatus, float]], make: Callable[[], Store]) -> None:
     naive, store, now = Naive(window), make(), 1e9
     try:
-        for key, standing, later in steps:
+        for key, status, later in steps:
             now += later
             for each in "abcdef":
-                assert store.standing(each, now) == naive.standing(each, now)
-            if standing is KeyStatus.NEW:
+                assert store.status(each, now) == naive.status(each, now)
+            if status is KeyStatus.NEW:
                 store.close()
                 store = make()
                 continue
-            naive.mark(key, standing, now)
-            store.mark(key, standing, now)
+            naive.mark(key, status, now)
+            store.mark(key, status, now)
     finally:
         store.close()
 
 
 @given(WINDOWS, STEPS)
 def test_memory_remembers_what_a_naive_list_does(window: Window, steps: list[tuple[str, KeyStatus, float]]) -> None:
-    agree(window, [each for each in steps if each[1] is not KeyStatus.NEW], lambda: Memory(window))
+    agree(window, [each for each in steps if each[1] is not KeyStatus.NEW], lambda: MemoryStore(window))
 
 
 @settings(max_examples=25, deadline=None)
@@ -82,12 +82,12 @@ def test_a_file_does_too_however_often_it_is_opened_anew(
 
 @given(WINDOWS, st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6)), min_size=1))
 def test_whatever_the_clock_does_only_what_was_marked_is_known(window: Window, steps: list[tuple[str, float]]) -> None:
-    store, marked = Memory(window), set[str]()
+    store, marked = MemoryStore(window), set[str]()
     for key, now in steps:
-        assert {each for each in "abc" if store.standing(each, now) is KeyStatus.DONE} <= marked
+        assert {each for each in "abc" if store.status(each, now) is KeyStatus.DONE} <= marked
         store.mark(key, KeyStatus.DONE, now)
         marked.add(key)
-        assert store.standing(key, now) is KeyStatus.DONE
+        assert store.status(key, now) is KeyStatus.DONE
 
 
 def test_a_file_stays_as_small_as_its_window(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_was_marked_outlives_a_kill_and_so_does_nobodys_claim(tmp_path: Pat
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     store = KeyStore(tmp_path / "keys.db", Window(), ABOUT)
-    assert [store.standing(key, 6.0) for key in ("done", "doubt", "new")] == [
+    assert [store.status(key, 6.0) for key in ("done", "doubt", "new")] == [
         KeyStatus.DONE,
         KeyStatus.DOUBT,
         KeyStatus.NEW,
@@ -233,5 +233,5 @@ def test_values_that_differ_are_never_one_key(one: object, other: object) -> Non
 
 @pytest.mark.parametrize("wrong", ["", "ID", "message", "property", "property:", "prop:x", None, 7, ("id",), b"id"])
 def test_a_key_that_is_none_is_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="told apart"):
+    with pytest.raises(UsageError, match="unknown deduplication key"):
         KeyRule(wrong)

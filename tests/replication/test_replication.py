@@ -33,7 +33,7 @@ from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
 from sbpair.model.pair import Pair
-from sbpair.replication import dedup_receive, replicated_send
+from sbpair.replication import dedup_receive, replicated_send, side_receiver
 from sbpair.replication.events import (
     DuplicateCompleted,
     NoKey,
@@ -49,7 +49,7 @@ from tests.kit.fixtures import Official
 from tests.kit.running import Running
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.client_base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
     # The SDK leaves the sockets of what has failed to whoever collects the garbage.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -139,8 +139,8 @@ def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(dedup_receive, "REST_SECONDS", 0.2)
-    monkeypatch.setattr(dedup_receive, "OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(side_receiver, "BACKOFF_SECONDS", 0.2)
+    monkeypatch.setattr(side_receiver, "OPEN_SECONDS", 2.0)
     # Opening a link takes the SDK half a second at least.
     monkeypatch.setattr(replicated_send, "ACTIVE_SHARE", 0.4)
 
@@ -521,7 +521,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string as at
 pair = Pair("p", at(os.environ["ONE"], name="contoso"), at(os.environ["OTHER"], name="contoso-dr"))
 with DedupReceiver(pair, "orders", store=sys.argv[1]) as receiver:
     if sys.argv[2] == "unrecorded":
-        receiver._intake._copies.completed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        receiver._receive._copies.completed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     (message,) = receiver.receive_messages(1, max_wait_time=20)
     print(message.message_id, flush=True)
     if sys.argv[2] != "given":

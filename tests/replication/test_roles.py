@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.replication.roles import SIDES, TRANSITIONS, RoleEvent, Roles, RoleState, after, other
+from sbpair.replication.roles import SIDES, TRANSITIONS, RoleEvent, Roles, RoleState, next_roles, other
 
 ERRORS = (RoleEvent.GONE, RoleEvent.REFUSED)
-SENDS = st.lists(st.tuples(st.sampled_from((RoleEvent.TOOK, *ERRORS)), st.sampled_from((RoleEvent.TOOK, *ERRORS))))
+SENDS = st.lists(
+    st.tuples(st.sampled_from((RoleEvent.ACCEPTED, *ERRORS)), st.sampled_from((RoleEvent.ACCEPTED, *ERRORS)))
+)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "active", "tried"),
     [
-        (RoleEvent.TOOK, None, "primary", ["primary"]),
+        (RoleEvent.ACCEPTED, None, "primary", ["primary"]),
         (RoleEvent.REFUSED, None, "primary", ["primary"]),
-        (RoleEvent.GONE, RoleEvent.TOOK, "secondary", ["primary", "secondary"]),
+        (RoleEvent.GONE, RoleEvent.ACCEPTED, "secondary", ["primary", "secondary"]),
         (RoleEvent.GONE, RoleEvent.GONE, "primary", ["primary", "secondary"]),
         (RoleEvent.GONE, RoleEvent.REFUSED, "primary", ["primary", "secondary"]),
     ],
@@ -26,7 +28,7 @@ def test_one_send(first: RoleEvent, second: RoleEvent | None, active: str, tried
     roles, places = Roles(), []
     for event in filter(None, (first, second)):
         places.append(roles.target)
-        roles = after(roles, event)
+        roles = next_roles(roles, event)
     assert (roles, places) == (Roles(active), tried)
 
 
@@ -37,13 +39,13 @@ def test_roles_are_swapped_by_a_backup_that_took_it_and_by_command_and_by_nothin
     roles, active = Roles(), "primary"
     for number, (first, second) in enumerate(sends):
         if number in commands:
-            roles, active = after(roles, RoleEvent.SWAP), other(active)
-        roles = after(roles, first)
-        assert (roles.state is RoleState.TURNED) is (first is RoleEvent.GONE)
-        if roles.state is RoleState.TURNED:
+            roles, active = next_roles(roles, RoleEvent.SWAP), other(active)
+        roles = next_roles(roles, first)
+        assert (roles.state is RoleState.TRYING_BACKUP) is (first is RoleEvent.GONE)
+        if roles.state is RoleState.TRYING_BACKUP:
             assert roles.target == other(active)
-            roles = after(roles, second)
-            active = other(active) if second is RoleEvent.TOOK else active
+            roles = next_roles(roles, second)
+            active = other(active) if second is RoleEvent.ACCEPTED else active
         assert roles == Roles(active)
 
 
@@ -52,4 +54,4 @@ def test_what_is_not_in_the_table_changes_nothing(side: str, state: RoleState, e
     roles = Roles(side, state)
     assert {roles.active, roles.backup} == set(SIDES)
     if (state, event) not in TRANSITIONS:
-        assert after(roles, event) == roles
+        assert next_roles(roles, event) == roles

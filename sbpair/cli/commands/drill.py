@@ -102,7 +102,7 @@ def command(*, workload: Workload, timings: Timings, target: Target, display: Di
     from sbpair.drill.scenario import Intervals
 
     # It logs the events that are printed here in other words.
-    logging.getLogger("sbpair.failover.failover_state").setLevel(logging.ERROR)
+    logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
     intervals = Intervals(failover, ping, float(workload.rate))
     printer = EventPrinter(screen)
 

@@ -12,7 +12,7 @@ from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns
 
 if TYPE_CHECKING:
-    from sbpair.failover.ping import Pinged
+    from sbpair.failover.ping import PingResult
 
 SCHEMA = "sbpair/ping/1"
 
@@ -49,15 +49,15 @@ def command(
     from sbpair.failover import ping
 
     answers = run(
-        lambda _stop: ping.run(pair.primary, names, seconds=seconds, on_event=lambda each: _print(screen, each))
+        lambda _stop: ping.ping_all(pair.primary, names, seconds=seconds, on_event=lambda each: _print(screen, each))
     )
     entries = [entry(each) for each in answers]
     document = {"schema": SCHEMA, "namespace": pair.primary.name, "entities": entries}
     screen.result(document, [{"schema": SCHEMA, **each} for each in entries], table(answers))
-    return ping.exit_code_of(answers)
+    return ping.ping_exit_code(answers)
 
 
-def entry(pinged: "Pinged") -> Document:
+def entry(pinged: "PingResult") -> Document:
     """Return one entity as JSON."""
     error = pinged.error
     return {
@@ -69,7 +69,7 @@ def entry(pinged: "Pinged") -> Document:
     }
 
 
-def table(answers: "Iterable[Pinged]") -> Iterator[str]:
+def table(answers: "Iterable[PingResult]") -> Iterator[str]:
     """Yield the answers as text."""
     rows = [
         (each.entity, each.health, f"{each.seconds:.2f} s", each.error.message if each.error else "")
@@ -78,5 +78,5 @@ def table(answers: "Iterable[Pinged]") -> Iterator[str]:
     yield from columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
 
 
-def _print(screen: Screen, pinged: "Pinged") -> None:
+def _print(screen: Screen, pinged: "PingResult") -> None:
     screen.detail(f"{pinged.entity} is {pinged.health} after {pinged.seconds:.2f} s")

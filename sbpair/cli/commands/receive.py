@@ -14,7 +14,7 @@ from sbpair.cli.render.screen import Document, Screen, clean
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from sbpair.message_io.receive import Counted, DedupSettings
+    from sbpair.message_io.receive import DedupSettings, ReceiveCounts
     from sbpair.replication.events import ReplicationEvent
     from sbpair.replication.roles import Side
 
@@ -93,7 +93,7 @@ def command(
     pair = selected_pair(connection, screen)
     from sbpair.message_io import receive
 
-    counted = receive.Counted()
+    counted = receive.ReceiveCounts()
     path = entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
     forgets = dedup is not None and dedup.store == MEMORY and not peek
     printer = MessagePrinter(screen, path, counted, peek=peek, forgets=forgets)
@@ -104,14 +104,14 @@ def command(
 
     async def main(_stop: object) -> None:
         if peek:
-            await receive.peek(
-                pair, entity, counted=counted, show=printer.show, subscription=subscription, dedup=dedup, limit=limit
+            await receive.peek_messages(
+                pair, entity, counts=counted, show=printer.show, subscription=subscription, dedup=dedup, limit=limit
             )
             return
-        await receive.run(
+        await receive.receive_messages(
             pair,
             entity,
-            counted=counted,
+            counts=counted,
             show=printer.show,
             subscription=subscription,
             dedup=dedup,
@@ -128,7 +128,7 @@ def command(
 class MessagePrinter:
     """Prints each message as it arrives, so that it can be completed at once."""
 
-    def __init__(self, screen: Screen, entity: str, counted: "Counted", *, peek: bool, forgets: bool) -> None:
+    def __init__(self, screen: Screen, entity: str, counted: "ReceiveCounts", *, peek: bool, forgets: bool) -> None:
         self._screen = screen
         self._entity = entity
         self._counted = counted
@@ -189,7 +189,7 @@ def line(entry: Document) -> str:
     return row(enqueued, str(entry["from"]), clean(entry["message_id"] or "-"), shown)
 
 
-def summary(counted: "Counted", *, removed: bool) -> list[str]:
+def summary(counted: "ReceiveCounts", *, removed: bool) -> list[str]:
     """Return the counts as sentences."""
     lines = [f"{_messages(counted.received)} {'removed' if removed else 'peeked'}"]
     if counted.duplicates:

@@ -126,18 +126,18 @@ def command(
     from sbpair.cli.progress.send_progress import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
-    parse = message_json.of_json if _is_json(source.format, file) else message_json.of_bytes
+    parse = message_json.parse_json if _is_json(source.format, file) else message_json.parse_body
     place = "stdin" if file == STDIN else file
 
     with _open(file) as descriptor:
-        if parse is message_json.of_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            line_reader.check(descriptor, place, parse, source.skip)
+        if parse is message_json.parse_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            line_reader.check_lines(descriptor, place, parse, source.skip)
         elif os.isatty(descriptor):
             screen.say("type one message a line; Ctrl-D ends")
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=os.isatty(descriptor)) as shown:
-                return await send_lines.run(
+                return await send_lines.send_lines(
                     pair,
                     entity,
                     line_reader.LineReader(descriptor, place, parse, source.skip),

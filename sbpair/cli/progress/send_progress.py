@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from sbpair.failover.failover_send import Delivered
-    from sbpair.message_io.send_lines import FeedEvent
+    from sbpair.message_io.send_lines import SendEvent
 
 REFRESH_SECONDS = 0.1
 
@@ -29,7 +29,7 @@ class SendProgress:
 
     def __enter__(self) -> "SendProgress":
         # It logs the events that are told here in other words.
-        logging.getLogger("sbpair.failover.failover_state").setLevel(logging.ERROR)
+        logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
         if self._animated:
             # A tenth of a second to load, for a terminal only.
             from rich.console import Console
@@ -42,7 +42,7 @@ class SendProgress:
         if self._status is not None:
             self._status.stop()
 
-    def __call__(self, event: "FeedEvent") -> None:
+    def __call__(self, event: "SendEvent") -> None:
         """Take one event in."""
         from sbpair.failover.events import SendInDoubt
         from sbpair.failover.failover_send import Delivered

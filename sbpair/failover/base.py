@@ -1,0 +1,256 @@
+"""The shared part of the sync and the async paired client: everything but `await`."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from sbpair.backlog import check_path
+from sbpair.errors import UsageError
+from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
+from sbpair.failover.failover_state import FailoverState
+from sbpair.failover.failures import FailoverOn, failover_rule
+from sbpair.failover.kinds import ClientFactory, ClientKind
+from sbpair.failover.metrics import with_metrics
+from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
+from sbpair.failover.outbox_delivery import OutboxDelivery
+from sbpair.failover.side_connections import Side, SideConnections, close_quietly
+from sbpair.failover.simulated_outage import OutageProxy
+
+if TYPE_CHECKING:
+    from sbpair.failover.background_syphon import SyphonOptions
+    from sbpair.failover.events import SenderEvent
+    from sbpair.failover.pinger import DeliverEntity
+    from sbpair.failover.simulated_outage import SimulatedOutage
+    from sbpair.failover.states import State
+    from sbpair.failover.steps import Steps
+    from sbpair.model.pair import Pair
+    from sbpair.move.events import SyphonEvent
+    from sbpair.syphon.limits import MoveLimits
+
+SHORT_SECONDS = 15.0
+
+
+class ShortTimeout(UserWarning):
+    """A timeout that leaves a partitioned entity no time to switch to another partition."""
+
+
+class RunningSyphon(Protocol):
+    @property
+    def running(self) -> bool: ...
+
+
+SenderT = TypeVar("SenderT", bound="SenderBase")
+SyphonT = TypeVar("SyphonT", bound=RunningSyphon)
+
+
+class SenderBase:
+    """The sender of one entity. It has connections of its own to both sides, opened when needed."""
+
+    _kind: ClientKind
+
+    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
+        self.entity_name = entity
+        self.fully_qualified_namespace = client.pair.primary.authority
+        self._client = client
+        self._topic = topic
+        self._sdk_clients: dict[Side, Any] = {}
+        self._connections = SideConnections(self._sdk_sender)
+        self._failover_send = FailoverSend(
+            client.failover_state, self._connections, entity, client.policy, client.now, client.outbox
+        )
+        self._turn: Any = self._kind.lock()
+        self._closed = False
+
+    @property
+    def delivered(self) -> Delivered:
+        """How many of its messages the primary, the backlog and the outbox have accepted."""
+        return replace(self._failover_send.delivered)
+
+    @property
+    def backlog_queue(self) -> str | None:
+        """The backlog queue last used. The sender stays with it while it works."""
+        return self._failover_send.queue
+
+    def _seconds(self, timeout: float | None) -> float:
+        if self._closed:
+            raise ValueError("the sender has been closed: get another one from the client")
+        return self._client.timeout if timeout is None else checked_timeout(timeout)
+
+    def _sdk_sender(self, side: Side, path: str) -> Any:
+        if side not in self._sdk_clients:
+            pair = self._client.pair
+            endpoint = pair.primary if side == "primary" else pair.secondary
+            self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
+        sdk, outage = self._sdk_clients[side], self._client.outage
+        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        return sender if outage is None else OutageProxy(sender, outage, side, path)
+
+    def _closing(self) -> Steps[None]:
+        self._closed = True
+        self._client.forget(self)
+        yield from self._connections.close()
+        while self._sdk_clients:
+            _, sdk = self._sdk_clients.popitem()
+            yield from close_quietly(sdk)
+
+
+class ClientBase(ABC, Generic[SenderT, SyphonT]):
+    """A client of a pair whose senders fail over to the backlog while the primary is unavailable.
+
+    Args:
+        failover_on: Which errors count as unavailability: "default", "article", or a function of the error.
+        on_failure: What a send does when it fails before the entity has failed over. "raise" raises the error. "wait"
+            retries the primary until the failover or the timeout. "backlog-now" sends to the backlog at once.
+        timeout: Seconds for each send that sets no timeout of its own.
+        retries: How many retries follow a failed attempt, 0.8 s later, then 1.6 s and so on, while time remains.
+        on_event: Called with each event of `sbpair.events`, in the thread where it happened.
+        outbox: A file, used by this client alone, for messages that neither side accepts. They are delivered in order
+            by this client or the next one with the same file.
+        outbox_messages: Maximum number of messages in the outbox.
+        outbox_bytes: Maximum size of the messages in the outbox, in bytes.
+        outage: A simulated outage of this client, for rehearsals.
+
+    Raises UsageError for invalid arguments, StateRefused for an outbox of another pair or version, LeaseHeld for an
+    outbox in use, MachineLacks for one that cannot be written.
+    """
+
+    _kind: ClientKind
+    _syphon: SyphonT | None = None
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        failover_on: FailoverOn = "default",
+        on_failure: OnFailure = "raise",
+        timeout: float = 60.0,
+        retries: int = 3,
+        on_event: Callable[[SenderEvent], None] | None = None,
+        outbox: str | os.PathLike[str] | None = None,
+        outbox_messages: int = MAX_MESSAGES,
+        outbox_bytes: int = MAX_BYTES,
+        outage: SimulatedOutage | None = None,
+    ) -> None:
+        if on_failure not in ("raise", "wait", "backlog-now"):
+            raise UsageError(
+                f'expected on_failure "raise", "wait" or "backlog-now", got {on_failure!r}',
+                hint='"raise" is the default',
+            )
+        if retries < 0:
+            raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
+        self.pair = pair
+        self.timeout = checked_timeout(timeout)
+        self.policy = SendPolicy(failover_rule(failover_on), on_failure, retries)
+        self.failover_state = FailoverState(pair, with_metrics(pair.name, on_event))
+        self.failover_state.timers.on_earlier = self._wake_pinger
+        self.outage = outage
+        self.now: Callable[[], float] = time.monotonic
+        self.sdk_clients = ClientFactory(self._kind)
+        self._senders: list[SenderT] = []
+        self._closed = False
+        self.outbox: Outbox | None = None
+        self._deliver: DeliverEntity | None = None
+        if outbox is not None:
+            self._open_outbox(Outbox(outbox, pair, max_messages=outbox_messages, max_bytes=outbox_bytes))
+
+    def get_queue_sender(self, queue_name: str) -> SenderT:
+        """Return a sender for a queue of the primary. It is not connected yet. Raises NameInvalid."""
+        return self._get_sender(queue_name, topic=False)
+
+    def get_topic_sender(self, topic_name: str) -> SenderT:
+        """Return a sender for a topic of the primary. It is not connected yet. Raises NameInvalid."""
+        return self._get_sender(topic_name, topic=True)
+
+    def force_failover(self, entity: str | None = None) -> None:
+        """Send to the backlog until `failback`: one entity, or all of them, later ones included."""
+        self.failover_state.force(entity, self.now())
+
+    def failback(self, entity: str | None = None) -> None:
+        """Send to the primary again: one entity, or all of them."""
+        self.failover_state.failback(entity, self.now())
+
+    def states(self) -> dict[str, State]:
+        """Return the state of each entity that this client has a sender for."""
+        return self.failover_state.states()
+
+    def syphon(
+        self,
+        *,
+        state: Path | None = None,
+        lease_queue: str | None = None,
+        limits: MoveLimits | None = None,
+        max_held: int = 1_000,
+        ordered: bool = True,
+        allow_missing: bool = False,
+        on_event: Callable[[SyphonEvent], None] = lambda _event: None,
+    ) -> SyphonT:
+        """Move the backlog to the primary, in a thread or a task, until the client is closed or the syphon stopped.
+
+        The options are those of `sbpair syphon`. `state` is a directory for the journal; the syphon waits while another
+        process of this machine moves the pair with that directory. `lease_queue` extends that to other machines.
+        Whatever ends the syphon, it is retried after a pause and reported to the client's `on_event` (SyphonFaulted).
+        Raises UsageError while this client has a running syphon.
+        """
+        from sbpair.failover.background_syphon import SyphonOptions
+
+        if self._closed:
+            raise ValueError("the client has been closed: make another one")
+        if self._syphon is not None and self._syphon.running:
+            raise UsageError("this client has a syphon already", hint="one syphon moves the whole backlog")
+        options = SyphonOptions(state, lease_queue, limits, max_held, ordered, allow_missing, on_event)
+        self._syphon = self._start_syphon(options)
+        return self._syphon
+
+    def forget(self, sender: SenderBase) -> None:
+        self._senders = [each for each in self._senders if each is not sender]
+
+    @abstractmethod
+    def _wake_pinger(self) -> None:
+        """Start the pinger, or interrupt its wait because a timer is now due earlier."""
+
+    @abstractmethod
+    def _make_sender(self, entity: str, topic: bool) -> SenderT: ...
+
+    @abstractmethod
+    def _start_syphon(self, options: SyphonOptions) -> SyphonT: ...
+
+    def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
+        if self._closed:
+            raise ValueError("the client has been closed: make another one")
+        check_path(entity, shorten="give the queue or topic a shorter name")
+        self.failover_state.register(entity)
+        sender = self._make_sender(entity, topic)
+        self._senders.append(sender)
+        return sender
+
+    def _open_outbox(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self._deliver = OutboxDelivery(self.pair, self.failover_state, outbox, self.policy.counts, self.now).run
+        for entity in outbox.entities():
+            self.failover_state.outbox_stored(entity, None, self.now())
+
+    def _close_outbox(self) -> None:
+        if self.outbox is not None:
+            outbox, self.outbox = self.outbox, None
+            outbox.close()
+            self.failover_state.outbox_closed(str(outbox.path), len(outbox))
+
+
+def checked_timeout(seconds: float) -> float:
+    """Return `seconds`. Raises ValueError for 0 or less, as the SDK does, and warns of too few."""
+    if seconds <= 0:
+        raise ValueError("the timeout must be greater than 0")
+    if seconds <= SHORT_SECONDS:
+        warnings.warn(
+            f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised",
+            ShortTimeout,
+            4,
+        )
+    return seconds

@@ -1,0 +1,103 @@
+"""The sync and the async kind of everything that differs between them: clients, identities, locks, and `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from sbpair.azure.data_client import aio_client, signed, sync_client
+from sbpair.failover.side_connections import close_quietly
+from sbpair.failover.steps import Steps, drive, drive_async
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
+
+
+def _sync_identity() -> Any:
+    from azure.identity import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
+def _async_identity() -> Any:
+    from azure.identity.aio import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
+class ClientKind(NamedTuple):
+    """`client(endpoint, credential, seconds)` returns an SDK client, `identity()` a DefaultAzureCredential."""
+
+    client: Callable[[Endpoint, Any, float], Any]
+    identity: Callable[[], Any]
+    lock: Callable[[], Any]
+
+
+SYNC = ClientKind(sync_client, _sync_identity, threading.RLock)
+ASYNC = ClientKind(aio_client, _async_identity, asyncio.Lock)
+
+
+class ClientFactory:
+    """Creates SDK clients of one kind. All of them share one DefaultAzureCredential, created when first needed."""
+
+    def __init__(self, kind: ClientKind) -> None:
+        self._kind = kind
+        self._identity: Any = None
+
+    def client(self, endpoint: Endpoint, seconds: float) -> Any:
+        """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
+        return self._kind.client(endpoint, signed(endpoint) or self._shared_identity(), seconds)
+
+    def close(self) -> Steps[None]:
+        if self._identity is not None:
+            identity, self._identity = self._identity, None
+            yield from close_quietly(identity)
+
+    def _shared_identity(self) -> Any:
+        if self._identity is None:
+            self._identity = self._kind.identity()
+        return self._identity
+
+
+class SyncClosable:
+    """A context manager that closes by steps, in its turn."""
+
+    _kind = SYNC
+    _turn: Any
+
+    def _closing(self) -> Steps[None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connections to both sides."""
+        with self._turn:
+            drive(self._closing())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+
+class AsyncClosable:
+    """An async context manager that closes by steps, in its turn."""
+
+    _kind = ASYNC
+    _turn: Any
+
+    def _closing(self) -> Steps[None]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close the connections to both sides."""
+        async with self._turn:
+            await drive_async(self._closing())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()

@@ -1,0 +1,129 @@
+"""The receivers of one side, its back-off, and the messages that it has locked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer
+from sbpair.errors import UnreadableMessage
+from sbpair.failover.side_connections import close_quietly
+from sbpair.failover.steps import Call, Steps
+
+if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusReceivedMessage
+
+    from sbpair.failover.side_connections import SdkAction
+    from sbpair.replication.roles import Side
+
+OPEN_SECONDS = 10.0
+
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 30.0
+"""Pause after a first failure of a side, doubled for each further one, and its maximum."""
+
+BACKOFF_FACTOR = 4
+"""The pause is at least so many times as long as the failure took: the other side gets most of the time."""
+
+MIN_WAIT_SECONDS = 0.05
+"""A receive that returns nothing sooner has not waited."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LockedMessage:
+    """A message under lock, with the receiver that it came from."""
+
+    side: Side
+    message: ServiceBusReceivedMessage
+    receiver: Any
+    key: str | None
+
+    @property
+    def number(self) -> int:
+        return self.message.sequence_number or 0
+
+    @property
+    def until(self) -> float:
+        locked = self.message.locked_until_utc
+        return locked.timestamp() if locked else 0.0
+
+
+class SideReceiver:
+    """One side's receivers: the current one, and broken ones whose messages are still to be settled."""
+
+    def __init__(self, side: Side, make: Callable[[Side], Any]) -> None:
+        self.side = side
+        self._make = make
+        self._receiver: Any = None
+        self._broken: list[Any] = []
+        self.failures = 0
+        self.backs_off_until = 0.0
+        self.error: Exception | None = None
+
+    def receive(self, limit: int, seconds: float, now: Callable[[], float]) -> Steps[tuple[Any, list[Any]]]:
+        """Return the receiver and its messages."""
+        if self._receiver is None:
+            self._receiver = self._make(self.side)
+            yield Call(_enter_action, self._receiver, OPEN_SECONDS)
+        receiver, started = self._receiver, now()
+        found = yield Call(_receive_action(limit, seconds), receiver, seconds + OPEN_SECONDS)
+        if not found and now() < started + MIN_WAIT_SECONDS < started + seconds:
+            # The SDK reports no error for some messages that it cannot decode, and receives nothing afterwards.
+            raise UnreadableMessage(
+                f"receiving from the {self.side}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
+            )
+        return receiver, found
+
+    def failed(self, error: BaseException, receiver: Any = None) -> None:
+        """Replace a receiver that failed without an answer. Its messages are still settled with it."""
+        if self._receiver is not None and receiver in (None, self._receiver) and not is_answer(error):
+            self._broken.append(self._receiver)
+            self._receiver = None
+
+    def back_off(self, error: Exception, now: float, took_seconds: float) -> bool:
+        """Pause this side. Returns whether this is its first failure."""
+        self.error = error
+        pause = min(BACKOFF_SECONDS * 2.0**self.failures, MAX_BACKOFF_SECONDS)
+        self.backs_off_until = now + max(pause, took_seconds * BACKOFF_FACTOR)
+        self.failures += 1
+        return self.failures == 1
+
+    def recover(self) -> bool:
+        """Record an answer. Returns whether the side had failed before."""
+        had_failed, self.failures, self.error = self.failures > 0, 0, None
+        return had_failed
+
+    def close(self, needed: frozenset[int] | None = None) -> Steps[None]:
+        """Close broken receivers, because an open link may be given messages; all receivers if `needed` is None.
+
+        `needed` are the `id` of receivers that still have messages to settle.
+        """
+        if needed is None and self._receiver is not None:
+            self._broken.append(self._receiver)
+            self._receiver = None
+        idle = [each for each in self._broken if needed is None or id(each) not in needed]
+        self._broken = [each for each in self._broken if each not in idle]
+        for receiver in idle:
+            yield from close_quietly(receiver)
+
+
+def _enter_action(receiver: Any, _seconds: float) -> Any:
+    """Connect: both kinds of receivers do when they are entered."""
+    return (getattr(receiver, "__aenter__", None) or receiver.__enter__)()
+
+
+def _receive_action(limit: int, seconds: float) -> SdkAction:
+    return lambda receiver, _: receiver.receive_messages(max_message_count=limit, max_wait_time=seconds)
+
+
+def complete_action(message: ServiceBusReceivedMessage) -> SdkAction:
+    return lambda receiver, _: receiver.complete_message(message)
+
+
+def abandon_action(message: ServiceBusReceivedMessage) -> SdkAction:
+    """Release a message, which counts as a delivery."""
+    return lambda receiver, _: receiver.abandon_message(message)
+
+
+def renew_action(message: ServiceBusReceivedMessage) -> SdkAction:
+    return lambda receiver, _: receiver.renew_message_lock(message)
