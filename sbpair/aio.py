@@ -1,25 +1,25 @@
-"""The same names as `sbpair`'s own where what they stand for is awaited, imported when they are first used."""
+"""The clients, senders and receivers of `sbpair` for asyncio programs, imported when they are first used."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sbpair import lazy_names
+
 if TYPE_CHECKING:
-    from sbpair.failover.aio import AsyncPairedClient
-    from sbpair.replication.aio import AsyncActiveSender, AsyncDedupReceiver, AsyncPassiveSender
+    from sbpair.failover.aio import AsyncPairedClient as PairedClient
+    from sbpair.replication.aio import AsyncActiveSender as ActiveSender
+    from sbpair.replication.aio import AsyncDedupReceiver as DedupReceiver
+    from sbpair.replication.aio import AsyncPassiveSender as PassiveSender
 
-__all__ = ["AsyncActiveSender", "AsyncDedupReceiver", "AsyncPairedClient", "AsyncPassiveSender"]
+__all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "AsyncPairedClient":
-        from sbpair.failover import aio
-    else:
-        from sbpair.replication import aio  # type: ignore[no-redef]
-    return getattr(aio, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ActiveSender": "sbpair.replication.aio:AsyncActiveSender",
+        "DedupReceiver": "sbpair.replication.aio:AsyncDedupReceiver",
+        "PairedClient": "sbpair.failover.aio:AsyncPairedClient",
+        "PassiveSender": "sbpair.replication.aio:AsyncPassiveSender",
+    },
+)

@@ -47,7 +47,7 @@ def sync_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, float]:
 
 
 async def aio_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, float]:
-    async with AioClient.from_connection_string(plain) as one, aio.AsyncPairedClient(pair) as other:
+    async with AioClient.from_connection_string(plain) as one, aio.PairedClient(pair) as other:
         senders: Any = one.get_queue_sender("orders"), other.get_queue_sender("orders")
         spent = [0.0, 0.0]
         for sender in senders:

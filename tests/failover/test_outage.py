@@ -67,7 +67,7 @@ def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
     outage.begin("primary")
     with (
         rig.client(outage=outage, failover_interval=60) as (client, _),
-        pytest.raises(ServiceBusConnectionError, match="a rehearsed outage: orders cannot be reached"),
+        pytest.raises(ServiceBusConnectionError, match="simulated outage: orders cannot be reached"),
     ):
         client.get_queue_sender("orders").send_messages(a_message("m"))
 

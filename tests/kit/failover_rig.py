@@ -115,7 +115,7 @@ class Rig:
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
         try:
-            client = Faced(sbpair_aio.AsyncPairedClient(pair, **arguments), loop)
+            client = Faced(sbpair_aio.PairedClient(pair, **arguments), loop)
         except BaseException:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)

@@ -139,7 +139,7 @@ async def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
     assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
     assert isinstance(result.error, errors.UsageError)
     assert "line 2" in result.error.message
-    # The same stream again, from where it said, once the line has been mended.
+    # The corrected stream, from where the result says.
     again = await fed(
         rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=parse_json, skip=result.next_line - 1
     )

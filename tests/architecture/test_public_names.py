@@ -1,0 +1,51 @@
+"""The public modules: every name resolves, and importing them loads nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+PUBLIC = ("sbpair", "sbpair.aio", "sbpair.events", "sbpair.testing")
+HEAVY = {"aiohttp", "azure", "click", "lark", "pyarrow", "pyspark", "rich", "sbpair.emulator", "sbpair.syphon", "typer"}
+
+
+def names() -> list[tuple[str, str]]:
+    return [(module, name) for module in PUBLIC for name in import_module(module).__all__]
+
+
+@pytest.mark.parametrize(("module", "name"), names(), ids=lambda text: text)
+def test_public_name_resolves(module: str, name: str) -> None:
+    assert getattr(import_module(module), name) is not None
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_dir_lists_public_names_and_others_are_refused(module: str) -> None:
+    public = import_module(module)
+    assert set(public.__all__) - {"__version__"} <= set(dir(public))
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        public.missing  # noqa: B018
+
+
+def test_event_names_are_those_of_their_unions() -> None:
+    from sbpair import events
+
+    unions = (events.SenderEvent, events.SyphonEvent, events.ReplicationEvent)
+    members = {each.__name__ for union in unions for each in union.__args__}
+    assert members <= set(events.__all__)
+
+
+def test_import_of_public_modules_loads_nothing_heavy() -> None:
+    program = f"import {', '.join(PUBLIC)}, sbpair.management, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert {name for name in loaded if name in HEAVY or name.partition(".")[0] in HEAVY} == set()
+
+
+def test_aio_names_are_the_async_variants() -> None:
+    import sbpair
+    from sbpair import aio
+
+    assert [name for name in aio.__all__ if getattr(aio, name) is getattr(sbpair, name)] == []
+    assert all(getattr(aio, name).__name__ == f"Async{name}" for name in aio.__all__)
