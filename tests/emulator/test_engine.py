@@ -310,7 +310,7 @@ def test_peek_shows_every_message_from_a_number_on_and_changes_nothing(queue, pu
 
 def test_a_batch_that_does_not_fit_leaves_nothing_behind(make_queue) -> None:
     queue = make_queue("full", max_size_in_megabytes=1024)
-    queue.messages.size_bytes = 1024 * 1024 * 1024 - 150
+    queue.messages._store.size_bytes = 1024 * 1024 * 1024 - 150
     with pytest.raises(EntityFull) as refused:
         queue.send([StoredMessage(Sections(), 100), StoredMessage(Sections(), 100)])
     assert (refused.value.condition, refused.value.sub_code) == ("amqp:resource-limit-exceeded", 40300)
@@ -455,7 +455,7 @@ def test_short_lived_messages_leave_nothing_behind_one_that_stays(namespace, que
         put(50, ttl_ms=10)
         let_pass(namespace, clock, 10)
     assert len(queue.messages) == 1
-    assert len(queue.messages._line._fresh) < 500
+    assert len(queue.messages._ready._new) < 500
     assert len(queue.messages._expiries) < 500
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.message_order import MessageStore, ReadyQueue
-from sbpair.emulator.entities.stored_message import ACTIVE, GONE, StoredMessage
+from sbpair.emulator.entities.stored_message import ACTIVE, REMOVED, StoredMessage
 
 
 def numbered(number: int) -> StoredMessage:
@@ -53,8 +53,8 @@ def test_a_line_gives_the_lowest_first_and_skips_who_left(numbers, left, step) -
         line.put(message)
     for message in messages:
         if message.sequence_number in left:
-            message.state = GONE
-            line.leave()
+            message.state = REMOVED
+            line.add_void()
     out = []
     while len(line):
         out += line.take(step)
@@ -68,7 +68,7 @@ def test_those_who_left_are_swept_out_of_a_line() -> None:
     for message in messages:
         line.put(message)
     for message in messages[1:]:
-        message.state = GONE
-        line.leave()
+        message.state = REMOVED
+        line.add_void()
     assert len(line._fresh) < 200
     assert [message.state for message in line.take(9)] == [ACTIVE]

@@ -39,8 +39,8 @@ from sbpair.emulator.entities.rules.rule import (
     SqlRuleFilter,
     SubscriptionRule,
     TrueRuleFilter,
-    all_plain,
-    select,
+    select_copies,
+    selects_all,
 )
 from sbpair.emulator.entities.rules.typed import from_amqp, read_typed
 from sbpair.emulator.entities.rules.values import EvaluationFailed
@@ -87,7 +87,7 @@ def a_message(properties: Map = HELD, **fields: Any) -> StoredMessage:
 
 
 def answer(text: str, message: StoredMessage | None = None, **parameters: Any) -> bool | None:
-    return evaluate.condition(text, parameters)(MessageView(message or a_message()))
+    return evaluate.compile_filter(text, parameters)(MessageView(message or a_message()))
 
 
 TRUE = """
@@ -336,7 +336,7 @@ def test_any_text_is_a_filter_or_raises_the_one_error(text: str) -> None:
             if isinstance(made, SqlRuleFilter)
             else SubscriptionRule("r", TrueRuleFilter(), made)
         )
-        selection = select([rule], MessageView(a_message()))
+        selection = select_copies([rule], MessageView(a_message()))
         assert len(selection.copies) <= 1
 
 
@@ -438,8 +438,8 @@ def test_a_correlation_filter_asks_for_something() -> None:
 
 def test_nothing_is_decoded_that_no_rule_asks_for() -> None:
     broken = StoredMessage(Sections(properties=b"\x00\x53\x73broken", application_properties=b"broken"), 10)
-    assert select([SubscriptionRule()], MessageView(broken)).copies[0].sections is broken.sections
-    selection = select([SubscriptionRule("r", SqlRuleFilter("a = 1"))], MessageView(broken))
+    assert select_copies([SubscriptionRule()], MessageView(broken)).copies[0].sections is broken.sections
+    selection = select_copies([SubscriptionRule("r", SqlRuleFilter("a = 1"))], MessageView(broken))
     assert selection.copies == []
     assert selection.failure is not None
     assert selection.failure.reason == "FilterException"
@@ -450,7 +450,7 @@ def test_nothing_is_decoded_that_no_rule_asks_for() -> None:
 
 def changed(text: str, message: StoredMessage | None = None, **parameters: Any) -> StoredMessage:
     named = tuple((f"@{name}", from_amqp(value)) for name, value in parameters.items())
-    selection = select(
+    selection = select_copies(
         [SubscriptionRule("named", TrueRuleFilter(), SqlAction(text, named))], MessageView(message or a_message())
     )
     assert selection.failure is None
@@ -544,7 +544,7 @@ def test_is_no_action(text: str) -> None:
 )
 def test_an_action_that_fails_is_a_failure_of_its_rule_alone(text: str) -> None:
     rules = [SubscriptionRule("plain"), SubscriptionRule("bad", TrueRuleFilter(), SqlAction(text))]
-    selection = select(rules, MessageView(a_message()))
+    selection = select_copies(rules, MessageView(a_message()))
     assert len(selection.copies) == 1
     assert selection.failure is not None
     assert selection.failure.reason == "RuleActionException"
@@ -552,7 +552,7 @@ def test_an_action_that_fails_is_a_failure_of_its_rule_alone(text: str) -> None:
 
 def test_a_duration_out_of_range_is_a_failure_of_its_rule() -> None:
     message = a_message(Map([("far", Timestamp(2**62)), ("at", Timestamp(0))]))
-    selection = select(
+    selection = select_copies(
         [SubscriptionRule("bad", TrueRuleFilter(), SqlAction("SET apart = far - at"))], MessageView(message)
     )
     assert selection.copies == []
@@ -569,17 +569,17 @@ def test_rules_without_action_share_a_copy_and_each_with_one_has_its_own() -> No
         SubscriptionRule("five", SqlRuleFilter("n = 6"), SqlAction("SET by = 'five'")),
     ]
     message = a_message()
-    copies = select(rules, MessageView(message)).copies
+    copies = select_copies(rules, MessageView(message)).copies
     assert copies[0].sections is message.sections
     told = [copy.sections.read_application_properties() for copy in copies[1:]]
     assert [(one["by"], one["RuleName"]) for one in told] == [("two", "two"), ("four", "four")]
 
 
 def test_rules_that_take_everything_as_it_is_need_no_look_at_it() -> None:
-    assert all_plain([SubscriptionRule()])
-    assert not all_plain([])
-    assert not all_plain([SubscriptionRule(), SubscriptionRule("sql", SqlRuleFilter("a = 1"))])
-    assert not all_plain([SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET a = 1"))])
+    assert selects_all([SubscriptionRule()])
+    assert not selects_all([])
+    assert not selects_all([SubscriptionRule(), SubscriptionRule("sql", SqlRuleFilter("a = 1"))])
+    assert not selects_all([SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET a = 1"))])
 
 
 @pytest.mark.parametrize("name", ["", "x" * 51, "a/b", "a?b", "a#b", "a@b", "a*b", "a\\b", "a\nb", " "])

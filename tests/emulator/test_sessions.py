@@ -96,7 +96,7 @@ def test_an_empty_session_can_be_asked_for_by_name(queue) -> None:
     assert held.receive(1) == []
     held.close()
     assert queue.messages.list_sessions() == []
-    assert queue.messages._lines.sessions == {}
+    assert queue.messages._sessions.sessions == {}
 
 
 def test_the_session_that_is_free_for_longest_comes_first(queue, say) -> None:

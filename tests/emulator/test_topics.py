@@ -91,7 +91,7 @@ def test_a_topic_is_as_full_as_all_its_subscriptions(topic) -> None:
     topic.send([a_message()])
     assert topic.size_bytes == 200
     for subscription in topic.subscriptions:
-        subscription.messages.size_bytes = 512 * 1024 * 1024
+        subscription.messages._store.size_bytes = 512 * 1024 * 1024
     with pytest.raises(EntityFull):
         topic.send([a_message()])
     with pytest.raises(MessageTooLarge):

@@ -205,8 +205,8 @@ async def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
     async with world(1, "orders") as w:
         queue = w.secondary.queue(queue_path("contoso", 0))
         w.strand(1)
-        queue.messages.size_bytes = size
-        w.meanwhile = lambda: setattr(queue.messages, "size_bytes", later)
+        queue.messages._store.size_bytes = size
+        w.meanwhile = lambda: setattr(queue.messages._store, "size_bytes", later)
         made = await w.audit(sample_seconds=60)
         fill = fill_of(made)
         assert (fill.bytes_per_second, fill.full_in_seconds) == (per_second, full_in)

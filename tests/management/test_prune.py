@@ -172,7 +172,7 @@ def scheduled(queue: QueueEntity) -> None:
 
 
 def undeliverable(queue: QueueEntity) -> None:
-    queue.transfer_dead_letters.adopt(message())
+    queue.transfer_dead_letters.add_dead_letter(message())
 
 
 @pytest.mark.parametrize("fill", [put, locked, deferred, dead, scheduled, undeliverable])

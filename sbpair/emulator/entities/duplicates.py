@@ -1,6 +1,6 @@
-"""Which message ids an entity has seen within its window, so that what is sent twice is taken in once.
+"""Duplicate detection: the message ids that an entity has seen within its window.
 
-Pure but for its memory: the time is an argument. What has left the window is forgotten with the next send.
+The time is an argument. Ids older than the window are dropped with the next send.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DuplicateDetector:
-    """`window_ms` may be changed at any time, and counts for what was seen before too."""
+    """The seen message ids of one entity. `window_ms` may change at any time, and applies to earlier ids too."""
 
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
@@ -24,30 +24,30 @@ class DuplicateDetector:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def take_in(
+    def enqueue_new(
         self, messages: Sequence[StoredMessage], now_ms: int, enqueue: Callable[[list[StoredMessage]], None]
     ) -> None:
-        """Gives `enqueue` those that are new. A repeated one gets the sequence number of the first of its id."""
-        self._forget(now_ms)
-        fresh: list[StoredMessage] = []
-        repeated: list[tuple[str, StoredMessage]] = []
-        named: dict[str, StoredMessage] = {}
+        """Pass new messages to `enqueue`. A duplicate gets the sequence number of the first message of its id."""
+        self._drop_old(now_ms)
+        new: list[StoredMessage] = []
+        duplicates: list[tuple[str, StoredMessage]] = []
+        new_by_id: dict[str, StoredMessage] = {}
         for message in messages:
             message_id = message.message_id
             if message_id is None:
-                fresh.append(message)
-            elif message_id in self._seen or message_id in named:
-                repeated.append((message_id, message))
+                new.append(message)
+            elif message_id in self._seen or message_id in new_by_id:
+                duplicates.append((message_id, message))
             else:
-                named[message_id] = message
-                fresh.append(message)
-        enqueue(fresh)
-        for message_id, message in named.items():
+                new_by_id[message_id] = message
+                new.append(message)
+        enqueue(new)
+        for message_id, message in new_by_id.items():
             self._seen[message_id] = (now_ms, message.sequence_number)
-        for message_id, message in repeated:
+        for message_id, message in duplicates:
             message.sequence_number = self._seen[message_id][1]
 
-    def _forget(self, now_ms: int) -> None:
+    def _drop_old(self, now_ms: int) -> None:
         seen = self._seen
         while seen and seen[next(iter(seen))][0] + self.window_ms <= now_ms:
             seen.popitem(last=False)

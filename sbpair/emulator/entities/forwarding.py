@@ -1,13 +1,13 @@
-"""Auto-forwarding: what comes into one sub-queue is sent on to another entity, or put aside with the reason.
+"""Auto-forwarding: messages of one sub-queue are sent on to another entity, or to the transfer dead-letter queue.
 
-A forwarder is a consumer like any other: an entity that forwards nothing does not know of it. While one of the two
-ends is down everything stays where it is, in its order, until the forwarder is started again. No protocol here.
+A forwarder is a consumer like any other. While its source or its target is down, messages stay where they are, in
+order, until the forwarder is started again.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.stored_message import ForwardedMessage
@@ -21,70 +21,95 @@ from sbpair.emulator.service_errors import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import EntityRegistry, QueueEntity
+    from collections.abc import Sequence
+
+    from sbpair.emulator.entities.description import QueueDescription
+    from sbpair.emulator.entities.partitions import Partitions
     from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.entities.subqueue import Expel, SubQueue
+    from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
 
 MAX_HOPS: Final = 4
 HOPS_EXCEEDED: Final = "MaxTransferHopCountExceeded"
-_SLICE: Final = 100
+_BATCH: Final = 100
+
+
+class ForwardTarget(Protocol):
+    """The queue or topic that messages are forwarded to."""
+
+    path: str
+    description: QueueDescription
+    partitions: Partitions | None
+
+    def send(self, messages: Sequence[StoredMessage]) -> None: ...
+
+
+class ForwardTargets(Protocol):
+    """The lookup of targets by address."""
+
+    def find_target(self, address: str) -> ForwardTarget:
+        """Return the queue or topic of this address. Raises EntityNotFound."""
+
+    def check_up(self, path: str) -> None:
+        """Raise EntityUnavailable while that entity is down."""
 
 
 class Forwarder:
-    """Sends on what comes into `messages` of the entity `path`. `put_aside` gets what the target refuses."""
+    """Forwards the messages of one sub-queue of entity `path` to `target`.
 
-    def __init__(self, path: str, messages: SubQueue, to: str, home: EntityRegistry, put_aside: Expel) -> None:
-        self.to = to
+    `to_transfer_dlq` receives the messages that the target refuses.
+    """
+
+    def __init__(
+        self, path: str, messages: SubQueue, target: str, targets: ForwardTargets, to_transfer_dlq: OnDeadLettered
+    ) -> None:
         self._path = path
         self._messages = messages
-        self._home = home
-        self._put_aside = put_aside
-
-    def start(self) -> None:
-        """At first, and whenever something that was down is up again."""
-        self.wake()
+        self._target = target
+        self._targets = targets
+        self._to_transfer_dlq = to_transfer_dlq
 
     def stop(self) -> None:
         self._messages.remove_consumer(self)
 
     def wake(self) -> None:
-        taken: list[StoredMessage] = []
+        """Forward all there is. Call it at first, and when something that was down is up again."""
+        received: list[StoredMessage] = []
         try:
-            while taken := self._messages.receive(_SLICE, self):
-                while taken:
-                    self._check_up(taken[0])
-                    self._forward(taken.pop(0))
+            while received := self._messages.receive(_BATCH, self):
+                while received:
+                    self._check_up(received[0])
+                    self._forward(received.pop(0))
         except (EntityUnavailable, OperationTimedOut):
             self.stop()
-            for message in taken:
+            for message in received:
                 self._messages.release(message.lock_token)
 
     def _check_up(self, message: StoredMessage) -> None:
-        """EntityUnavailable or TimedOut where it cannot go on yet. Whatever else is wrong shows when it is sent."""
-        self._home.check_up(self._path)
+        """Raise EntityUnavailable or OperationTimedOut if it must wait. Other errors show when it is sent."""
+        self._targets.check_up(self._path)
         with suppress(EntityNotFound, NotAllowed):
-            target = self._home.find_target(self.to)
-            self._home.check_up(target.path)
+            target = self._targets.find_target(self._target)
+            self._targets.check_up(target.path)
             if target.partitions is not None:
-                target.partitions.check_batch([twin_for(target, message)])
+                target.partitions.check_batch([forwarded_copy(target, message)])
 
     def _forward(self, message: StoredMessage) -> None:
         # Complete first: a target that leads back here must not find it under lock.
         self._messages.complete(message.lock_token)
         if message.hops >= MAX_HOPS:
             text = f"The maximum number of allowed hops when forwarding between entities is {MAX_HOPS}."
-            self._put_aside(message, HOPS_EXCEEDED, text)
+            self._to_transfer_dlq(message, HOPS_EXCEEDED, text)
             return
         try:
-            target = self._home.find_target(self.to)
-            target.send([twin_for(target, message)])
-        except ServiceError as refusal:
-            self._put_aside(message, dead_letter_reason(refusal), refusal.message)
+            target = self._targets.find_target(self._target)
+            target.send([forwarded_copy(target, message)])
+        except ServiceError as error:
+            self._to_transfer_dlq(message, dead_letter_reason(error), error.message)
 
 
-def twin_for(target: QueueEntity, message: StoredMessage) -> ForwardedMessage:
-    """The message for the next entity, with its keys, its first number and one hop more."""
-    twin = ForwardedMessage.copy(message, service_envelope.as_it_goes_on(message), hops=message.hops + 1)
-    if target.description.requires_duplicate_detection and twin.message_id is None:
-        twin.message_id = service_envelope.message_id_of(message)
-    return twin
+def forwarded_copy(target: ForwardTarget, message: StoredMessage) -> ForwardedMessage:
+    """Return the message for the next entity: with its keys, its first sequence number and one hop more."""
+    copy = ForwardedMessage.copy(message, service_envelope.forwarded_sections(message), hops=message.hops + 1)
+    if target.description.requires_duplicate_detection and copy.message_id is None:
+        copy.message_id = service_envelope.message_id_of(message)
+    return copy

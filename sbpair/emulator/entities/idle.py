@@ -1,6 +1,6 @@
-"""What happens to links and entities that nobody uses, on the emulator's clock: links are detached, entities deleted.
+"""Idleness on the emulator's clock: idle links are detached, idle entities are deleted.
 
-Use is noted where it happens, and looked at when the time would be over: nothing is rescheduled for every message.
+Use is recorded where it happens and checked when the idle time would be over, so no message reschedules a timer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LINK_IDLE_MS: Final = 600_000
 
 
 class IdleLink:
-    """Ends a link on which nothing has come or gone for ten minutes; credit alone is no use of it."""
+    """Detaches a link after ten minutes without a transfer; credit alone does not count as use."""
 
-    __slots__ = ("_clock", "_end", "_timers", "_used_ms", "due_ms")
+    __slots__ = ("_clock", "_detach", "_timers", "_used_ms", "due_ms")
 
-    def __init__(self, clock: Clock, timers: Timers, end: Callable[[ServiceError], None]) -> None:
+    def __init__(self, clock: Clock, timers: Timers, detach: Callable[[ServiceError], None]) -> None:
         self._clock = clock
         self._timers = timers
-        self._end = end
+        self._detach = detach
         self._used_ms = clock.now_ms()
         self._wait_until(self._used_ms + LINK_IDLE_MS)
 
@@ -37,39 +37,39 @@ class IdleLink:
     def stop(self) -> None:
         self.due_ms = NEVER
         # The heap still holds the entry, which must not keep a connection that is gone.
-        self._end = _nobody
+        self._detach = _ignore
 
     def advance(self, now_ms: int) -> None:
         if self._used_ms + LINK_IDLE_MS > now_ms:
             self._wait_until(self._used_ms + LINK_IDLE_MS)
             return
-        end = self._end
+        detach = self._detach
         self.stop()
-        end(LinkIdle("The link is force detached. Details: IdleTimerExpired: Idle timeout: 00:10:00."))
+        detach(LinkIdle("The link is force detached. Details: IdleTimerExpired: Idle timeout: 00:10:00."))
 
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms
         self._timers.schedule(at_ms, self)
 
 
-def _nobody(refusal: ServiceError) -> None:
-    del refusal
+def _ignore(error: ServiceError) -> None:
+    del error
 
 
 class AutoDeletable(Protocol):
-    """An entity that may go when it is not used."""
+    """An entity that may be deleted while it is not used."""
 
     @property
     def auto_delete_ms(self) -> int:
-        """NEVER where it stays."""
+        """The idle time after which it is deleted; NEVER keeps it."""
 
     @property
     def last_used_ms(self) -> int:
-        """When it was used last."""
+        """The time of the last use."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether somebody waits for messages, or messages for their time."""
+        """Whether a receiver waits for messages, or messages for their scheduled time."""
 
 
 class AutoDelete:
@@ -103,7 +103,7 @@ class AutoDelete:
         try:
             self._delete()
         except ServiceError:
-            # A partition of it is down: later, then.
+            # A partition of it is down: try again after another idle time.
             self._wait_until(now_ms + limit)
 
     def _wait_until(self, at_ms: int) -> None:

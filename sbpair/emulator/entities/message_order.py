@@ -1,7 +1,7 @@
-"""The orders that messages stand in: by sequence number, by readiness, by deadline.
+"""The orders of messages: by sequence number, by readiness, by deadline.
 
-Every operation is O(1) or O(log n) in the messages held, amortised. What leaves from the middle is only marked, and
-swept when the marked outnumber the rest; so nothing here grows without bound.
+Every operation is O(1) or O(log n) in the messages held, amortised. An entry that leaves from the middle is only
+counted as void. The void ones are swept when they outnumber the rest, so nothing here grows without bound.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PAGE_BITS: Final = 10
-"""A page is 1024 sequence numbers: small enough to look through, large enough that there are few of them."""
+"""A page has 1024 sequence numbers: small enough to sort, large enough to keep the pages few."""
 
 SWEEP_AT: Final = 64
 
 
 class MessageStore:
-    """All messages of a sub-queue by sequence number.
+    """All messages of a sub-queue by sequence number, and their total size.
 
-    Two levels, so that reading on from any number costs no more than one page, however many messages were there
-    before, and so that no single table of a million entries is ever rebuilt.
+    It has two levels, so that reading from any number costs one page at most, however many messages were there
+    before. No single table of a million entries is ever rebuilt.
     """
 
-    __slots__ = ("_count", "_numbers", "_pages")
+    __slots__ = ("_count", "_numbers", "_pages", "size_bytes")
 
     def __init__(self) -> None:
         self._pages: dict[int, dict[int, StoredMessage]] = {}
         self._numbers: list[int] = []
         self._count = 0
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return self._count
@@ -47,6 +48,7 @@ class MessageStore:
             page = self._new_page(sequence >> PAGE_BITS)
         page[sequence] = message
         self._count += 1
+        self.size_bytes += message.size
 
     def _new_page(self, number: int) -> dict[int, StoredMessage]:
         page = self._pages[number] = {}
@@ -60,14 +62,14 @@ class MessageStore:
     def remove(self, sequence: int) -> None:
         number = sequence >> PAGE_BITS
         page = self._pages[number]
-        del page[sequence]
+        self.size_bytes -= page.pop(sequence).size
         self._count -= 1
         if not page:
             del self._pages[number]
             del self._numbers[bisect_left(self._numbers, number)]
 
     def read_from(self, sequence: int) -> Iterator[StoredMessage]:
-        """The messages numbered `sequence` and above, in order. The shelf must not change meanwhile."""
+        """Yield the messages numbered `sequence` and above, in order. The store must not change meanwhile."""
         numbers = self._numbers
         for index in range(bisect_left(numbers, sequence >> PAGE_BITS), len(numbers)):
             page = self._pages[numbers[index]]
@@ -78,67 +80,67 @@ class MessageStore:
 
 
 class ReadyQueue:
-    """The messages that wait to be received, lowest sequence number first.
+    """The messages ready to be received, lowest sequence number first.
 
-    New ones join a deque at its end. One that comes back has its place before them, and goes to a heap.
+    New messages join a deque at its end. A message that comes back belongs before them, and goes to a heap.
     """
 
-    __slots__ = ("_back", "_fresh", "_left")
+    __slots__ = ("_new", "_returned", "_void")
 
     def __init__(self) -> None:
-        self._fresh: deque[StoredMessage] = deque()
-        self._back: list[tuple[int, StoredMessage]] = []
-        self._left = 0
+        self._new: deque[StoredMessage] = deque()
+        self._returned: list[tuple[int, StoredMessage]] = []
+        self._void = 0
 
     def __len__(self) -> int:
-        return len(self._fresh) + len(self._back) - self._left
+        return len(self._new) + len(self._returned) - self._void
 
     def put(self, message: StoredMessage) -> None:
-        fresh = self._fresh
-        if not fresh or fresh[-1].sequence_number < message.sequence_number:
-            fresh.append(message)
+        new = self._new
+        if not new or new[-1].sequence_number < message.sequence_number:
+            new.append(message)
         else:
-            heappush(self._back, (message.sequence_number, message))
+            heappush(self._returned, (message.sequence_number, message))
 
-    def take(self, limit: int) -> list[StoredMessage]:
-        """Up to `limit` messages from the front."""
-        fresh, back = self._fresh, self._back
+    def take(self, max_messages: int) -> list[StoredMessage]:
+        """Remove and return up to `max_messages` from the front."""
+        new, returned = self._new, self._returned
         taken: list[StoredMessage] = []
-        while len(taken) < limit:
-            if back and not (fresh and fresh[0].sequence_number < back[0][0]):
-                message = heappop(back)[1]
-            elif fresh:
-                message = fresh.popleft()
+        while len(taken) < max_messages:
+            if returned and not (new and new[0].sequence_number < returned[0][0]):
+                message = heappop(returned)[1]
+            elif new:
+                message = new.popleft()
             else:
                 break
             if message.state == ACTIVE:
                 taken.append(message)
             else:
-                self._left -= 1
+                self._void -= 1
         return taken
 
-    def leave(self) -> None:
-        """A message that stood in this line is not ACTIVE any more, other than by `take`."""
-        self._left += 1
-        if self._left > SWEEP_AT and self._left * 2 > len(self._fresh) + len(self._back):
-            self._fresh = deque(message for message in self._fresh if message.state == ACTIVE)
-            self._back = [entry for entry in self._back if entry[1].state == ACTIVE]
-            heapify(self._back)
-            self._left = 0
+    def add_void(self) -> None:
+        """Record that one message of this queue stopped being ACTIVE, other than by `take`."""
+        self._void += 1
+        if self._void > SWEEP_AT and self._void * 2 > len(self._new) + len(self._returned):
+            self._new = deque(message for message in self._new if message.state == ACTIVE)
+            self._returned = [entry for entry in self._returned if entry[1].state == ACTIVE]
+            heapify(self._returned)
+            self._void = 0
 
 
 class Deadlines:
     """Sequence numbers by the time at which something is due for them.
 
-    `still(at_ms, sequence)` says whether an entry is meant any more; it is only asked when sweeping.
+    `is_valid(at_ms, sequence)` returns whether an entry still applies; it is called when sweeping only.
     """
 
-    __slots__ = ("_heap", "_left", "_still")
+    __slots__ = ("_heap", "_is_valid", "_void")
 
-    def __init__(self, still: Callable[[int, int], bool]) -> None:
+    def __init__(self, is_valid: Callable[[int, int], bool]) -> None:
         self._heap: list[tuple[int, int]] = []
-        self._left = 0
-        self._still = still
+        self._void = 0
+        self._is_valid = is_valid
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -146,18 +148,18 @@ class Deadlines:
     def add(self, at_ms: int, sequence: int) -> None:
         heappush(self._heap, (at_ms, sequence))
 
-    def leave(self) -> None:
-        """One of the entries is not meant any more."""
-        self._left += 1
-        if self._left > SWEEP_AT and self._left * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if self._still(*entry)]
+    def add_void(self) -> None:
+        """Record that one of the entries no longer applies."""
+        self._void += 1
+        if self._void > SWEEP_AT and self._void * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if self._is_valid(*entry)]
             heapify(self._heap)
-            self._left = 0
+            self._void = 0
 
     def first_ms(self) -> int:
         return self._heap[0][0] if self._heap else NEVER
 
-    def due(self, now_ms: int) -> Iterator[int]:
-        """Takes out, one by one, what is due. It may no longer be meant: the caller looks."""
+    def pop_due(self, now_ms: int) -> Iterator[int]:
+        """Remove and yield, one by one, what is due. An entry may be void: the caller checks."""
         while self._heap and self._heap[0][0] <= now_ms:
             yield heappop(self._heap)[1]

@@ -1,6 +1,6 @@
 """A namespace: its entities by path, its keys, and whether it is up.
 
-Paths are compared in lower case. Doors find entities, check tokens and are told of outages here; no protocol is known.
+Paths are compared in lower case. Frontends find entities, check tokens and learn of outages here; it knows no protocol.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse_token, scope_of, verify_token
+from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import QueueDescription, check_path, default_of
 from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, call_now
-from sbpair.emulator.entities.topic import SEGMENT, SubscriptionEntity, TopicEntity
+from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.entities.topic_description import TopicDescription
 from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, EntityNotFound
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.entities.subqueue import SubQueue
 
 ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
 """The well-known key of emulators: no secret."""
 
-DEAD_LETTERS: Final = "$deadletterqueue"
-TRANSFER: Final = "$transfer"
-MANAGEMENT: Final = "$management"
+DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
+TRANSFER_SEGMENT: Final = "$transfer"
+MANAGEMENT_SEGMENT: Final = "$management"
 
-
-Described = TypeVar("Described", bound=QueueDescription)
+D = TypeVar("D", bound=QueueDescription)
 
 
 @dataclass(frozen=True, slots=True)
 class AddressTarget:
-    """What an address means: a queue (or topic, or subscription), which sub-queue, and whether its management node."""
+    """The meaning of an address: an entity, one of its sub-queues, and whether it is the management node."""
 
     entity: QueueEntity
     messages: SubQueue
@@ -49,16 +49,17 @@ class AddressTarget:
         return self.messages is not self.entity.messages
 
     def check_receive(self) -> None:
-        """EntityDisabled, or NotAllowed where nothing can be received from here."""
+        """Raise EntityDisabled, or NotAllowed, if nothing can be received from here."""
         self.entity.check_receive()
         if not self.is_dead_letters:
             self.entity.check_not_forwarding()
 
 
 class Namespace:
-    """`call_soon` is the loop's, where there is one. `on_outage` holds what is called when the namespace goes down.
+    """The entities of one namespace.
 
-    `authority` is the host and port under which clients know it, once it has one.
+    `call_soon` is the loop's, if there is one. The callbacks in `on_outage` are called when the namespace goes down.
+    `authority` is the host and port that clients use, once it has one.
     """
 
     def __init__(
@@ -104,25 +105,25 @@ class Namespace:
     # Entities
 
     def create_queue(self, path: str, description: QueueDescription | None = None) -> QueueEntity:
-        """Raises ArgumentInvalid (the path), EntityExists, QuotaExceeded (too many entities)."""
+        """Create a queue. Raises ArgumentInvalid (the path), EntityExists, EntityFull (too many entities)."""
         path = self._new_path(path)
-        description = self._admitted(description or self._default(QueueDescription()))
+        description = self._for_namespace(description or self._default(QueueDescription()))
         queue = QueueEntity(path, description, self.clock, self.timers, self._call_soon)
         self._queues[path.lower()] = queue
-        queue.join(self)
+        queue.set_registry(self)
         return queue
 
     def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicEntity:
-        """Raises as `create_queue` does: queues and topics share their names."""
+        """Create a topic. Raises the errors of `create_queue`: queues and topics share one set of names."""
         path = self._new_path(path)
         if not self.tier.has_all_features:
             raise ArgumentInvalid(
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
-        described = self._admitted(description or self._default(TopicDescription()))
-        topic = TopicEntity(path, described, self.clock, self.timers, self._call_soon)
+        checked = self._for_namespace(description or self._default(TopicDescription()))
+        topic = TopicEntity(path, checked, self.clock, self.timers, self._call_soon)
         self._topics[path.lower()] = topic
-        topic.join(self)
+        topic.set_registry(self)
         return topic
 
     def _new_path(self, path: str) -> str:
@@ -130,32 +131,32 @@ class Namespace:
         check_path(path)
         if path.lower() in self._queues or path.lower() in self._topics:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
-        # Premium has its limit for each messaging unit.
+        # A Premium namespace has this limit for each messaging unit.
         limit = self.tier.entities * self.partitions
         if len(self._queues) + len(self._topics) >= limit:
             raise EntityFull(f"Namespace '{self.name}' already has {limit} entities.")
         return path
 
-    def _admitted(self, description: Described) -> Described:
-        """The description for a new entity, which may be partitioned by itself or by its namespace."""
+    def _for_namespace(self, description: D) -> D:
+        """Return the description with the namespace's partitions. Raises an error where it does not fit."""
         description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
             self.fault_points.check_partitions()
         limit = self.tier.partitioned_entities
         if not limit:
-            return self._partitioned_as_a_whole(description)
+            return self._check_namespace_partitioning(description)
         if description.enable_partitioning:
             partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
             if partitioned >= limit:
                 raise EntityFull(f"Namespace '{self.name}' already has {limit} partitioned entities.")
         return description
 
-    def _partitioned_as_a_whole(self, description: Described) -> Described:
-        """Every entity has to ask for what its namespace is."""
+    def _check_namespace_partitioning(self, description: D) -> D:
+        """Raise ArgumentInvalid unless the entity is partitioned as its namespace is."""
         if description.enable_partitioning and self.partitions == 1:
             raise ArgumentInvalid(
-                f"EnablePartitioning is not supported in the {self.tier.name} tier: partitioning is the namespace's "
-                f"there, and '{self.name}' is not partitioned."
+                f"EnablePartitioning is not supported in the {self.tier.name} tier: the namespace is partitioned "
+                f"as a whole there, and '{self.name}' is not partitioned."
             )
         if not description.enable_partitioning and self.partitions > 1:
             # The service's own words.
@@ -165,15 +166,14 @@ class Namespace:
             )
         return description
 
-    def _default(self, description: Described) -> Described:
-        """What an entity is that nobody has described."""
+    def _default(self, description: D) -> D:
         return replace(default_of(description, self.tier), enable_partitioning=self.partitions > 1)
 
     def find_queue(self, path: str) -> QueueEntity | None:
         return self._queues.get(path.strip("/").lower())
 
     def queue(self, path: str) -> QueueEntity:
-        """EntityNotFound where there is none."""
+        """Return the queue of this path. Raises EntityNotFound."""
         queue = self.find_queue(path)
         if queue is None:
             raise entity_not_found(path)
@@ -183,25 +183,25 @@ class Namespace:
         return self._topics.get(path.strip("/").lower())
 
     def topic(self, path: str) -> TopicEntity:
-        """EntityNotFound where there is none."""
+        """Return the topic of this path. Raises EntityNotFound."""
         topic = self.find_topic(path)
         if topic is None:
             raise entity_not_found(path)
         return topic
 
     def topics(self) -> list[TopicEntity]:
-        """All of them, in order of their paths."""
+        """Return all topics, in order of their paths."""
         return [topic for _, topic in sorted(self._topics.items())]
 
     def delete_topic(self, path: str) -> None:
-        """And its subscriptions."""
+        """Delete a topic and its subscriptions."""
         topic = self.topic(path)
         topic.check_all_partitions()
         del self._topics[topic.path.lower()]
         topic.close()
 
     def entity(self, path: str) -> QueueEntity:
-        """The queue, topic or subscription of this path; EntityNotFound where there is none."""
+        """Return the queue, topic or subscription of this path. Raises EntityNotFound."""
         found = self.find_queue(path) or self.find_topic(path) or self._find_subscription(path)
         if found is None:
             raise entity_not_found(path)
@@ -210,11 +210,11 @@ class Namespace:
     def _find_subscription(self, path: str) -> SubscriptionEntity | None:
         head, _, name = path.strip("/").rpartition("/")
         head, _, segment = head.rpartition("/")
-        topic = self.find_topic(head) if segment.lower() == SEGMENT.lower() else None
+        topic = self.find_topic(head) if segment.lower() == SUBSCRIPTIONS_SEGMENT.lower() else None
         return None if topic is None else topic.find_subscription(name)
 
     def queues(self) -> list[QueueEntity]:
-        """All of them, in order of their paths."""
+        """Return all queues, in order of their paths."""
         return [queue for _, queue in sorted(self._queues.items())]
 
     def delete_queue(self, path: str) -> None:
@@ -224,7 +224,7 @@ class Namespace:
         queue.close()
 
     def delete(self, entity: QueueEntity) -> None:
-        """Whatever kind of entity it is."""
+        """Delete an entity of any kind."""
         if isinstance(entity, SubscriptionEntity):
             entity.topic.delete_subscription(entity.name)
         elif isinstance(entity, TopicEntity):
@@ -240,30 +240,26 @@ class Namespace:
         return found
 
     def resolve(self, address: str) -> AddressTarget:
-        """`queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, and each with `/$management`.
+        """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
 
-        Bare or as `amqps://host:port/…`.
-
-        `topic` and `topic/subscriptions/name` too; a topic has no dead letters.
+        It accepts `queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, each with `/$management`, and
+        the same for `topic/subscriptions/name`. A topic has no dead letters.
         """
         path = scope_of(address)
-        path, management = _without(path, MANAGEMENT)
-        path, dead = _without(path, DEAD_LETTERS)
-        path, transfer = _without(path, TRANSFER) if dead else (path, False)
-        queue = self.entity(path)
-        if dead and isinstance(queue, TopicEntity):
-            raise entity_not_found(f"{path}/{DEAD_LETTERS}")
+        path, management = _without(path, MANAGEMENT_SEGMENT)
+        path, dead = _without(path, DEAD_LETTER_SEGMENT)
+        path, transfer = _without(path, TRANSFER_SEGMENT) if dead else (path, False)
+        entity = self.entity(path)
+        if dead and isinstance(entity, TopicEntity):
+            raise entity_not_found(f"{path}/{DEAD_LETTER_SEGMENT}")
         if transfer:
-            return AddressTarget(queue, queue.transfer_dead_letters, management)
-        return AddressTarget(queue, queue.dead_letters if dead else queue.messages, management)
+            return AddressTarget(entity, entity.transfer_dead_letters, management)
+        return AddressTarget(entity, entity.dead_letters if dead else entity.messages, management)
 
     # Access
 
     def authenticate(self, token: str, address: str) -> Grant:
-        """What a `SharedAccessSignature …` or `Bearer …` allows, asked for on `address`.
-
-        NotAuthenticated where it is not good.
-        """
+        """Return the grant of a `SharedAccessSignature …` or `Bearer …` for `address`. Raises Unauthenticated."""
         scheme, _, bearer = token.partition(" ")
         if scheme == BEARER:
             return self.bearers.grant(bearer.strip(), self.clock.now_ms())
@@ -272,21 +268,21 @@ class Namespace:
         return verify_token(parsed, rules, scope_of(address), self.clock.now_ms())
 
     def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
-        """An entity's own keys sign for it and what is below it, not for the namespace."""
-        for end in _ends(scope):
-            queue = self._queues.get(scope[:end]) or self._topics.get(scope[:end])
-            if queue is not None and covers(queue.path.lower(), scope):
-                return queue.description.authorization_rules
+        """Return the keys of the entity: they sign for it and its children, not for the namespace."""
+        for end in _prefix_ends(scope):
+            entity = self._queues.get(scope[:end]) or self._topics.get(scope[:end])
+            if entity is not None and covers(entity.path.lower(), scope):
+                return entity.description.authorization_rules
         return ()
 
-    # Up and down
+    # Outages
 
     def check_up(self, path: str) -> None:
-        """EntityUnavailable while that entity is down."""
+        """Raise EntityUnavailable while that entity is down."""
         self.fault_points.check(path.lower())
 
     def resume_forwarding(self) -> None:
-        """Something is up again: what waits to be forwarded to it, or from it, may go on."""
+        """Forward the messages that waited for an entity that is up again."""
         for entity in [*self.queues(), *(each for topic in self.topics() for each in topic.subscriptions)]:
             entity.resume_forwarding()
 
@@ -295,11 +291,11 @@ class Namespace:
         return self._outages > 0
 
     def take_down(self) -> None:
-        """An outage begins. Several may overlap: the namespace is up again when all of them have ended."""
+        """Begin an outage. Several may overlap: the namespace is up again when all of them have ended."""
         self._outages += 1
         if self._outages == 1:
-            for told in list(self.on_outage):
-                told()
+            for callback in list(self.on_outage):
+                callback()
 
     def bring_up(self) -> None:
         if not self._outages:
@@ -312,13 +308,13 @@ def entity_not_found(path: str) -> EntityNotFound:
 
 
 def _without(path: str, part: str) -> tuple[str, bool]:
-    """The path without `part` as its last segment, and whether it was there."""
+    """Return the path without `part` as its last segment, and whether it was there."""
     head, _, last = path.rpartition("/")
     return (head, True) if last == part else (path, False)
 
 
-def _ends(scope: str) -> Iterable[int]:
-    """Where each leading run of whole segments ends, longest first."""
+def _prefix_ends(scope: str) -> Iterable[int]:
+    """Yield the end of each leading run of whole segments, longest first."""
     end = len(scope)
     while end > 0:
         yield end

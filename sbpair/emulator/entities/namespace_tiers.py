@@ -1,6 +1,6 @@
-"""What a namespace's tier allows: sizes, features, how many entities, and which partitions. Plain data.
+"""The limits of each namespace tier: sizes, features, number of entities and partitions.
 
-The figures are the service's own. Premium is one messaging unit for each partition of its namespace.
+The figures are the service's own. A Premium namespace has one messaging unit for each of its partitions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sbpair.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class EmulatedTier:
-    """`partitions` are those that a whole namespace can have; `partitioned_entities` have 16 of their own."""
+    """Limits of one tier. `partitions` are the counts that a namespace can have. `partitioned_entities` have 16."""
 
     name: str
     sizes_in_megabytes: tuple[int, ...]
@@ -38,7 +38,7 @@ TIERS: Final = {tier.name.lower(): tier for tier in (BASIC, STANDARD, PREMIUM)}
 
 
 class RequestedNamespace(NamedTuple):
-    """A namespace that an emulator is to have. Port 0 is any free one."""
+    """A namespace to create in an emulator. Port 0 is any free one."""
 
     name: str
     port: int
@@ -46,10 +46,12 @@ class RequestedNamespace(NamedTuple):
     partitions: int = 1
 
     def check(self) -> EmulatedTier:
-        """The tier by its name; UsageError where there is none, or where it has no such number of partitions."""
+        """Return the tier. Raises UsageError for an unknown tier, or a number of partitions that it does not have."""
         tier = TIERS.get(self.tier.lower())
         if tier is None:
-            raise UsageError(f"'{self.tier}' is no tier of a namespace", hint="use basic, standard or premium")
+            raise UsageError(
+                f"expected basic, standard or premium, got '{self.tier}'", hint="choose the tier of the namespace"
+            )
         if self.partitions not in tier.partitions:
             raise UsageError(
                 f"a {tier.name} namespace cannot have {self.partitions} partitions",

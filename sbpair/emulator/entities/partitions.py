@@ -1,7 +1,7 @@
-"""Partitioned entities: which partition a message belongs to, and an engine whose messages lie in several.
+"""Partitioned entities: the partition that a message belongs to, and a sub-queue in several partitions.
 
-A sequence number has its partition in the top 16 bits. With a key a message goes to the key's partition or nowhere;
-without one, to the next that is up. What an unpartitioned entity does is untouched by all of this.
+A sequence number has its partition in the top 16 bits. A message with a key goes to the key's partition or nowhere;
+one without a key goes to the next partition that is up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def partition_of(sequence: int) -> int:
 
 
 def partition_key_of(message: StoredMessage) -> str | None:
-    """SessionId, then PartitionKey, then MessageId, which is only known where duplicates are detected."""
+    """Return SessionId, else PartitionKey, else MessageId (known only where duplicates are detected)."""
     session, key = message.session_id, message.partition_key
     if session is not None:
         if key is not None and key != session:
@@ -42,47 +42,48 @@ def partition_key_of(message: StoredMessage) -> str | None:
 
 
 class Partitions:
-    """The partitions of one entity: how many, which are down, and whose turn it is."""
+    """The partitions of one entity: how many, which are down, and which one was chosen last."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.engines: WeakSet[PartitionedMessages] = WeakSet()
+        self.subqueues: WeakSet[PartitionedMessages] = WeakSet()
         self._down: Counter[int] = Counter()
-        self._turn = 0
+        self._last_chosen = 0
 
     def take_down(self, partition: int) -> None:
-        """Several outages of one partition may overlap."""
+        """Begin an outage. Several outages of one partition may overlap."""
         self._down[partition] += 1
 
     def bring_up(self, partition: int) -> None:
         self._down -= Counter({partition: 1})
         if self.is_up(partition):
-            for engine in list(self.engines):
-                engine.resume()
+            for subqueue in list(self.subqueues):
+                subqueue.resume()
 
     def is_up(self, partition: int) -> bool:
         return partition not in self._down
 
     def check(self, partition: int) -> None:
+        """Raise OperationTimedOut if this partition is down."""
         if partition in self._down:
             raise OperationTimedOut(
                 f"The operation did not complete within the allotted time: partition {partition} is not available."
             )
 
     def check_all(self) -> None:
-        """What touches every partition fails while one is down."""
+        """Raise OperationTimedOut if any partition is down."""
         for partition in self._down:
             self.check(partition)
 
     def check_batch(self, messages: Sequence[StoredMessage]) -> None:
-        """All that is sent at once goes to one partition, so it has one key, or none."""
+        """Raise an error unless all messages have the same key, or none, and can be stored now."""
         keys = {partition_key_of(message) for message in messages}
         if len(keys) > 1:
             raise NotAllowed("InvalidOperation: all messages of a batch must have the same SessionId or PartitionKey.")
         for key in keys - {None}:
             self.check(self.for_key(str(key)))
         if not self.up_count:
-            self.next_up()
+            self.choose()
 
     @property
     def up_count(self) -> int:
@@ -91,118 +92,120 @@ class Partitions:
     def for_key(self, key: str) -> int:
         return crc32(key.encode()) % self.count
 
-    def next_up(self) -> int:
+    def choose(self) -> int:
+        """Return the next partition that is up, in turn. Raises OperationTimedOut if all are down."""
         for _ in range(self.count):
-            self._turn = (self._turn + 1) % self.count
-            if self.is_up(self._turn):
-                return self._turn
+            self._last_chosen = (self._last_chosen + 1) % self.count
+            if self.is_up(self._last_chosen):
+                return self._last_chosen
         raise OperationTimedOut("The operation did not complete within the allotted time: no partition is available.")
 
 
 class PartitionedReadyQueue(ReadyQueue):
-    """A Line for each partition. Who takes gets from one after the other, and each time another one is first."""
+    """A ready queue for each partition. `take` begins with another partition each time."""
 
-    __slots__ = ("_first", "_lines", "_partitions")
+    __slots__ = ("_first", "_partitions", "_queues")
 
     def __init__(self, partitions: Partitions) -> None:
         super().__init__()
         self._partitions = partitions
-        self._lines = [ReadyQueue() for _ in range(partitions.count)]
+        self._queues = [ReadyQueue() for _ in range(partitions.count)]
         self._first = 0
 
     def __len__(self) -> int:
-        """What waits in a partition that is down waits for nobody."""
-        return sum(len(line) for number, line in enumerate(self._lines) if self._partitions.is_up(number))
+        """Return the number of ready messages in the partitions that are up."""
+        return sum(len(queue) for number, queue in enumerate(self._queues) if self._partitions.is_up(number))
 
     def put(self, message: StoredMessage) -> None:
-        self._lines[partition_of(message.sequence_number)].put(message)
+        self._queues[partition_of(message.sequence_number)].put(message)
 
-    def take(self, limit: int) -> list[StoredMessage]:
+    def take(self, max_messages: int) -> list[StoredMessage]:
         taken: list[StoredMessage] = []
-        self._first = (self._first + 1) % len(self._lines)
-        for step in range(len(self._lines)):
-            number = (self._first + step) % len(self._lines)
-            if len(taken) < limit and self._partitions.is_up(number):
-                taken += self._lines[number].take(limit - len(taken))
+        self._first = (self._first + 1) % len(self._queues)
+        for step in range(len(self._queues)):
+            number = (self._first + step) % len(self._queues)
+            if len(taken) < max_messages and self._partitions.is_up(number):
+                taken += self._queues[number].take(max_messages - len(taken))
         return taken
 
-    def leave_from(self, partition: int) -> None:
-        self._lines[partition].leave()
+    def add_void_in(self, partition: int) -> None:
+        self._queues[partition].add_void()
 
 
 class PartitionedMessages(SubQueue):
-    """A SubQueue in partitions, once `divide` has said which; others can be made of it and another SubQueue."""
+    """A sub-queue in partitions, set by `set_partitions`. It combines with other kinds of SubQueue.
 
-    _line: PartitionedReadyQueue
+    A message in a partition that is down can neither be settled nor be found by its number.
+    """
+
+    _ready: PartitionedReadyQueue
     _partitions = Partitions(1)
     _partition = 0
 
-    def divide(self, partitions: Partitions) -> None:
+    def set_partitions(self, partitions: Partitions) -> None:
         self._partitions = partitions
-        self._counters = [number << NUMBER_BITS for number in range(partitions.count)]
-        self._make_empty()
-        partitions.engines.add(self)
+        self._last_numbers = [number << NUMBER_BITS for number in range(partitions.count)]
+        self._reset()
+        partitions.subqueues.add(self)
 
     def resume(self) -> None:
-        """A partition is up again: there may be something for those who wait."""
-        self._pump_soon()
+        """Wake receivers: a partition is up again."""
+        self._wake_soon()
 
-    def _make_line(self) -> PartitionedReadyQueue:
+    def _make_ready_queue(self) -> PartitionedReadyQueue:
         return PartitionedReadyQueue(self._partitions)
 
-    def _leave_line(self, message: StoredMessage) -> None:
-        self._line.leave_from(partition_of(message.sequence_number))
+    def _left_ready_queue(self, message: StoredMessage) -> None:
+        self._ready.add_void_in(partition_of(message.sequence_number))
 
-    # The engine counts on from `_sequence`: each partition has its own.
+    # SubQueue counts on from `_last_number`: each partition has its own.
 
     @property
-    def _sequence(self) -> int:
-        return self._counters[self._partition]
+    def _last_number(self) -> int:
+        return self._last_numbers[self._partition]
 
-    @_sequence.setter
-    def _sequence(self, value: int) -> None:
-        # The engine's first word comes before it is divided.
+    @_last_number.setter
+    def _last_number(self, value: int) -> None:
+        # SubQueue's constructor sets it before there are partitions.
         if self._partitions.count > 1:
-            self._counters[self._partition] = value
+            self._last_numbers[self._partition] = value
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
-        placed: dict[int, list[StoredMessage]] = {}
-        for partition, message in self._placed(messages):
-            placed.setdefault(partition, []).append(message)
+        by_partition: dict[int, list[StoredMessage]] = {}
+        for partition, message in self._assign(messages):
+            by_partition.setdefault(partition, []).append(message)
         before = self._partition
         try:
-            for self._partition, group in placed.items():
+            for self._partition, group in by_partition.items():
                 super().enqueue(group)
         finally:
-            # Taking in may do what is due first, and that may take in more.
+            # `enqueue` may do what is due first, and that may enqueue more.
             self._partition = before
 
-    def _placed(self, messages: Iterable[StoredMessage]) -> Iterator[tuple[int, StoredMessage]]:
-        """Each message with its partition. What has no key, and comes together, stays together."""
+    def _assign(self, messages: Iterable[StoredMessage]) -> Iterator[tuple[int, StoredMessage]]:
+        """Yield each message with its partition. Messages without a key, sent together, stay together."""
         chosen: int | None = None
         for message in messages:
             key = partition_key_of(message)
             if message.sequence_number:
-                # What was on the schedule stays where it is.
+                # A scheduled message stays where it is.
                 yield partition_of(message.sequence_number), message
             elif key is not None:
                 yield self._partitions.for_key(key), message
             else:
-                chosen = self._partitions.next_up() if chosen is None else chosen
+                chosen = self._partitions.choose() if chosen is None else chosen
                 yield chosen, message
 
-    def peek(self, from_sequence: int, limit: int) -> list[StoredMessage]:
-        """Of one partition at a time, so that fewer may come than there are: ask on until none do."""
+    def peek(self, from_sequence: int, max_messages: int) -> list[StoredMessage]:
+        """Peek at one partition at a time. Fewer may come than there are: ask on until none do."""
         for partition in range(max(0, partition_of(from_sequence)), self._partitions.count):
             if self._partitions.is_up(partition):
                 first = max(from_sequence, partition << NUMBER_BITS)
-                found = super().peek(first, limit)
+                found = super().peek(first, max_messages)
                 here = [each for each in found if partition_of(each.sequence_number) == partition]
                 if here:
                     return here
         return []
-
-    # What is in a partition that is down cannot be settled, nor asked for by its number.
 
     def _check_token(self, token: bytes) -> None:
         message = self._locks.get(token)

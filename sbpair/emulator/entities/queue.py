@@ -1,23 +1,25 @@
-"""A queue: its description, its messages and its dead letters; what it lets in, and what it counts.
+"""A queue: its description, its messages, its dead letters, its checks and its counts.
 
-Synchronous, knows no protocol. `messages` and `dead_letters` are the same engine; settle and receive on them directly.
+It is synchronous and knows no protocol. `messages` and `dead_letters` are sub-queues to receive from and settle on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
+from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.duplicates import DuplicateDetector
-from sbpair.emulator.entities.forwarding import Forwarder
+from sbpair.emulator.entities.forwarding import Forwarder, ForwardTargets
 from sbpair.emulator.entities.idle import AutoDelete
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
-from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages, check_sessions
+from sbpair.emulator.entities.session_queues import check_session_ids
+from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, call_now
+from sbpair.emulator.entities.subqueue import DeliveryLimits, SubQueue
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,
@@ -34,27 +36,21 @@ if TYPE_CHECKING:
 
 MAX_BATCH_MESSAGES: Final = 4500
 MAX_BATCH_BYTES: Final = 1_048_576
-"""A batch may have so many, also where a single message may have more."""
+"""The limit of a batch, also where a single message may be larger."""
 
 Watcher = Callable[[ServiceError], None]
-"""Told why the entity cannot be used any more, or not in every way; whoever has links to it closes them."""
+"""Called when the entity cannot be used any more, or not in every way. It closes its links to the entity."""
 
 
-class EntityRegistry(Protocol):
-    """Where an entity lives among others."""
-
-    def find_target(self, address: str) -> QueueEntity:
-        """The queue or topic that something is forwarded to. Raises EntityNotFound."""
-
-    def check_up(self, path: str) -> None:
-        """EntityUnavailable while that entity is down."""
+class EntityRegistry(ForwardTargets, Protocol):
+    """The entities of a namespace, which can be forwarded to and deleted."""
 
     def delete(self, entity: QueueEntity) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EntityCounts:
-    """The service's CountDetails. `transfer` is what waits to be forwarded, and then is not active."""
+    """The service's CountDetails. Messages that wait to be forwarded are `transfer`, not `active`."""
 
     active: int
     dead_letter: int
@@ -68,7 +64,15 @@ class EntityCounts:
 
 
 class QueueEntity:
-    """`path` is written as it was created; paths are compared in lower case by whoever looks a queue up."""
+    """A queue. `path` is written as it was created; lookups compare paths in lower case."""
+
+    message_kinds: ClassVar[Mapping[tuple[bool, bool], type[SubQueue]]] = {
+        (False, False): SubQueue,
+        (True, False): PartitionedMessages,
+        (False, True): SessionMessages,
+        (True, True): PartitionedSessions,
+    }
+    """The class of `messages`, by whether the entity is partitioned and whether it requires sessions."""
 
     def __init__(
         self, path: str, description: QueueDescription, clock: Clock, timers: Timers, call_soon: CallSoon = call_now
@@ -79,53 +83,46 @@ class QueueEntity:
         self._watchers: dict[Watcher, None] = {}
         self.partitions = self._make_partitions(description)
         lock_ms = description.lock_ms
-        self.dead_letters = self._engine(clock, timers, lock_ms=lock_ms, call_soon=call_soon)
+        dead_letters = SubQueue if self.partitions is None else PartitionedMessages
+        self.dead_letters = dead_letters(clock, timers, lock_ms=lock_ms, call_soon=call_soon)
         self.messages = self._make_messages(clock, timers, lock_ms, call_soon)
-        self._transfers: SubQueue | None = None
-        self._make_transfers = partial(SubQueue, clock, timers, call_soon=call_soon)
+        self._transfer_dead_letters: SubQueue | None = None
+        self._make_transfer_dead_letters = partial(SubQueue, clock, timers, call_soon=call_soon)
         self._duplicates: DuplicateDetector | None = None
-        self._home: EntityRegistry | None = None
+        self._registry: EntityRegistry | None = None
         self._forwarders: list[Forwarder] = []
         self._auto_delete = AutoDelete(self, clock, timers, self._delete)
         for part in (self.messages, self.dead_letters):
             if self.partitions is not None and isinstance(part, PartitionedMessages):
-                part.divide(self.partitions)
+                part.set_partitions(self.partitions)
         self.created_at_ms = clock.now_ms()
         self.update(description)
 
     def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        make = self._engine
-        if self.description.requires_session:
-            make = SessionMessages if self.partitions is None else PartitionedSessions
-        return make(clock, timers, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        make = self.message_kinds[self.partitions is not None, self.description.requires_session]
+        return make(clock, timers, lock_ms=lock_ms, on_dead_lettered=self._dead_letter, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
         return Partitions(description.partition_count) if description.partition_count > 1 else None
 
-    @property
-    def _engine(self) -> type[SubQueue]:
-        return SubQueue if self.partitions is None else PartitionedMessages
-
     def update(self, description: QueueDescription) -> None:
-        """Takes on a description that has been validated. Messages already in keep their deadlines."""
+        """Apply a validated description. Messages already stored keep their deadlines."""
         self.description = description
         self.updated_at_ms = self._clock.now_ms()
         self._max_bytes = description.total_size_in_megabytes * MEGABYTE
         self._max_message_bytes = description.max_message_size_in_kilobytes * 1024
-        self.messages.configure(
-            lock_ms=description.lock_ms,
-            ttl_ms=description.ttl_ms,
-            max_delivery_count=description.max_delivery_count,
-            dead_letter_expired=description.dead_lettering_on_message_expiration,
+        limits = DeliveryLimits(
+            description.ttl_ms, description.max_delivery_count, description.dead_lettering_on_message_expiration
         )
+        self.messages.configure(description.lock_ms, limits)
         self.dead_letters.change_lock_duration(description.lock_ms)
-        self._detect_duplicates(description)
-        self._settle_forwarding()
+        self._update_duplicate_detection(description)
+        self._restart_forwarding()
         if description.status != "Active" or description.forward_to is not None:
             for watcher in list(self._watchers):
                 watcher(EntityDisabled(f"Messaging entity '{self.path}' is currently disabled."))
 
-    def _detect_duplicates(self, description: QueueDescription) -> None:
+    def _update_duplicate_detection(self, description: QueueDescription) -> None:
         if not description.requires_duplicate_detection:
             return
         window_ms = description.duplicate_detection_window_ms
@@ -133,15 +130,15 @@ class QueueEntity:
             self._duplicates = DuplicateDetector(window_ms)
         self._duplicates.window_ms = window_ms
 
-    # Among others
+    # Forwarding and deletion
 
-    def join(self, home: EntityRegistry) -> None:
-        """There are other entities now to forward to, and somebody to delete this one."""
-        self._home = home
-        self._settle_forwarding()
+    def set_registry(self, registry: EntityRegistry) -> None:
+        """Set the entities to forward to, and start forwarding and automatic deletion."""
+        self._registry = registry
+        self._restart_forwarding()
 
-    def _settle_forwarding(self) -> None:
-        if self._home is None:
+    def _restart_forwarding(self) -> None:
+        if self._registry is None:
             return
         for forwarder in self._forwarders:
             forwarder.stop()
@@ -149,29 +146,29 @@ class QueueEntity:
         d = self.description
         for messages, to in ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to)):
             if to is not None:
-                self._forwarders.append(Forwarder(self.path, messages, to, self._home, self._put_aside))
+                self._forwarders.append(Forwarder(self.path, messages, to, self._registry, self._to_transfer_dlq))
         self.resume_forwarding()
         self._auto_delete.arm()
 
     def resume_forwarding(self) -> None:
-        """Something may be up again that messages wait for."""
+        """Forward what waited for an entity that is up again."""
         for forwarder in self._forwarders:
-            forwarder.start()
+            forwarder.wake()
 
-    def _put_aside(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
-        """What cannot be forwarded is kept, with the reason."""
+    def _to_transfer_dlq(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         dead_letter = DeadLetterReason(reason, description, self.path)
         self.transfer_dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
 
     @property
     def transfer_dead_letters(self) -> SubQueue:
-        if self._transfers is None:
-            self._transfers = self._make_transfers(lock_ms=self.description.lock_ms)
-        return self._transfers
+        """The messages that could not be forwarded."""
+        if self._transfer_dead_letters is None:
+            self._transfer_dead_letters = self._make_transfer_dead_letters(lock_ms=self.description.lock_ms)
+        return self._transfer_dead_letters
 
     def _delete(self) -> None:
-        if self._home is not None:
-            self._home.delete(self)
+        if self._registry is not None:
+            self._registry.delete(self)
 
     @property
     def auto_delete_ms(self) -> int:
@@ -183,43 +180,46 @@ class QueueEntity:
 
     @property
     def is_in_use(self) -> bool:
-        waits = self.messages.has_consumers or self.dead_letters.has_consumers
-        return (waits and not self._forwarders) or self.messages.scheduled_count > 0
+        has_consumers = self.messages.has_consumers or self.dead_letters.has_consumers
+        return (has_consumers and not self._forwarders) or self.messages.scheduled_count > 0
+
+    # Limits and counts
 
     @property
     def max_message_bytes(self) -> int:
-        """The size of the largest message that this queue takes; a batch has at most MAX_BATCH_BYTES of it."""
+        """The size of the largest message that this queue accepts; a batch may have MAX_BATCH_BYTES of it at most."""
         return self._max_message_bytes
 
     @property
     def credits_per_message(self) -> int:
-        """What a message that is sent here costs where credits are counted."""
+        """The cost of sending a message here where credits are counted."""
         return 1
 
     @property
     def size_bytes(self) -> int:
-        aside = 0 if self._transfers is None else self._transfers.size_bytes
-        return self.messages.size_bytes + self.dead_letters.size_bytes + aside
+        transfer = 0 if self._transfer_dead_letters is None else self._transfer_dead_letters.size_bytes
+        return self.messages.size_bytes + self.dead_letters.size_bytes + transfer
 
     @property
     def accessed_at_ms(self) -> int:
-        return max(self.messages.touched_ms, self.dead_letters.touched_ms)
+        return max(self.messages.accessed_at_ms, self.dead_letters.accessed_at_ms)
 
     def counts(self) -> EntityCounts:
-        now = self._clock.now_ms()
         for part in (self.messages, self.dead_letters):
-            if part.due_ms <= now:
-                part.advance(now)
+            part.advance_if_due()
         active, transfer = self.messages.active_count, 0
         if self.description.forward_to is not None:
             active, transfer = 0, active
-        aside = 0 if self._transfers is None else len(self._transfers)
-        return EntityCounts(active, len(self.dead_letters), self.messages.scheduled_count, aside, transfer)
+        transfer_dead_letter = 0 if self._transfer_dead_letters is None else len(self._transfer_dead_letters)
+        scheduled = self.messages.scheduled_count
+        return EntityCounts(active, len(self.dead_letters), scheduled, transfer_dead_letter, transfer)
+
+    # Send
 
     def send(self, messages: Sequence[StoredMessage]) -> None:
-        """Takes all of them in, or none. A message with a time in the future waits on the schedule.
+        """Store all of them, or none, and set their sequence numbers. Messages with a future time are scheduled.
 
-        Afterwards each has its sequence_number. Raises MessageTooLarge, QuotaExceeded, EntityDisabled, ArgumentInvalid.
+        Raises MessageTooLarge, EntityFull, EntityDisabled, ArgumentInvalid.
         """
         self.check_send()
         if self.partitions is not None:
@@ -234,16 +234,16 @@ class QueueEntity:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
         self.check_quota(size)
         if self.description.requires_session:
-            check_sessions(messages)
+            check_session_ids(messages)
         if self._duplicates is None:
             self.messages.enqueue(messages)
         else:
-            self._duplicates.take_in(messages, self._clock.now_ms(), self.messages.enqueue)
+            self._duplicates.enqueue_new(messages, self._clock.now_ms(), self.messages.enqueue)
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
-        """Takes in messages that were sent one by one, as `send` would each of them; answers whether it did.
+        """Store messages as if `send` was called for each; return whether it did.
 
-        It does nothing where one might be refused, or needs to be looked at: then each has to be sent by itself.
+        It stores nothing if one of them might be refused, or needs a check: then send them one by one.
         """
         d = self.description
         if d.requires_session or self._duplicates is not None or self.partitions is not None or d.status != "Active":
@@ -255,25 +255,27 @@ class QueueEntity:
         self.messages.enqueue(messages)
         return True
 
-    def check_quota(self, more_bytes: int) -> None:
-        """QuotaExceeded where so much more is more than the entity holds."""
-        if more_bytes > 0 and self.size_bytes + more_bytes > self._max_bytes:
-            raise EntityFull(f"The maximum entity size of '{self.path}' has been reached: {self._max_bytes} bytes.")
-
     def schedule(self, messages: Sequence[StoredMessage]) -> list[int]:
-        """Like `send`, for messages with a scheduled_at_ms. The sequence numbers are what cancels them."""
+        """Send messages with a scheduled_at_ms; return the sequence numbers that cancel them."""
         self.send(messages)
         return [message.sequence_number for message in messages]
 
     def cancel_scheduled(self, sequences: Sequence[int]) -> None:
         self.messages.cancel_scheduled(sequences)
 
+    # Checks
+
+    def check_quota(self, more_bytes: int) -> None:
+        """Raise EntityFull if the entity has no room for `more_bytes`."""
+        if more_bytes > 0 and self.size_bytes + more_bytes > self._max_bytes:
+            raise EntityFull(f"The maximum entity size of '{self.path}' has been reached: {self._max_bytes} bytes.")
+
     def check_send(self) -> None:
         if self.description.status in ("Disabled", "SendDisabled"):
             raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for sending.")
 
     def check_all_partitions(self) -> None:
-        """TimedOut while a partition is down: to be created, changed, deleted or counted, all must be there."""
+        """Raise OperationTimedOut while a partition is down: management requests need all of them."""
         if self.partitions is not None:
             self.partitions.check_all()
 
@@ -282,12 +284,15 @@ class QueueEntity:
             raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for receiving.")
 
     def check_not_forwarding(self) -> None:
-        """NotAllowed where nothing stays here to be received."""
+        """Raise NotAllowed if messages are forwarded and cannot be received here."""
         if self.description.forward_to is not None:
             raise NotAllowed(f"Nothing can be received from '{self.path}': it forwards its messages.")
 
-    def _bury(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
-        self.dead_letters.add_dead_letter(message.as_dead_letter(DeadLetterReason(reason, description, self.path)))
+    def _dead_letter(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
+        dead_letter = DeadLetterReason(reason, description, self.path)
+        self.dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
+
+    # Watchers
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers[watcher] = None
@@ -296,13 +301,13 @@ class QueueEntity:
         self._watchers.pop(watcher, None)
 
     def close(self) -> None:
-        """The queue is deleted: its messages are gone and whoever has links to it is told."""
-        self.messages.drop_all()
-        self.dead_letters.drop_all()
-        if self._transfers is not None:
-            self._transfers.drop_all()
+        """Drop the messages and notify the watchers: the queue is deleted."""
+        self.messages.clear()
+        self.dead_letters.clear()
+        if self._transfer_dead_letters is not None:
+            self._transfer_dead_letters.clear()
         self._auto_delete.stop()
-        self._home = None
+        self._registry = None
         watchers, self._watchers = list(self._watchers), {}
         for watcher in watchers:
             watcher(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))

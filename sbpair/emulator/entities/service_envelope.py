@@ -332,7 +332,7 @@ def _with_reason(message: StoredMessage) -> bytes:
 # Going on, and being changed on the way
 
 
-def as_it_goes_on(message: StoredMessage) -> Sections:
+def forwarded_sections(message: StoredMessage) -> Sections:
     """The sections of a message for the entity that it is forwarded to; a dead letter keeps the reason."""
     sections = copy(message.sections)
     sections.application_properties = _with_reason(message)

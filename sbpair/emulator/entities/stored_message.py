@@ -1,7 +1,6 @@
-"""A message as an entity holds it: an opaque payload and what the service itself needs to know of it.
+"""A message as an entity stores it: an opaque payload and the fields that the service itself needs.
 
-The entities never look into `content`. A door makes a Message out of what it received, and out of a Message what it
-sends. Plain slots, no dataclass: there may be a million of these.
+Entities never look into `content`. A frontend makes a StoredMessage of what it receives, and sends what one holds.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ ACTIVE: Final = 0
 DEFERRED: Final = 1
 SCHEDULED: Final = 2
 LOCKED: Final = 3
-GONE: Final = 4
+REMOVED: Final = 4
 
 
 class DeadLetterReason(NamedTuple):
-    """Why a message is in a dead-letter queue, and the path of the entity that it was in before."""
+    """The reason why a message is in a dead-letter queue, and the path of the entity that it was in before."""
 
     reason: str | None
     description: str | None
@@ -29,12 +28,12 @@ class DeadLetterReason(NamedTuple):
 
 
 class StoredMessage:
-    """One message of one sub-queue.
+    """One message of one sub-queue. Plain slots, no dataclass: an emulator may hold a million of these.
 
-    The door sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
-    rest is the entity's. `enqueued_sequence_number` is its number in the entity that it was first sent to, if another,
-    and `hops` how often it was forwarded since. `delivery_count` counts the deliveries that failed, as
-    AMQP's header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
+    The frontend sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
+    entity sets the rest. `enqueued_sequence_number` is the number in the entity that the message was first sent to, 0
+    if this one; `hops` counts how often it was forwarded since. `delivery_count` counts failed deliveries, as the AMQP
+    header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
     """
 
     __slots__ = (
@@ -89,7 +88,7 @@ class StoredMessage:
 
     @property
     def sections(self) -> Sections:
-        """The payload in its parts. Most messages are never asked for them, and stay the bytes that they came as."""
+        """The sections of the payload, split at the first access. Most messages stay the bytes that came in."""
         if isinstance(self.content, bytes):
             self.content = Sections.split(self.content)
         return self.content
@@ -105,16 +104,25 @@ class StoredMessage:
 
     @property
     def reported_state(self) -> int:
-        """The state as clients are told it: a locked message is an active, or a deferred, one."""
+        """The state that clients see: a locked message is reported as active or deferred."""
         if self.state == SCHEDULED:
             return SCHEDULED
         return DEFERRED if self.deferred else ACTIVE
 
     def for_subscription(self) -> ForwardedMessage:
-        """The same message for a subscription, which numbers and times it anew. The sections are shared, not copied."""
+        """Return a copy for a subscription, which sets its own number and times. The sections are shared."""
         return ForwardedMessage.copy(self, self.content, hops=self.hops)
 
-    def _twin(self) -> StoredMessage:
+    def as_dead_letter(self, reason: DeadLetterReason) -> StoredMessage:
+        """Return a copy for the dead-letter queue, where nothing expires. It keeps number, time and count."""
+        copy = self._copy()
+        copy.sequence_number = self.sequence_number
+        copy.enqueued_at_ms = self.enqueued_at_ms
+        copy.delivery_count = self.delivery_count
+        copy.dead_letter = reason
+        return copy
+
+    def _copy(self) -> StoredMessage:
         return StoredMessage(
             self.content,
             self.size,
@@ -124,25 +132,16 @@ class StoredMessage:
             partition_key=self.partition_key,
         )
 
-    def as_dead_letter(self, dead_letter: DeadLetterReason) -> StoredMessage:
-        """The same message for the dead-letter queue, where nothing expires. It keeps number, time and count."""
-        twin = self._twin()
-        twin.sequence_number = self.sequence_number
-        twin.enqueued_at_ms = self.enqueued_at_ms
-        twin.delivery_count = self.delivery_count
-        twin.dead_letter = dead_letter
-        return twin
-
 
 class ForwardedMessage(StoredMessage):
-    """A message that another entity has sent on: a topic to its subscriptions, or whoever forwards what it gets."""
+    """A message that came from another entity: from a topic, or by auto-forwarding."""
 
     __slots__ = ("enqueued_sequence_number", "hops")
 
     @classmethod
     def copy(cls, message: StoredMessage, content: Sections | bytes, *, hops: int) -> ForwardedMessage:
-        """What goes on to the next entity, with this content."""
-        twin = cls(
+        """Return a copy of `message` with this content for the next entity."""
+        copy = cls(
             content,
             message.size,
             message_id=message.message_id,
@@ -150,9 +149,9 @@ class ForwardedMessage(StoredMessage):
             session_id=message.session_id,
             partition_key=message.partition_key,
         )
-        twin.hops = hops
-        twin.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
-        return twin
+        copy.hops = hops
+        copy.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
+        return copy
 
-    def _twin(self) -> ForwardedMessage:
+    def _copy(self) -> ForwardedMessage:
         return self.copy(self, self.content, hops=self.hops)

@@ -1,119 +1,122 @@
-"""The engine: messages that are put in, received under lock, settled, peeked at, and that expire.
+"""The engine: messages are enqueued, received under lock, settled, peeked and expired.
 
-Synchronous; the clock and the way to run something soon are arguments; it knows no protocol and looks into no message.
-An entity has one of these for its messages and one for its dead letters. Every operation first does what is due by
-the clock, so that what it answers does not depend on when the timer runs.
+It is synchronous, knows no protocol and looks into no message; the clock and `call_soon` are arguments. An entity has
+one sub-queue for its messages and one for its dead letters. Every operation first does what is due by the clock, so
+that its result does not depend on when the timer runs.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sbpair.emulator.clock import NEVER, Clock
+from sbpair.emulator.entities.consumers import CallSoon, Consumer, Waker, call_now
 from sbpair.emulator.entities.locks import Locks
 from sbpair.emulator.entities.message_order import Deadlines, MessageStore, ReadyQueue
-from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, GONE, LOCKED, SCHEDULED, StoredMessage
+from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
 from sbpair.emulator.service_errors import MessageLockExpired, MessageNotFound, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
     from sbpair.emulator.timers import Timers
 
-CallSoon = Callable[[Callable[[], None]], object]
-"""Runs something soon: a loop's `call_soon`, so that a burst of sends wakes a receiver once; `call_now` in tests."""
-
-Expel = Callable[[StoredMessage, str | None, str | None], None]
+OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
 
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 TTL_EXPIRED = "TTLExpiredException"
 
 
-def call_now(callback: Callable[[], None]) -> None:
-    callback()
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """The limits of an entity's description on its messages."""
 
-
-class Consumer(Protocol):
-    """Who wants messages. Compared and hashed by identity."""
-
-    def wake(self) -> None:
-        """There may be messages: call `receive` now, with the credit there is. Nothing else of the engine."""
+    ttl_ms: int = NEVER
+    max_delivery_count: int = 1
+    dead_letter_expired: bool = False
 
 
 class SubQueue:
     """The messages of an entity, or its dead letters.
 
-    `expel` is where messages go that cannot be delivered; without one (a dead-letter queue has none) nothing expires
-    and no delivery is one too many. `size_bytes` is what the held messages add up to.
+    `on_dead_lettered` receives the messages that cannot be delivered. Without it (a dead-letter queue has none)
+    nothing expires, and deliveries are not limited.
     """
 
     def __init__(
-        self, clock: Clock, timers: Timers, *, lock_ms: int, expel: Expel | None = None, call_soon: CallSoon = call_now
+        self,
+        clock: Clock,
+        timers: Timers,
+        *,
+        lock_ms: int,
+        on_dead_lettered: OnDeadLettered | None = None,
+        call_soon: CallSoon = call_now,
     ) -> None:
         self.due_ms = NEVER
-        self.touched_ms = self.drawn_ms = 0
-        self.size_bytes = 0
+        self.accessed_at_ms = self.read_at_ms = 0
         self.scheduled_count = 0
-        self.ttl_ms = NEVER
-        self.max_delivery_count = 1
-        self.dead_letter_expired = False
+        self._limits = DeliveryLimits()
         self._clock = clock
         self._timers = timers
-        self._expel = expel
-        self._call_soon = call_soon
+        self._on_dead_lettered = on_dead_lettered
         self._locks = Locks(lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
-        self._sequence = 0
-        self._pump_is_due = False
-        self._pumping = False
-        self._make_empty()
+        self._waker = Waker(call_soon, self._wake_waiting)
+        self._last_number = 0
+        self._reset()
 
-    def _make_empty(self) -> None:
-        self._shelf = MessageStore()
-        self._line: ReadyQueue = self._make_line()
-        self._expiries = Deadlines(self._still_expires)
-        self._schedule = Deadlines(self._still_scheduled)
+    def _reset(self) -> None:
+        self._store = MessageStore()
+        self._ready: ReadyQueue = self._make_ready_queue()
+        self._expiries = Deadlines(self._is_valid_expiry)
+        self._schedule = Deadlines(self._is_valid_schedule)
 
-    def _make_line(self) -> ReadyQueue:
+    def _make_ready_queue(self) -> ReadyQueue:
         return ReadyQueue()
 
-    def configure(self, *, lock_ms: int, ttl_ms: int, max_delivery_count: int, dead_letter_expired: bool) -> None:
-        """What the entity's description says. Messages already in keep the deadlines that they were given."""
+    def configure(self, lock_ms: int, limits: DeliveryLimits) -> None:
+        """Apply an entity's description. Messages already stored keep their deadlines."""
         self.change_lock_duration(lock_ms)
-        self.ttl_ms = ttl_ms
-        self.max_delivery_count = max_delivery_count
-        self.dead_letter_expired = dead_letter_expired
+        self._limits = limits
 
     def change_lock_duration(self, lock_ms: int) -> None:
         self._locks.change_duration(lock_ms)
 
     def __len__(self) -> int:
-        """All messages held: active, locked, deferred and scheduled."""
-        return len(self._shelf)
+        """Return the number of all messages: active, locked, deferred and scheduled."""
+        return len(self._store)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._store.size_bytes
 
     @property
     def active_count(self) -> int:
-        """As the service counts: locked and deferred messages are active, scheduled ones are not."""
-        return len(self._shelf) - self.scheduled_count
+        """The service's count: locked and deferred messages are active, scheduled ones are not."""
+        return len(self._store) - self.scheduled_count
 
     @property
     def locked_count(self) -> int:
         return len(self._locks)
 
-    # In
+    @property
+    def has_consumers(self) -> bool:
+        return bool(self._waiting)
+
+    # Enqueue and schedule
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
-        """Gives each message its sequence number and takes it in; one that is scheduled waits for its time."""
-        now = self._now()
-        self.touched_ms = now
-        sequence, ttl_limit = self._sequence, self.ttl_ms
+        """Give each message its sequence number and store it; a scheduled one waits for its time."""
+        now = self.advance_if_due()
+        self.accessed_at_ms = now
+        number, ttl_limit = self._last_number, self._limits.ttl_ms
         for message in messages:
-            sequence += 1
-            message.sequence_number = sequence
+            number += 1
+            message.sequence_number = number
             message.enqueued_at_ms = now
-            self.size_bytes += message.size
-            self._shelf.add(message)
+            self._store.add(message)
             scheduled_at = message.scheduled_at_ms
             if scheduled_at is not None and scheduled_at > now:
                 self._put_on_schedule(message, scheduled_at)
@@ -122,193 +125,179 @@ class SubQueue:
             if ttl is None or ttl > ttl_limit:
                 ttl = ttl_limit
             if ttl < NEVER:
-                self._will_expire(message, now + ttl)
-            self._line.put(message)
-        self._sequence = sequence
+                self._expire_at(message, now + ttl)
+            self._ready.put(message)
+        self._last_number = number
         if self._waiting:
-            self._pump_soon()
+            self._wake_soon()
 
     def add_dead_letter(self, message: StoredMessage) -> None:
-        """Takes in a message that has its sequence number already: a dead letter."""
-        self._shelf.add(message)
-        self.size_bytes += message.size
-        self._line.put(message)
-        self._pump_soon()
+        """Store a message that has its sequence number already."""
+        self._store.add(message)
+        self._ready.put(message)
+        self._wake_soon()
 
-    def _will_expire(self, message: StoredMessage, at_ms: int) -> None:
+    def _expire_at(self, message: StoredMessage, at_ms: int) -> None:
         message.expires_at_ms = at_ms
         self._expiries.add(at_ms, message.sequence_number)
-        self._due_by(at_ms)
+        self._advance_by(at_ms)
 
     def _put_on_schedule(self, message: StoredMessage, at_ms: int) -> None:
         message.state = SCHEDULED
         self.scheduled_count += 1
         self._schedule.add(at_ms, message.sequence_number)
-        self._due_by(at_ms)
+        self._advance_by(at_ms)
 
     def cancel_scheduled(self, sequences: Sequence[int]) -> None:
-        """All of them, or none: MessageNotFound where one is not a scheduled message."""
-        self._now()
+        """Remove all of these scheduled messages, or raise MessageNotFound and remove none."""
+        self.advance_if_due()
         messages = [self._scheduled(sequence) for sequence in dict.fromkeys(sequences)]
         for message in messages:
             self._remove(message)
             self.scheduled_count -= 1
-            self._schedule.leave()
+            self._schedule.add_void()
 
     def _scheduled(self, sequence: int) -> StoredMessage:
-        message = self._shelf.get(sequence)
+        message = self._store.get(sequence)
         if message is None or message.state != SCHEDULED:
             raise MessageNotFound(f"No scheduled message has the sequence number {sequence}.")
         return message
 
-    # Out
+    # Receive and peek
 
-    def receive(self, limit: int, consumer: Consumer | None = None) -> list[StoredMessage]:
-        """Locks and returns up to `limit` messages, lowest sequence number first.
+    def receive(self, max_messages: int, consumer: Consumer | None = None) -> list[StoredMessage]:
+        """Lock and return up to `max_messages`, lowest sequence number first.
 
-        A consumer that got fewer than it asked for stands in line and is woken when there may be more, in
-        the order in which consumers came. While others stand in line it joins them and gets nothing yet. Without a
-        consumer this is now or never.
+        A consumer that gets fewer waits, and is woken when there may be more. Consumers are served in the order in
+        which they came: while others wait, a new one gets nothing yet. Without a consumer nothing waits.
         """
-        now = self._now()
-        self.touched_ms = self.drawn_ms = now
-        if consumer is not None and self._waiting and not self._pumping:
-            self._wait(consumer, limit)
+        now = self.advance_if_due()
+        self.accessed_at_ms = self.read_at_ms = now
+        if consumer is not None and self._waiting and not self._waker.is_running:
+            self._wait(consumer, max_messages)
             return []
-        taken = self._line.take(limit)
+        taken = self._ready.take(max_messages)
         if taken:
-            self._due_by(self._locks.take(taken, now))
+            self._advance_by(self._locks.take(taken, now))
         if consumer is not None:
-            self._wait(consumer, limit - len(taken))
+            self._wait(consumer, max_messages - len(taken))
         return taken
 
     def _wait(self, consumer: Consumer, wanted: int) -> None:
         if wanted > 0:
             self._waiting.setdefault(consumer)
-            self._pump_soon()
+            self._wake_soon()
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """This consumer wants nothing any more. What it has under lock stays so."""
+        """Stop waking this consumer. Its locks stay."""
         self._waiting.pop(consumer, None)
 
-    def _pump_soon(self) -> None:
-        if self._waiting and not self._pump_is_due and not self._pumping and len(self._line):
-            self._pump_is_due = True
-            self._call_soon(self._pump)
+    def _wake_soon(self) -> None:
+        if self._waiting and not self._waker.is_pending and len(self._ready):
+            self._waker.schedule()
 
-    def _pump(self) -> None:
-        """Wakes waiting consumers, first come first served, while there is something for them."""
-        self._pump_is_due = False
-        self._pumping = True
-        try:
-            while self._waiting and len(self._line):
-                self._waiting.popitem(last=False)[0].wake()
-        finally:
-            self._pumping = False
+    def _wake_waiting(self) -> None:
+        while self._waiting and len(self._ready):
+            self._waiting.popitem(last=False)[0].wake()
 
     def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
-        """Locks deferred messages by their numbers, all of them or none."""
-        now = self._now()
-        self.touched_ms = self.drawn_ms = now
+        """Lock deferred messages by their sequence numbers, all of them or none."""
+        now = self.advance_if_due()
+        self.accessed_at_ms = self.read_at_ms = now
         messages = [self._deferred(sequence) for sequence in dict.fromkeys(sequences)]
         if messages:
-            self._due_by(self._locks.take(messages, now))
+            self._advance_by(self._locks.take(messages, now))
         return messages
 
     def _deferred(self, sequence: int) -> StoredMessage:
-        message = self._shelf.get(sequence)
+        message = self._store.get(sequence)
         if message is None or message.state != DEFERRED:
             raise MessageNotFound(f"No deferred message has the sequence number {sequence}.")
         return message
 
-    def peek(self, from_sequence: int, limit: int) -> list[StoredMessage]:
-        """Up to `limit` messages in order of sequence number, whatever their state; nothing changes for them."""
-        self.touched_ms = self.drawn_ms = self._now()
+    def peek(self, from_sequence: int, max_messages: int) -> list[StoredMessage]:
+        """Return up to `max_messages` in order of sequence number, in any state, and change nothing."""
+        self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
         found: list[StoredMessage] = []
-        if limit > 0:
-            for message in self._shelf.read_from(from_sequence):
+        if max_messages > 0:
+            for message in self._store.read_from(from_sequence):
                 found.append(message)
-                if len(found) == limit:
+                if len(found) == max_messages:
                     break
         return found
 
-    @property
-    def has_consumers(self) -> bool:
-        return bool(self._waiting)
-
-    def delete(self, limit: int, before_ms: int, session_id: str | None = None) -> int:
-        """Deletes up to `limit` messages that wait to be received and came before a time; returns how many."""
-        self.touched_ms = self.drawn_ms = self._now()
-        doomed: list[StoredMessage] = []
-        for message in self._shelf.read_from(0):
-            if len(doomed) >= limit:
+    def delete(self, max_messages: int, before_ms: int, session_id: str | None = None) -> int:
+        """Delete up to `max_messages` ready messages that were enqueued before a time; return how many."""
+        self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
+        selected: list[StoredMessage] = []
+        for message in self._store.read_from(0):
+            if len(selected) >= max_messages:
                 break
-            wanted = session_id is None or message.session_id == session_id
-            if wanted and message.state == ACTIVE and message.enqueued_at_ms < before_ms:
-                doomed.append(message)
-        for message in doomed:
+            of_session = session_id is None or message.session_id == session_id
+            if of_session and message.state == ACTIVE and message.enqueued_at_ms < before_ms:
+                selected.append(message)
+        for message in selected:
             self._remove(message)
-            self._leave_line(message)
-        return len(doomed)
+            self._left_ready_queue(message)
+        return len(selected)
 
-    # Settlement. Each raises MessageLockLost where the token holds nothing any more.
+    # Settlement: each operation raises MessageLockExpired if the token holds no message.
 
     def complete(self, token: bytes) -> None:
         self._remove(self._unlock(token))
 
     def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
-        """Each that can be; those that cannot, with why."""
-        self._now()
-        refused: dict[bytes, ServiceError] = {}
+        """Complete each message that can be; return the errors of the others."""
+        self.advance_if_due()
+        errors: dict[bytes, ServiceError] = {}
         for token in tokens:
             try:
                 self._remove(self._end_lock(token))
-            except ServiceError as refusal:
-                refused[token] = refusal
-        return refused
+            except ServiceError as error:
+                errors[token] = error
+        return errors
 
     def abandon(self, token: bytes) -> None:
-        """Back to its place in the order, counted as a failed delivery."""
+        """Return a message to its place in the order, and count a failed delivery."""
         self._delivery_failed(self._unlock(token))
 
     def release(self, token: bytes) -> None:
-        """Back to its place in the order, as if it had never been delivered."""
-        self._put_back(self._unlock(token))
+        """Return a message to its place in the order, as if it had never been delivered."""
+        self._return(self._unlock(token))
 
     def defer(self, token: bytes) -> None:
-        """Aside, to be received by its sequence number only."""
+        """Set a message aside, to be received by its sequence number only."""
         message = self._unlock(token)
         message.deferred = True
-        self._put_back(message)
+        self._return(message)
 
     def dead_letter(self, token: bytes, reason: str | None = None, description: str | None = None) -> None:
-        if self._expel is None:
+        if self._on_dead_lettered is None:
             raise NotAllowed("A message of a dead-letter queue cannot be dead-lettered again.")
         message = self._unlock(token)
         self._remove(message)
-        self._expel(message, reason, description)
+        self._on_dead_lettered(message, reason, description)
 
     def renew(self, token: bytes) -> StoredMessage:
-        """The message, locked for a whole LockDuration from now."""
-        message = self._locks.renew(token, self._now())
+        """Lock a message for a whole LockDuration from now, and return it."""
+        message = self._locks.renew(token, self.advance_if_due())
         if message is None:
-            raise lock_lost()
+            raise message_lock_lost()
         return message
 
     def get_locked(self, token: bytes) -> StoredMessage:
-        """The message that this token holds."""
-        self._now()
+        self.advance_if_due()
         message = self._locks.get(token)
         if message is None:
-            raise lock_lost()
+            raise message_lock_lost()
         return message
 
     def modify(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
-        """Lets `change` alter a message under lock, its size too."""
+        """Let `change` alter a message under lock, its size too."""
         message = self.get_locked(token)
         before = message.size
         change(message)
-        self.size_bytes += message.size - before
+        self._store.size_bytes += message.size - before
 
     def _unlock(self, token: bytes) -> StoredMessage:
         now = self._clock.now_ms()
@@ -319,76 +308,80 @@ class SubQueue:
     def _end_lock(self, token: bytes) -> StoredMessage:
         message = self._locks.pop(token)
         if message is None:
-            raise lock_lost()
+            raise message_lock_lost()
         return message
 
     def _delivery_failed(self, message: StoredMessage) -> None:
         message.delivery_count += 1
-        if self._expel is None or message.delivery_count < self.max_delivery_count:
-            self._put_back(message)
+        if self._on_dead_lettered is None or message.delivery_count < self._limits.max_delivery_count:
+            self._return(message)
             return
         self._remove(message)
-        attempts = message.delivery_count
-        text = f"Message could not be consumed after {attempts} delivery attempts."
-        self._expel(message, MAX_DELIVERY_COUNT_EXCEEDED, text)
+        text = f"Message could not be consumed after {message.delivery_count} delivery attempts."
+        self._on_dead_lettered(message, MAX_DELIVERY_COUNT_EXCEEDED, text)
 
-    def _put_back(self, message: StoredMessage) -> None:
+    def _return(self, message: StoredMessage) -> None:
         if message.expires_at_ms <= self._clock.now_ms():
             self._expire(message)
         elif message.deferred:
             message.state = DEFERRED
         else:
             message.state = ACTIVE
-            self._line.put(message)
-            self._pump_soon()
+            self._ready.put(message)
+            self._wake_soon()
 
     def _remove(self, message: StoredMessage) -> None:
-        self._shelf.remove(message.sequence_number)
-        self.size_bytes -= message.size
-        message.state = GONE
+        self._store.remove(message.sequence_number)
+        message.state = REMOVED
         if message.expires_at_ms != NEVER:
-            self._expiries.leave()
+            self._expiries.add_void()
 
-    def expire_locks(self) -> None:
-        """As if every lock had run out at this moment."""
-        self._end_locks(NEVER)
-
-    def _end_locks(self, now_ms: int) -> None:
-        for message in self._locks.expired(now_ms):
-            self._delivery_failed(message)
+    def _left_ready_queue(self, message: StoredMessage) -> None:  # noqa: ARG002  # for those with several queues
+        self._ready.add_void()
 
     # Time
 
-    def _now(self) -> int:
+    def advance_if_due(self) -> int:
+        """Do what is due by now, and return the time."""
         now = self._clock.now_ms()
         if now >= self.due_ms:
             self.advance(now)
         return now
 
-    def advance_if_due(self) -> None:
-        self._now()
-
     def advance(self, now_ms: int) -> None:
-        """Does all that is due: locks that ran out, messages that expire, messages whose time has come."""
+        """Do all that is due: expire messages and locks, activate scheduled messages."""
         # Not due again before this is done, whatever it calls.
         self.due_ms = NEVER
-        for sequence in self._expiries.due(now_ms):
-            found = self._shelf.get(sequence)
-            # A locked message is its receiver's; whether it expired is asked when it comes back.
-            if found is not None and found.expires_at_ms <= now_ms and found.state != LOCKED:
-                self._expire(found)
+        for sequence in self._expiries.pop_due(now_ms):
+            message = self._store.get(sequence)
+            # A locked message stays with its receiver; its expiry is checked when it comes back.
+            if message is not None and message.expires_at_ms <= now_ms and message.state != LOCKED:
+                self._expire(message)
         self._end_locks(now_ms)
-        self._activate(now_ms)
-        self._due_by(self.next_deadline_ms())
+        self._activate_scheduled(now_ms)
+        self._advance_by(self.next_deadline_ms())
 
-    def _activate(self, now_ms: int) -> None:
-        """A scheduled message joins the queue as if it had been sent at this moment, under a new number."""
+    def next_deadline_ms(self) -> int:
+        return min(self._first_lock_ms(), self._expiries.first_ms(), self._schedule.first_ms())
+
+    def expire_locks(self) -> None:
+        """Expire every lock now."""
+        self._end_locks(NEVER)
+
+    def _end_locks(self, now_ms: int) -> None:
+        for message in self._locks.pop_expired(now_ms):
+            self._delivery_failed(message)
+
+    def _first_lock_ms(self) -> int:
+        return self._locks.first_ms()
+
+    def _activate_scheduled(self, now_ms: int) -> None:
+        """Enqueue scheduled messages as if they had been sent at this moment, under a new number."""
         ready: list[StoredMessage] = []
-        for sequence in self._schedule.due(now_ms):
-            message = self._shelf.get(sequence)
+        for sequence in self._schedule.pop_due(now_ms):
+            message = self._store.get(sequence)
             if message is not None and message.state == SCHEDULED:
-                self._shelf.remove(sequence)
-                self.size_bytes -= message.size
+                self._store.remove(sequence)
                 self.scheduled_count -= 1
                 message.state = ACTIVE
                 ready.append(message)
@@ -396,47 +389,38 @@ class SubQueue:
             self.enqueue(ready)
 
     def _expire(self, message: StoredMessage) -> None:
-        waited = message.state == ACTIVE
+        was_ready = message.state == ACTIVE
         self._remove(message)
-        if waited:
-            self._leave_line(message)
-        if self.dead_letter_expired and self._expel is not None:
-            self._expel(message, TTL_EXPIRED, "The message expired and was dead lettered.")
+        if was_ready:
+            self._left_ready_queue(message)
+        if self._limits.dead_letter_expired and self._on_dead_lettered is not None:
+            self._on_dead_lettered(message, TTL_EXPIRED, "The message expired and was dead lettered.")
 
-    def _first_lock_ms(self) -> int:
-        return self._locks.first_ms()
-
-    def _leave_line(self, message: StoredMessage) -> None:  # noqa: ARG002  # for those who have several lines
-        self._line.leave()
-
-    def next_deadline_ms(self) -> int:
-        return min(self._first_lock_ms(), self._expiries.first_ms(), self._schedule.first_ms())
-
-    def _due_by(self, at_ms: int) -> None:
+    def _advance_by(self, at_ms: int) -> None:
         if at_ms < self.due_ms:
             self.due_ms = at_ms
             self._timers.schedule(at_ms, self)
 
-    def _still_expires(self, at_ms: int, sequence: int) -> bool:
-        message = self._shelf.get(sequence)
+    def _is_valid_expiry(self, at_ms: int, sequence: int) -> bool:
+        message = self._store.get(sequence)
         return message is not None and message.expires_at_ms == at_ms
 
-    def _still_scheduled(self, at_ms: int, sequence: int) -> bool:
-        message = self._shelf.get(sequence)
+    def _is_valid_schedule(self, at_ms: int, sequence: int) -> bool:
+        message = self._store.get(sequence)
         return message is not None and message.state == SCHEDULED and message.scheduled_at_ms == at_ms
 
-    def drop_all(self) -> None:
-        """The entity is deleted: its messages are gone, and every token lost its lock."""
-        for message in self._shelf.read_from(0):
-            message.state = GONE
+    def clear(self) -> None:
+        """Drop all messages and locks: the entity is deleted."""
+        for message in self._store.read_from(0):
+            message.state = REMOVED
         self._locks.clear()
         self._waiting.clear()
-        self._make_empty()
-        self.size_bytes = self.scheduled_count = 0
+        self._reset()
+        self.scheduled_count = 0
         self.due_ms = NEVER
 
 
-def lock_lost() -> MessageLockExpired:
+def message_lock_lost() -> MessageLockExpired:
     return MessageLockExpired(
         "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
     )

@@ -1,18 +1,18 @@
-"""A topic and its subscriptions: what is sent to the one is selected by the rules of the others.
+"""Topics and their subscriptions: the rules of each subscription select among the messages sent to the topic.
 
-Synchronous, knows no protocol. Both are queues by their engine: a topic holds what is scheduled and nothing else, a
-subscription is sent to by its topic alone. A message is decoded once for all rules, if any rule asks, and its bytes are
-shared by all that select it.
+Both are queues: a topic stores only scheduled messages, and only its topic sends to a subscription. A message is
+decoded once for all rules, if any rule needs it, and its bytes are shared by all subscriptions that select it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from sbpair.emulator.clock import NEVER
+from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import (
@@ -20,12 +20,12 @@ from sbpair.emulator.entities.rules.rule import (
     RuleFailure,
     SqlRuleFilter,
     SubscriptionRule,
-    all_plain,
-    select,
+    select_copies,
+    selects_all,
 )
 from sbpair.emulator.entities.rules.view import MessageView
-from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.subqueue import CallSoon, SubQueue, call_now
+from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic_description import (
     SubscriptionDescription,
     TopicDescription,
@@ -39,49 +39,52 @@ if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.description import QueueDescription
     from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.entities.subqueue import Expel
     from sbpair.emulator.timers import Timers
 
 MAX_RULES: Final = 2_000
 MAX_SUBSCRIPTIONS: Final = 2_000
-SEGMENT: Final = "Subscriptions"
+SUBSCRIPTIONS_SEGMENT: Final = "Subscriptions"
 NO_SESSION: Final = RuleFailure(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
 )
 
 
 class SubscriptionMessages(SubQueue):
-    """The messages of a subscription, of which some are dead on arrival."""
+    """The messages of a subscription."""
 
-    def __init__(self, clock: Clock, timers: Timers, *, lock_ms: int, expel: Expel, call_soon: CallSoon) -> None:
-        super().__init__(clock, timers, lock_ms=lock_ms, expel=expel, call_soon=call_soon)
-        self._bury = expel
-
-    def bury(self, message: StoredMessage, failure: RuleFailure) -> None:
-        """Straight to the dead letters, under a number of its own, without a moment in which it could be received."""
-        self._sequence += 1
-        message.sequence_number = self._sequence
-        message.enqueued_at_ms = self.touched_ms = self._now()
-        self._bury(message, failure.reason, failure.description)
+    def dead_letter_on_arrival(self, message: StoredMessage, failure: RuleFailure) -> None:
+        """Dead-letter a message under a number of its own, before it can be received."""
+        now = self.advance_if_due()
+        self._last_number += 1
+        message.sequence_number = self._last_number
+        message.enqueued_at_ms = self.accessed_at_ms = now
+        assert self._on_dead_lettered is not None  # noqa: S101  # a subscription has a dead-letter queue
+        self._on_dead_lettered(message, failure.reason, failure.description)
 
 
 class PartitionedSubscriptionMessages(PartitionedMessages, SubscriptionMessages):
-    """Those of a subscription to a partitioned topic."""
+    """The messages of a subscription to a partitioned topic."""
 
 
 class SessionSubscriptionMessages(SessionMessages, SubscriptionMessages):
-    """Those of a subscription that requires sessions."""
+    """The messages of a subscription that requires sessions."""
 
 
-class PartitionedSessionSubscriptionMessages(SessionMessages, PartitionedSubscriptionMessages):
-    """And of one to a partitioned topic."""
+class PartitionedSessionSubscriptionMessages(PartitionedSessions, SubscriptionMessages):
+    """The messages of a subscription that requires sessions, to a partitioned topic."""
 
 
 class SubscriptionEntity(QueueEntity):
-    """`name` is written as it was created. A change of its rules holds for messages sent from then on."""
+    """A subscription. `name` is written as it was created. A change of its rules affects later messages only."""
 
     description: SubscriptionDescription
     messages: SubscriptionMessages
+    message_kinds: ClassVar[Mapping[tuple[bool, bool], type[SubQueue]]] = {
+        (False, False): SubscriptionMessages,
+        (True, False): PartitionedSubscriptionMessages,
+        (False, True): SessionSubscriptionMessages,
+        (True, True): PartitionedSessionSubscriptionMessages,
+    }
 
     def __init__(
         self,
@@ -96,14 +99,8 @@ class SubscriptionEntity(QueueEntity):
         self.topic = topic
         self.name = name
         self._rules: dict[str, SubscriptionRule] = {rule.name.lower(): rule}
-        self._takes_all = all_plain([rule])
-        super().__init__(f"{topic.path}/{SEGMENT}/{name}", description, clock, timers, call_soon)
-
-    def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        make = SubscriptionMessages if self.partitions is None else PartitionedSubscriptionMessages
-        if self.description.requires_session:
-            make = SessionSubscriptionMessages if self.partitions is None else PartitionedSessionSubscriptionMessages
-        return make(clock, timers, lock_ms=lock_ms, expel=self._bury, call_soon=call_soon)
+        self._selects_all = selects_all([rule])
+        super().__init__(f"{topic.path}/{SUBSCRIPTIONS_SEGMENT}/{name}", description, clock, timers, call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
         del description
@@ -115,9 +112,9 @@ class SubscriptionEntity(QueueEntity):
 
     @property
     def last_used_ms(self) -> int:
-        """What its topic publishes is no use of a subscription; what is received of it is."""
-        drawn_ms = max(self.messages.drawn_ms, self.dead_letters.drawn_ms)
-        return max(self.created_at_ms, self.updated_at_ms, drawn_ms)
+        """The time of the last receive or peek: messages from its topic are no use of a subscription."""
+        read_at_ms = max(self.messages.read_at_ms, self.dead_letters.read_at_ms)
+        return max(self.created_at_ms, self.updated_at_ms, read_at_ms)
 
     def check_send(self) -> None:
         raise NotAllowed(f"Nothing can be sent to the subscription '{self.path}': send to its topic.")
@@ -126,21 +123,21 @@ class SubscriptionEntity(QueueEntity):
 
     @property
     def rules(self) -> list[SubscriptionRule]:
-        """In the order in which they were made."""
+        """All rules, in the order in which they were created."""
         return list(self._rules.values())
 
     def find_rule(self, name: str) -> SubscriptionRule | None:
         return self._rules.get(name.lower())
 
     def rule(self, name: str) -> SubscriptionRule:
-        """EntityNotFound where there is none."""
+        """Return the rule of this name. Raises EntityNotFound."""
         found = self.find_rule(name)
         if found is None:
             raise EntityNotFound(f"The messaging entity '{self.path}/Rules/{name[:100]}' could not be found.")
         return found
 
     def add_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
-        """The rule, with the time of its making. EntityExists, or QuotaExceeded with too many."""
+        """Add a rule and return it with its creation time. Raises EntityExists, EntityFull (too many rules)."""
         if rule.name.lower() in self._rules:
             raise EntityExists(f"The messaging entity '{self.path}/Rules/{rule.name}' already exists.")
         if len(self._rules) >= MAX_RULES:
@@ -153,42 +150,42 @@ class SubscriptionEntity(QueueEntity):
 
     def remove_rule(self, name: str) -> None:
         del self._rules[self.rule(name).name.lower()]
-        self._takes_all = all_plain(self.rules)
+        self._selects_all = selects_all(self.rules)
 
     def _put_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         self._rules[rule.name.lower()] = rule
-        self._takes_all = all_plain(self.rules)
+        self._selects_all = selects_all(self.rules)
         return rule
 
-    # In
+    # Messages from the topic
 
-    def take(self, views: Iterable[MessageView]) -> None:
-        """Of the messages that were published, those that the rules select."""
-        if self._takes_all:
-            self._let_in([view.message.for_subscription() for view in views])
+    def deliver(self, views: Iterable[MessageView]) -> None:
+        """Enqueue the messages that the rules select."""
+        if self._selects_all:
+            self._enqueue([view.message.for_subscription() for view in views])
             return
         rules, selected = self.rules, []
         for view in views:
-            selection = select(rules, view)
-            selected += selection.copies
-            if selection.failure and self.description.dead_lettering_on_filter_evaluation_exceptions:
-                self._let_in(selected)
+            matches = select_copies(rules, view)
+            selected += matches.copies
+            if matches.failure and self.description.dead_lettering_on_filter_evaluation_exceptions:
+                self._enqueue(selected)
                 selected = []
-                self.messages.bury(view.message.for_subscription(), selection.failure)
-        self._let_in(selected)
+                self.messages.dead_letter_on_arrival(view.message.for_subscription(), matches.failure)
+        self._enqueue(selected)
 
-    def _let_in(self, messages: list[StoredMessage]) -> None:
+    def _enqueue(self, messages: list[StoredMessage]) -> None:
         if self.description.requires_session:
             for message in messages:
                 if message.session_id is None:
-                    self.messages.bury(message, NO_SESSION)
+                    self.messages.dead_letter_on_arrival(message, NO_SESSION)
             messages = [message for message in messages if message.session_id is not None]
         if messages:
             self.messages.enqueue(messages)
 
 
 class TopicMessages(SubQueue):
-    """What is sent to a topic: published at once, or held until its time has come and published then."""
+    """The messages sent to a topic: published at once, or at their scheduled time."""
 
     def __init__(
         self, publish: Callable[[list[StoredMessage]], None], clock: Clock, timers: Timers, *, lock_ms: int
@@ -197,29 +194,29 @@ class TopicMessages(SubQueue):
         self._publish = publish
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
-        now = self._now()
-        self.touched_ms = now
+        now = self.advance_if_due()
+        self.accessed_at_ms = now
         ready: list[StoredMessage] = []
-        later: list[StoredMessage] = []
+        scheduled: list[StoredMessage] = []
         for message in messages:
-            is_later = message.scheduled_at_ms is not None and message.scheduled_at_ms > now
-            (later if is_later else ready).append(message)
+            is_scheduled = message.scheduled_at_ms is not None and message.scheduled_at_ms > now
+            (scheduled if is_scheduled else ready).append(message)
         for message in ready:
-            self._sequence += 1
-            message.sequence_number = self._sequence
+            self._last_number += 1
+            message.sequence_number = self._last_number
             message.enqueued_at_ms = now
-        if later:
-            super().enqueue(later)
+        if scheduled:
+            super().enqueue(scheduled)
         if ready:
             self._publish(ready)
 
 
 class PartitionedTopicMessages(PartitionedMessages, TopicMessages):
-    """That of a partitioned topic."""
+    """The messages sent to a partitioned topic."""
 
 
 class TopicEntity(QueueEntity):
-    """`subscriptions` are found by name, in any case. A topic without one takes messages in and keeps none."""
+    """A topic. A topic without subscriptions accepts messages and stores none."""
 
     description: TopicDescription
 
@@ -233,7 +230,7 @@ class TopicEntity(QueueEntity):
     ) -> None:
         self._subscriptions: dict[str, SubscriptionEntity] = {}
         super().__init__(path, description, clock, timers, call_soon)
-        self._make = partial(SubscriptionEntity, clock=clock, timers=timers, call_soon=call_soon)
+        self._make_subscription = partial(SubscriptionEntity, clock=clock, timers=timers, call_soon=call_soon)
 
     def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
         del call_soon
@@ -245,16 +242,16 @@ class TopicEntity(QueueEntity):
 
     @property
     def credits_per_message(self) -> int:
-        """Each filter's evaluation costs as much as the message."""
+        """The cost of a message: evaluating a filter costs as much as the message."""
         return 1 + sum(len(each.rules) for each in self._subscriptions.values())
 
     @property
     def size_bytes(self) -> int:
-        """What all subscriptions hold counts, each copy for itself."""
+        """The size of all copies in all subscriptions, and of scheduled messages."""
         return self.messages.size_bytes + sum(each.size_bytes for each in self._subscriptions.values())
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
-        """Never: what one message adds to the size is known once the rules have seen it."""
+        """Refuse: only the rules decide how much a message adds to the size."""
         del messages
         return False
 
@@ -265,41 +262,45 @@ class TopicEntity(QueueEntity):
                 message.ttl_ms = ttl_ms
         views = [MessageView(message) for message in messages]
         for subscription in self._subscriptions.values():
-            subscription.take(views)
+            subscription.deliver(views)
 
     # Subscriptions
 
     @property
     def subscriptions(self) -> list[SubscriptionEntity]:
-        """In order of their names."""
+        """All subscriptions, in order of their names."""
         return [each for _, each in sorted(self._subscriptions.items())]
 
     def find_subscription(self, name: str) -> SubscriptionEntity | None:
         return self._subscriptions.get(name.lower())
 
     def subscription(self, name: str) -> SubscriptionEntity:
-        """EntityNotFound where there is none."""
+        """Return the subscription of this name, in any case. Raises EntityNotFound."""
         found = self.find_subscription(name)
         if found is None:
-            raise EntityNotFound(f"The messaging entity '{self.path}/{SEGMENT}/{name[:100]}' could not be found.")
+            path = f"{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name[:100]}"
+            raise EntityNotFound(f"The messaging entity '{path}' could not be found.")
         return found
 
     def create_subscription(
         self, name: str, description: SubscriptionDescription | None = None, rule: SubscriptionRule | None = None
     ) -> SubscriptionEntity:
-        """Raises ArgumentInvalid (the name), EntityExists, QuotaExceeded, TimedOut (a partition is down)."""
+        """Create a subscription.
+
+        Raises ArgumentInvalid (the name), EntityExists, EntityFull, OperationTimedOut (a partition is down).
+        """
         check_subscription_name(name)
         self.check_all_partitions()
         if name.lower() in self._subscriptions:
-            raise EntityExists(f"The messaging entity '{self.path}/{SEGMENT}/{name}' already exists.")
+            raise EntityExists(f"The messaging entity '{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name}' already exists.")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise EntityFull(f"The topic '{self.path}' already has {MAX_SUBSCRIPTIONS} subscriptions.")
         first = replace(rule or SubscriptionRule(), created_at_ms=self._clock.now_ms())
-        made = self._make(self, name, description or SubscriptionDescription(), first)
-        self._subscriptions[name.lower()] = made
-        if self._home is not None:
-            made.join(self._home)
-        return made
+        created = self._make_subscription(self, name, description or SubscriptionDescription(), first)
+        self._subscriptions[name.lower()] = created
+        if self._registry is not None:
+            created.set_registry(self._registry)
+        return created
 
     def delete_subscription(self, name: str) -> None:
         subscription = self.subscription(name)
@@ -308,12 +309,12 @@ class TopicEntity(QueueEntity):
         subscription.close()
 
     def count_filters(self, kinds: type[SqlRuleFilter] | type[CorrelationRuleFilter]) -> int:
-        """How many rules of all subscriptions have a filter of this kind."""
+        """Return how many rules of all subscriptions have a filter of this kind."""
         rules: list[Sequence[SubscriptionRule]] = [each.rules for each in self._subscriptions.values()]
         return sum(isinstance(rule.filter, kinds) for some in rules for rule in some)
 
     def close(self) -> None:
-        """The topic is deleted, and its subscriptions with it."""
+        """Close the topic and its subscriptions: it is deleted."""
         subscriptions, self._subscriptions = self._subscriptions, {}
         for subscription in subscriptions.values():
             subscription.close()

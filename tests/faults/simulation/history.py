@@ -163,8 +163,11 @@ class History:
         for name in ("complete", "release", "abandon", "defer", "dead_letter"):
             setattr(engine, name, self._settling(name, engine, getattr(engine, name)))
         engine.complete_all = lambda tokens: _one_by_one(engine.complete, tokens)
-        bury = engine._expel
-        engine._expel = lambda message, reason, text: (self._buried(message, reason, text), bury(message, reason, text))
+        dead_letter = engine._on_dead_lettered
+        engine._on_dead_lettered = lambda message, reason, text: (
+            self._buried(message, reason, text),
+            dead_letter(message, reason, text),
+        )
         lose = engine._delivery_failed
         engine._delivery_failed = lambda message: (self._let_go(message), lose(message))
 

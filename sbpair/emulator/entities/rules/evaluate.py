@@ -26,9 +26,9 @@ from sbpair.emulator.entities.rules.values import (
     negate,
     type_name,
 )
-from sbpair.emulator.entities.rules.view import SYSTEM, Draft, MessageView
+from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES, Draft, MessageView
 
-Test: TypeAlias = Callable[[MessageView], Truth]
+Predicate: TypeAlias = Callable[[MessageView], Truth]
 Calculation: TypeAlias = Callable[[MessageView], Value]
 Step: TypeAlias = Callable[[Draft], None]
 Parameters: TypeAlias = Mapping[str, Value]
@@ -37,12 +37,12 @@ Parameters: TypeAlias = Mapping[str, Value]
 _PATTERNS_REMEMBERED: Final = 256
 
 
-def condition(text: str, parameters: Parameters) -> Test:
+def compile_filter(text: str, parameters: Parameters) -> Predicate:
     """What a filter's text asks of a message. Raises SqlInvalid."""
     return _Compiler(parameters).test(syntax.parse_filter(text))
 
 
-def steps(text: str, parameters: Parameters) -> tuple[Step, ...]:
+def compile_action(text: str, parameters: Parameters) -> tuple[Step, ...]:
     """What an action's text does to a message, in order. Raises SqlInvalid."""
     compiler = _Compiler(parameters)
     return tuple(compiler.step(statement) for statement in syntax.parse_action(text))
@@ -52,8 +52,8 @@ class _Compiler:
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
 
-    def test(self, node: syntax.Condition) -> Test:
-        return cast("Test", getattr(self, f"_{type(node).__name__.lower()}")(node))
+    def test(self, node: syntax.Condition) -> Predicate:
+        return cast("Predicate", getattr(self, f"_{type(node).__name__.lower()}")(node))
 
     def value(self, node: syntax.Expression) -> Calculation:
         return getattr(self, f"_{type(node).__name__.lower()}")(node)  # type: ignore[no-any-return]
@@ -91,7 +91,7 @@ class _Compiler:
     def _property(self, node: syntax.Property) -> Calculation:
         name = node.name
         if node.is_system:
-            return SYSTEM[name].read
+            return SYSTEM_PROPERTIES[name].read
         return lambda view: view.user_value(name)
 
     def _newid(self, _: syntax.NewId) -> Calculation:
@@ -126,21 +126,21 @@ class _Compiler:
 
     # Conditions
 
-    def _comparison(self, node: syntax.Comparison) -> Test:
+    def _comparison(self, node: syntax.Comparison) -> Predicate:
         symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
         return lambda view: compare(symbol, left(view), right(view))
 
-    def _isnull(self, node: syntax.IsNull) -> Test:
+    def _isnull(self, node: syntax.IsNull) -> Predicate:
         subject, negated = self.value(node.subject), node.negated
         return lambda view: (subject(view) is None) is not negated
 
-    def _exists(self, node: syntax.Exists) -> Test:
+    def _exists(self, node: syntax.Exists) -> Predicate:
         name = node.subject.name
         if node.subject.is_system:
             return lambda view: view.system_value(name) is not None
         return lambda view: view.has(name)
 
-    def _in(self, node: syntax.In) -> Test:
+    def _in(self, node: syntax.In) -> Predicate:
         subject, negated = self.value(node.subject), node.negated
         choices = [self.value(choice) for choice in node.choices]
 
@@ -158,7 +158,7 @@ class _Compiler:
 
         return test
 
-    def _like(self, node: syntax.Like) -> Test:
+    def _like(self, node: syntax.Like) -> Predicate:
         subject, pattern, negated = self.value(node.subject), self.value(node.pattern), node.negated
         escape = None if node.escape is None else self.value(node.escape)
 
@@ -175,7 +175,7 @@ class _Compiler:
 
         return test
 
-    def _not(self, node: syntax.Not) -> Test:
+    def _not(self, node: syntax.Not) -> Predicate:
         operand = self.test(node.operand)
 
         def test(view: MessageView) -> Truth:
@@ -184,14 +184,14 @@ class _Compiler:
 
         return test
 
-    def _all(self, node: syntax.All) -> Test:
+    def _all(self, node: syntax.All) -> Predicate:
         return _until(False, [self.test(operand) for operand in node.operands])
 
-    def _anyof(self, node: syntax.AnyOf) -> Test:
+    def _anyof(self, node: syntax.AnyOf) -> Predicate:
         return _until(True, [self.test(operand) for operand in node.operands])
 
 
-def _until(decisive: bool, operands: list[Test]) -> Test:
+def _until(decisive: bool, operands: list[Predicate]) -> Predicate:
     """AND is decided by the first False, OR by the first True; else one unknown makes the whole unknown."""
 
     def test(view: MessageView) -> Truth:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sbpair.emulator.entities.rules import evaluate
 from sbpair.emulator.entities.rules.typed import TypedValue
 from sbpair.emulator.entities.rules.values import EvaluationFailed, Truth, equal
-from sbpair.emulator.entities.rules.view import SYSTEM, Draft, MessageView
+from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES, Draft, MessageView
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.rules.evaluate import Parameters, Step, Test
+    from sbpair.emulator.entities.rules.evaluate import Parameters, Predicate, Step
     from sbpair.emulator.entities.stored_message import StoredMessage
 
 DEFAULT_RULE: Final = "$Default"
-MAX_NAME: Final = 50
+MAX_RULE_NAME: Final = 50
 RULE_NAME: Final = "RuleName"
 FILTER_FAILED: Final = "FilterException"
 ACTION_FAILED: Final = "RuleActionException"
@@ -57,10 +57,10 @@ class SqlRuleFilter:
 
     expression: str
     parameters: NamedValues = ()
-    matches: Test = field(init=False, repr=False, compare=False)
+    matches: Predicate = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "matches", evaluate.condition(self.expression, _values(self.parameters)))
+        object.__setattr__(self, "matches", evaluate.compile_filter(self.expression, _values(self.parameters)))
 
 
 CORRELATION_FIELDS: Final[dict[str, str]] = {
@@ -97,7 +97,7 @@ class CorrelationRuleFilter:
     def matches(self, view: MessageView) -> Truth:
         for name, system in CORRELATION_FIELDS.items():
             wanted = getattr(self, name)
-            if wanted is not None and SYSTEM[system.lower()].read(view) != wanted:
+            if wanted is not None and SYSTEM_PROPERTIES[system.lower()].read(view) != wanted:
                 return False
         return all(equal(view.user_value(name), wanted.value) for name, wanted in self.properties)
 
@@ -114,7 +114,7 @@ class SqlAction:
     steps: tuple[Step, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", evaluate.steps(self.expression, _values(self.parameters)))
+        object.__setattr__(self, "steps", evaluate.compile_action(self.expression, _values(self.parameters)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class SubscriptionRule:
     created_at_ms: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MAX_NAME:
-            raise ArgumentInvalid(f"The name of a rule has 1 to {MAX_NAME} characters, and not {len(self.name)}.")
+        if not 0 < len(self.name) <= MAX_RULE_NAME:
+            raise ArgumentInvalid(f"The name of a rule has 1 to {MAX_RULE_NAME} characters, and not {len(self.name)}.")
         if not self.name.isprintable() or not self.name.strip() or _FORBIDDEN & set(self.name):
             raise ArgumentInvalid(f"'{self.name}' contains characters that are not allowed in the name of a rule.")
 
@@ -154,7 +154,7 @@ class RuleMatches(NamedTuple):
     failure: RuleFailure | None
 
 
-def select(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleMatches:
+def select_copies(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleMatches:
     """The copies of a message that one subscription gets."""
     failure: RuleFailure | None = None
     plain = False
@@ -189,7 +189,7 @@ def _annotated(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> 
         raise ActionFailed(error.message) from error
 
 
-def all_plain(rules: Sequence[SubscriptionRule]) -> bool:
+def selects_all(rules: Sequence[SubscriptionRule]) -> bool:
     """Whether every message makes one copy, so that no message need be looked at."""
     return any(type(rule.filter) is TrueRuleFilter and rule.action is None for rule in rules) and all(
         rule.action is None and not isinstance(rule.filter, SqlRuleFilter) for rule in rules

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.types import Long, Value
-from sbpair.emulator.entities.rules.view import SYSTEM
+from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ class _Builder:
             return Property(0, text, is_system=False)
         if scope.lower() != "sys":
             raise _at(scope, "the scope of a property is sys or user")
-        if text.lower() not in SYSTEM:
+        if text.lower() not in SYSTEM_PROPERTIES:
             raise _at(name, f"The specified property '{text[:100]}' does not exist or is not allowed")
         return Property(0, text.lower(), is_system=True)
 
@@ -424,6 +424,6 @@ def _property(node: Node, near: Token) -> Property:
 
 
 def _settable(target: Property, near: Token) -> Property:
-    if target.is_system and not SYSTEM[target.name].is_settable:
+    if target.is_system and not SYSTEM_PROPERTIES[target.name].is_settable:
         raise _at(near, f"The system property '{target.name}' cannot be changed")
     return target

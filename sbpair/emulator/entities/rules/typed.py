@@ -31,7 +31,7 @@ from sbpair.amqp.types import (
     type_of,
 )
 from sbpair.emulator import timespan
-from sbpair.emulator.entities.rules.values import Instant, TimeSpanValue, amqp_value, plain
+from sbpair.emulator.entities.rules.values import Instant, TimeSpanValue, amqp_value, rule_value
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,13 +57,13 @@ def read_typed(kind: str, text: str) -> TypedValue:
         raise ArgumentInvalid(f"The value '{text[:100]}' is not of the type {kind}.") from error
     if isinstance(read, Decimal):
         return TypedValue(kind, text, amqp_value(read), read)
-    return TypedValue(kind, text, read, plain(read))
+    return TypedValue(kind, text, read, rule_value(read))
 
 
 def from_amqp(original: Value) -> TypedValue:
     """Raises ArgumentInvalid for an AMQP value that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
-    value = plain(original)
+    value = rule_value(original)
     if kind is None and isinstance(value, (TimeSpanValue, Instant)):
         kind = "duration" if isinstance(value, TimeSpanValue) else "dateTime"
     if kind is None:

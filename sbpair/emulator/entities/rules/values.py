@@ -72,7 +72,7 @@ class Instant(Ticks):
 # From AMQP, and back
 
 
-def plain(value: Value) -> Value:
+def rule_value(value: Value) -> Value:
     """Return what to calculate with for an AMQP value. Any other value is returned as it is."""
     convert = _PLAIN.get(type_of(value))
     return value if convert is None else convert(value)

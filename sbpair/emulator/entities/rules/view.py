@@ -21,7 +21,7 @@ from sbpair.emulator.entities.rules.values import (
     TimeSpanValue,
     amqp_value,
     as_type_of,
-    plain,
+    rule_value,
 )
 from sbpair.errors import ProtocolError
 
@@ -66,13 +66,13 @@ class MessageView:
         return self._user
 
     def annotation(self, name: str) -> Value:
-        return plain(self.annotations.get(name))
+        return rule_value(self.annotations.get(name))
 
     def system_value(self, name: str) -> Value:
-        return SYSTEM[name].read(self)
+        return SYSTEM_PROPERTIES[name].read(self)
 
     def user_value(self, name: str) -> Value:
-        return plain(self.raw(name))
+        return rule_value(self.raw(name))
 
     def raw(self, name: str) -> Value:
         """An application property as it came; None where there is none. `name` in any case."""
@@ -90,10 +90,10 @@ def _read(reader: Callable[[], Value]) -> Value:
         raise EvaluationFailed(f"The properties of the message cannot be read: {error.message}") from error
 
 
-# System properties
+# SystemProperty properties
 
 
-class System(NamedTuple):
+class SystemProperty(NamedTuple):
     """How a system property is read, and where an action writes it to: a field of Properties, or a place of its own."""
 
     name: str
@@ -125,33 +125,33 @@ def _expires_at(view: MessageView) -> Instant | None:
 
 
 _DESCRIBED: Final = (
-    System("ContentType", lambda view: _text(view.properties.content_type), 6),
-    System("CorrelationId", lambda view: _text(view.properties.correlation_id), 5),
-    System("DeadLetterSource", lambda _: None),
-    System("DeliveryCount", lambda view: view.message.delivery_count),
-    System(
+    SystemProperty("ContentType", lambda view: _text(view.properties.content_type), 6),
+    SystemProperty("CorrelationId", lambda view: _text(view.properties.correlation_id), 5),
+    SystemProperty("DeadLetterSource", lambda _: None),
+    SystemProperty("DeliveryCount", lambda view: view.message.delivery_count),
+    SystemProperty(
         "EnqueuedSequenceNumber",
         lambda view: view.message.enqueued_sequence_number or view.message.sequence_number,
     ),
-    System("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
-    System("ExpiresAtUtc", _expires_at),
-    System("ForcePersistence", lambda _: False),
-    System("Label", lambda view: view.properties.subject, 3),
-    System("MessageId", lambda view: _text(view.properties.message_id), 0),
-    System("PartitionKey", lambda view: view.annotation("x-opt-partition-key"), None, "x-opt-partition-key"),
-    System("ReplyTo", lambda view: _text(view.properties.reply_to), 4),
-    System("ReplyToSessionId", lambda view: view.properties.reply_to_group_id, 12),
-    System("ScheduledEnqueueTimeUtc", lambda view: _instant(view.message.scheduled_at_ms), None, "nowhere"),
-    System("SequenceNumber", lambda view: view.message.sequence_number),
-    System("SessionId", lambda view: view.properties.group_id, 10),
-    System("Size", lambda view: view.message.size),
-    System("Subject", lambda view: view.properties.subject, 3),
-    System("TimeToLive", _time_to_live, None, "ttl"),
-    System("To", lambda view: _text(view.properties.to), 2),
-    System("ViaPartitionKey", lambda view: view.annotation("x-opt-via-partition-key")),
+    SystemProperty("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
+    SystemProperty("ExpiresAtUtc", _expires_at),
+    SystemProperty("ForcePersistence", lambda _: False),
+    SystemProperty("Label", lambda view: view.properties.subject, 3),
+    SystemProperty("MessageId", lambda view: _text(view.properties.message_id), 0),
+    SystemProperty("PartitionKey", lambda view: view.annotation("x-opt-partition-key"), None, "x-opt-partition-key"),
+    SystemProperty("ReplyTo", lambda view: _text(view.properties.reply_to), 4),
+    SystemProperty("ReplyToSessionId", lambda view: view.properties.reply_to_group_id, 12),
+    SystemProperty("ScheduledEnqueueTimeUtc", lambda view: _instant(view.message.scheduled_at_ms), None, "nowhere"),
+    SystemProperty("SequenceNumber", lambda view: view.message.sequence_number),
+    SystemProperty("SessionId", lambda view: view.properties.group_id, 10),
+    SystemProperty("Size", lambda view: view.message.size),
+    SystemProperty("Subject", lambda view: view.properties.subject, 3),
+    SystemProperty("TimeToLive", _time_to_live, None, "ttl"),
+    SystemProperty("To", lambda view: _text(view.properties.to), 2),
+    SystemProperty("ViaPartitionKey", lambda view: view.annotation("x-opt-via-partition-key")),
 )
 
-SYSTEM: Final[dict[str, System]] = {each.name.lower(): each for each in _DESCRIBED}
+SYSTEM_PROPERTIES: Final[dict[str, SystemProperty]] = {each.name.lower(): each for each in _DESCRIBED}
 """By name in lower case. An action may set ScheduledEnqueueTimeUtc, and a subscription takes no notice of it."""
 
 
@@ -183,7 +183,7 @@ class Draft(MessageView):
 
     def set_system(self, name: str, value: Value) -> None:
         """Raises EvaluationFailed for a value of the wrong type."""
-        system = SYSTEM[name]
+        system = SYSTEM_PROPERTIES[name]
         self._has_new_key |= system.name in ("SessionId", "PartitionKey")
         sections = self.message.sections = _copied(self.message.sections)
         if system.field is not None:
@@ -193,7 +193,7 @@ class Draft(MessageView):
         elif system.place.startswith("x-opt"):
             self._set_annotation(sections, system, value)
 
-    def _set_field(self, sections: Sections, system: System, value: Value) -> None:
+    def _set_field(self, sections: Sections, system: SystemProperty, value: Value) -> None:
         text = _checked_text(system.name, value)
         written: Value = Symbol(text) if system.name == "ContentType" and text is not None else text
         try:
@@ -211,7 +211,7 @@ class Draft(MessageView):
         self.message.ttl_ms = ttl
         sections.header = with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl, _MAX_TTL))})
 
-    def _set_annotation(self, sections: Sections, system: System, value: Value) -> None:
+    def _set_annotation(self, sections: Sections, system: SystemProperty, value: Value) -> None:
         text = _checked_text(system.name, value)
         kept = without(sections.message_annotations, lambda key: key == system.place)
         pairs = {} if text is None else {Symbol(system.place): text}
