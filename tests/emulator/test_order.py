@@ -70,5 +70,5 @@ def test_those_who_left_are_swept_out_of_a_line() -> None:
     for message in messages[1:]:
         message.state = REMOVED
         line.add_void()
-    assert len(line._fresh) < 200
+    assert len(line._new) < 200
     assert [message.state for message in line.take(9)] == [ACTIVE]
