@@ -77,7 +77,7 @@ class World:
         dead = DeadLetterReason(reason, description, self.queues[index])
         made = self._made(message_id, aliases, b"")
         made.sequence_number, made.enqueued_at_ms = 1_000 + len(self.sent), int(time.time() * 1000)
-        self.running.do(lambda: self.backlog(index).dead_letters.adopt(made.for_dead_letters(dead)))
+        self.running.do(lambda: self.backlog(index).dead_letters.add_dead_letter(made.as_dead_letter(dead)))
 
     def _made(self, message_id: str, aliases: Aliases | None, body: bytes) -> StoredMessage:
         own = encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b""

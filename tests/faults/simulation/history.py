@@ -248,7 +248,7 @@ class History:
             send(messages)
 
         engine.enqueue, queue.send = enqueued, sent  # type: ignore[method-assign]
-        queue.send_each = lambda _messages: False  # type: ignore[method-assign]  # so that each is sent by `send`
+        queue.try_send_each = lambda _messages: False  # type: ignore[method-assign]  # so that each is sent by `send`
 
     def _arrived(self, queue: QueueEntity, message: StoredMessage) -> None:
         try:

@@ -97,15 +97,15 @@ class Stage:
 
     def fill(self, queue: Any) -> Callable[[], None]:
         """Let a queue of the primary have no more room; what is answered lets it have some again."""
-        send, send_each = queue.send, queue.send_each
+        send, try_send_each = queue.send, queue.try_send_each
 
         def refuse(_messages: Any) -> None:
             raise EntityFull(f"The maximum entity size of '{queue.path}' has been reached.")
 
         def let() -> None:
-            queue.send, queue.send_each = send, send_each
+            queue.send, queue.try_send_each = send, try_send_each
 
-        queue.send, queue.send_each = refuse, lambda _messages: False
+        queue.send, queue.try_send_each = refuse, lambda _messages: False
         return let
 
     # The network, by the sides of a pair
