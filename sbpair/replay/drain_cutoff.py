@@ -1,4 +1,4 @@
-"""When a backlog queue is empty, as far as a run goes: judged by looking at what lies there, and never by one look."""
+"""The decision that a backlog queue is drained, as far as a run is concerned. Repeated peeks decide, never one."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRun
 
 MIN_QUIET = 2
-"""How many times in a row nothing may come, and nothing be seen, before a queue is empty."""
+"""Consecutive peeks without a message of the run, each after a receive of nothing, that end a queue."""
 
-CLOCKS_DIFFER_MS = 60_000
+MAX_CLOCK_SKEW_MS = 60_000
 
 
 class DrainCutoff:
-    """Of one queue, which is received from until `reached`."""
+    """The cut-off of one queue, which is received from until `is_reached`."""
 
     def __init__(self, run: ReplayRun) -> None:
         self._run = run
         self._quiet = 0
-        self._came = self._looked = 0.0
+        self._received_at = self._peeked_at = 0.0
 
-    def begun(self) -> None:
-        """Something may come from now on."""
-        self._quiet, self._came = 0, asyncio.get_running_loop().time()
+    def restart(self) -> None:
+        """Start the wait again, as after a connection or a message of the run."""
+        self._quiet, self._received_at = 0, asyncio.get_running_loop().time()
 
-    def came(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        """Where senders go on, something always does: what was not there when the run began does not count."""
-        if any(_was_there(self._run, arrival.facts.enqueued_at) for arrival in arrivals):
-            self.begun()
+    def note_received(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Restart if a message is older than the run: applications may go on sending newer ones."""
+        if any(_is_older(self._run, message.facts.enqueued_at) for message in messages):
+            self.restart()
 
-    def is_time(self) -> bool:
-        """Whether to look, though something came: nothing of ours has for as long as an empty queue is waited for."""
-        quiet_since = max(self._came, self._looked)
+    def is_due(self) -> bool:
+        """Return whether to peek though newer messages arrive: none of the run's came for `empty_seconds`."""
+        quiet_since = max(self._received_at, self._peeked_at)
         return asyncio.get_running_loop().time() - quiet_since >= self._run.options.empty_seconds
 
-    async def reached(self, source: MessageSource) -> bool:
-        """Nothing came: is that all? A locked message is seen, and does not come; a new one is none of ours."""
-        self._looked = asyncio.get_running_loop().time()
+    async def is_reached(self, source: MessageSource) -> bool:
+        """Peek the queue. A message of the run that another receiver has locked is seen, and is waited for."""
+        self._peeked_at = asyncio.get_running_loop().time()
         async for page in source.peek_pages():
-            if any(not seen.deferred and is_ours(self._run, seen) for seen in page):
+            if any(not peeked.deferred and was_present(self._run, peeked) for peeked in page):
                 self._quiet = 0
-                return asyncio.get_running_loop().time() - self._came >= self._run.options.strangers_seconds
+                return asyncio.get_running_loop().time() - self._received_at >= self._run.options.locked_seconds
         self._quiet += 1
         return self._quiet >= MIN_QUIET
 
 
-def is_ours(run: ReplayRun, seen: PeekedHeader) -> bool:
-    """Whether a message was there when the run began."""
-    return _was_there(run, seen.enqueued_at)
+def was_present(run: ReplayRun, peeked: PeekedHeader) -> bool:
+    """Return whether a message was in its queue when the run began."""
+    return _is_older(run, peeked.enqueued_at)
 
 
-def _was_there(run: ReplayRun, enqueued_at_ms: int) -> bool:
-    return enqueued_at_ms <= run.started_ms + CLOCKS_DIFFER_MS
+def _is_older(run: ReplayRun, enqueued_at_ms: int) -> bool:
+    return enqueued_at_ms <= run.started_ms + MAX_CLOCK_SKEW_MS

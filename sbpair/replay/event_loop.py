@@ -1,4 +1,4 @@
-"""How a task of Spark's runs what is written for an event loop."""
+"""An event loop for a coroutine in a Spark worker."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def run(task: Coroutine[Any, Any, Result]) -> Result:
-    """To its end, in a worker that has nothing else to do."""
-    # What a mover makes goes when it is let go of: looking for cycles after every 700 objects cost a tenth of its time.
+def run_in_worker(task: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end, in a worker that does nothing else."""
+    # A mover's objects die by reference count: looking for cycles after every 700 objects cost a tenth of its time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     return asyncio.run(task)

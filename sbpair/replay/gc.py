@@ -1,39 +1,43 @@
-"""Taking away what a run no longer needs: its messages, once it has been proved that each has come to its end.
+"""Removal of a run's messages, once each is proved to have an outcome.
 
-The law: only what is proved goes, file by file: what has come since then stays. What was not sent is nowhere else, and
-goes only where that was said. That it goes is written down first, and from then on nobody sends from it. The segments
-go before the ledger: a run that has lost its ledger alone would send everything again.
+Invariant: only proved files are removed; files that appear later stay. Messages that were not sent exist nowhere else,
+and are removed only on request. The removal is recorded first, and from then on no resume sends from the run. Segments
+are removed before the ledger: a run without its ledger alone would send everything again.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sbpair.errors import StateRefused, Unsafe
-from sbpair.replay.archive import (
+from sbpair.replay.archive_layout import (
     DEDUPLICATED,
     DOUBTFUL,
-    DRAINED,
+    DRAINED_FILE,
     EXPIRED,
+    HELD,
     LEDGER,
-    PROVED,
     QUARANTINE,
+    RECEIPT_FILE,
+    REMOVED_FILE,
     SEGMENTS,
-    SENDING,
-    SWEPT,
-    Archive,
 )
-from sbpair.replay.run import load
-from sbpair.replay.verify import Proof, verify
+from sbpair.replay.run import load_run
+from sbpair.replay.verify import verify
 
-UNSENT = (EXPIRED, QUARANTINE)
-ALWAYS = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, SENDING)
+if TYPE_CHECKING:
+    from sbpair.replay.archive import Archive
+    from sbpair.replay.proof import Proof
+
+NOT_SENT = (EXPIRED, QUARANTINE)
+ALWAYS = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, HELD)
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageCollection:
-    """What would go: the paths below each place, and bytes. `kept` is how many messages stay that were not sent."""
+    """The files to remove: paths by directory, and bytes. `kept` counts the messages that were not sent and stay."""
 
     places: dict[str, tuple[str, ...]]
     bytes: int
@@ -44,67 +48,67 @@ class GarbageCollection:
         return sum(map(len, self.places.values()))
 
 
-def plan(archive: Archive, *, unsent: bool) -> GarbageCollection:
-    """What may be taken away; with `unsent`, what was not sent as well. Raises Unsafe where nothing may."""
-    run = load(archive)
-    # Before the proof: a file that comes later is in neither, or in the proof alone.
-    sizes = {place: archive.sizes(place) for place in (*ALWAYS, *(UNSENT if unsent else ()))}
-    if not archive.exists(DRAINED) or not archive.exists(PROVED):
-        raise _refused(archive, "has not come to its end: it may be running")
-    if archive.exists(SWEPT):
-        proved = archive.read_json(SWEPT).get("segments", [*sizes[SEGMENTS]])
+def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
+    """Return what may be removed; with `unsent`, also what was not sent. Raises Unsafe if nothing may."""
+    run = load_run(archive)
+    # Before the proof: a file written later is in neither, or in the proof alone.
+    sizes = {place: archive.sizes(place) for place in (*ALWAYS, *(NOT_SENT if unsent else ()))}
+    if not archive.exists(DRAINED_FILE) or not archive.exists(RECEIPT_FILE):
+        raise _refused(archive, "has not ended: it may be running")
+    if archive.exists(REMOVED_FILE):
+        proved = archive.read_json(REMOVED_FILE).get("segments", [*sizes[SEGMENTS]])
         if not isinstance(proved, list):
-            raise archive.broken(SWEPT, "it does not say what is taken away")
+            raise archive.broken(REMOVED_FILE, "it does not list the segments to remove")
         known = frozenset(map(str, proved))
         sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in known}
     else:
         _check(archive, verify(archive, run), unsent=unsent)
-    kept = 0 if unsent else sum(_rows(archive, path) for place in UNSENT for path in archive.files(place))
+    kept = 0 if unsent else sum(_rows(archive, path) for place in NOT_SENT for path in archive.files(place))
     places = {place: tuple(paths) for place, paths in sizes.items()}
     return GarbageCollection(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
 
 
 def _rows(archive: Archive, path: str) -> int:
-    """None where a loss of power has cut it short: the proof knows whether that may be."""
+    """Return a file's rows; 0 if a loss of power has cut it short, which the proof has accepted."""
     try:
-        return archive.rows(path)
+        return archive.row_count(path)
     except StateRefused:
         return 0
 
 
-def sweep(archive: Archive, planned: GarbageCollection) -> None:
-    """Take it away. What is cut short is finished by the next one. Raises Unsafe where the run goes on again."""
-    said = {"places": list(planned.places), "segments": list(planned.places[SEGMENTS])}
-    archive.write_json(SWEPT, {"at_ms": int(time.time() * 1000), **said})
-    # A resume makes the run unproved, and then looks for this: one of us sees the other.
-    if not archive.exists(PROVED):
-        archive.remove(SWEPT)
-        raise _refused(archive, "goes on again")
+def remove_messages(archive: Archive, planned: GarbageCollection) -> None:
+    """Remove the files. An interrupted removal is finished by the next. Raises Unsafe if the run was resumed."""
+    removal = {"places": list(planned.places), "segments": list(planned.places[SEGMENTS])}
+    archive.write_json(REMOVED_FILE, {"at_ms": int(time.time() * 1000), **removal})
+    # A resume removes the receipt, and then checks for this file: one of the two sees the other.
+    if not archive.exists(RECEIPT_FILE):
+        archive.remove(REMOVED_FILE)
+        raise _refused(archive, "was resumed")
     for place, paths in planned.places.items():
         archive.delete(place, paths)
 
 
 def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
-    """By its files, and by what a run writes at its very end: so none that still goes on, on whatever machine."""
+    """Check the files, and the receipt that a run writes last: a run that is still going on has none."""
     if proof.unsent:
         raise _refused(archive, f"has {proof.unsent} messages left to send")
     if not proof.balanced:
         raise Unsafe(
-            f"the files of run {archive.run} contradict each other, and nothing of them is taken away",
-            hint="sbpair replay verify says where; please report this",
+            f"the files of run {archive.run} contradict each other; nothing was removed",
+            hint="see sbpair replay verify, and please report this",
         )
-    if archive.read_json(PROVED).get("balanced") is not True:
+    if archive.read_json(RECEIPT_FILE).get("balanced") is not True:
         raise _refused(archive, "was not proved when it ended: it may be running")
     if proof.deduplicated and not unsent:
         raise Unsafe(
-            f"run {archive.run} did not send {proof.deduplicated} messages that repeat another one's id,"
-            " and their bodies are in the segments alone",
-            hint="--include-unsent takes them away as well, with what was expired and quarantined",
+            f"run {archive.run} did not send {proof.deduplicated} duplicates by message id,"
+            " and only the segments have their bodies",
+            hint="--include-unsent removes them too, and expired and quarantined messages",
         )
 
 
 def _refused(archive: Archive, why: str) -> Unsafe:
     return Unsafe(
-        f"run {archive.run} {why}; nothing was taken away",
-        hint=f"'sbpair replay resume {archive.run}' goes on with it, and with --all sends what was not chosen",
+        f"run {archive.run} {why}; nothing was removed",
+        hint=f"'sbpair replay resume {archive.run}' continues it; --all also sends unselected messages",
     )

@@ -1,4 +1,4 @@
-"""Whether this machine can start Spark at all: looked for before anything else, for Spark's own word is a riddle."""
+"""Checks for Java and the packages of the `spark` extra, with clearer errors than Spark's own."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from sbpair.errors import MachineLacks
 MIN_JAVA = 17
 JAVAS = "Java 17, 21 or 25"
 PACKAGES = ("pyspark", "pyarrow", "pandas")
-ASK_SECONDS = 20.0
+VERSION_TIMEOUT_SECONDS = 20.0
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def find_java(environ: Mapping[str, str]) -> str | None:
-    """The Java that Spark would start: that of JAVA_HOME, there or not, before any other."""
+    """Return the Java that Spark would start: that of JAVA_HOME if set, else from PATH."""
     if home := environ.get("JAVA_HOME"):
         candidate = Path(home, "bin", "java")
         return str(candidate) if candidate.exists() else None
     return shutil.which("java", path=environ.get("PATH", os.defpath))
 
 
-def java_version(said: str) -> int | None:
-    """The version, of what `java -version` says; None where it does not."""
-    match = _VERSION.search(said)
+def java_version(text: str) -> int | None:
+    """Return the major version from the output of `java -version`, or None."""
+    match = _VERSION.search(text)
     return None if match is None else int(match[1])
 
 
 def check_machine(environ: Mapping[str, str]) -> None:
-    """Raise MachineLacks where there is no Java for Spark, or no Spark."""
+    """Raise MachineLacks unless Java and Spark are installed."""
     program = find_java(environ)
     if program is None:
         if home := environ.get("JAVA_HOME"):
             raise MachineLacks(
-                f"JAVA_HOME is {home}, and there is no bin/java in it", hint=f"set it to that of {JAVAS}"
+                f"JAVA_HOME is {home}, which has no bin/java", hint=f"set it to the directory of {JAVAS}"
             )
         raise MachineLacks(
-            "there is no Java on this machine, and Spark needs one",
+            "Java is not installed, and Spark needs it",
             hint=f"install {JAVAS} (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME",
         )
-    version = java_version(_ask(program))
+    version = java_version(_version_output(program))
     if version is not None and version < MIN_JAVA:
         raise MachineLacks(f"{program} is Java {version}, too old for Spark", hint=f"install {JAVAS}, or set JAVA_HOME")
     check_packages()
 
 
 def check_packages(*names: str) -> None:
-    """Raise MachineLacks where one of the packages of the `spark` extra is not installed; all of them by default."""
+    """Raise MachineLacks unless these packages of the `spark` extra are installed; all of them by default."""
     for name in names or PACKAGES:
         if not is_installed(name):
             raise MachineLacks(f"{name} is not installed", hint="pip install 'sbpair[spark]'")
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there; it is not imported."""
+    """Return whether a package is installed, without importing it."""
     try:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -68,9 +68,9 @@ def is_installed(package: str) -> bool:
     return True
 
 
-def _ask(program: str) -> str:
+def _version_output(program: str) -> str:
     try:
-        done = subprocess.run([program, "-version"], capture_output=True, timeout=ASK_SECONDS, check=False)  # noqa: S603
+        done = subprocess.run([program, "-version"], capture_output=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MachineLacks(f"{program} cannot be started", hint=f"install {JAVAS}, or set JAVA_HOME") from error
     return (done.stderr + done.stdout).decode(errors="replace")

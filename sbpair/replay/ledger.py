@@ -1,4 +1,4 @@
-"""What became of messages, written down in chunks that are durable before anything relies on them."""
+"""Outcomes of messages, in chunks that are durable before anything relies on them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive import DOUBTFUL, LINES, OUTCOMES, SENDING, Archive, Footer
+from sbpair.replay.archive_layout import DOUBTFUL, HELD, LINES, OUTCOMES
 from sbpair.replay.schema import KEY, OUTCOME, VERSION
+
+if TYPE_CHECKING:
+    from sbpair.replay.archive import Archive
+    from sbpair.replay.table_file import Footer
 
 Key: TypeAlias = tuple[str, int, int, str | None]
 """(queue, sequence number, enqueued at, message id)"""
 
-MAX_REPORTED = 1_000
-"""How many messages one file says to be in hand: those that it says are let go with the last of them."""
+MAX_HELD_PER_FILE = 1_000
+"""Held messages recorded in one file. The file is removed once none of them is held."""
 
 
 class Entry(NamedTuple):
-    """One row of OUTCOME, but for the attempt. `message` is kept of what was not sent."""
+    """One row of OUTCOME, without the attempt. `message` is kept if it was not sent."""
 
     key: Key
     destination: str | None
@@ -33,113 +37,116 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """Written by one attempt at a task. Without `sync`, a loss of power may take the last chunks away, and no kill."""
+    """The chunks that one attempt at a task writes.
+
+    Without `sync`, a loss of power may lose the last chunks; a kill loses none.
+    """
 
     def __init__(self, archive: Archive, shards: int, attempt: str | None = None, *, sync: bool = True) -> None:
         self.attempt = attempt or uuid.uuid4().hex
         self._sync = sync
         self._archive = archive
         self._shards = shards
-        self._said: set[str] = set()
-        self._place, self._room = "", 0
+        self._held_files: set[str] = set()
+        self._held_path, self._room = "", 0
         self._numbers = count()
-        self._doubts: deque[Entry] = deque()
-        self._doubting = threading.Lock()
+        self._doubtful: deque[Entry] = deque()
+        self._doubtful_lock = threading.Lock()
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
-        """One chunk, there when this returns, and durable where that was asked for. Raises MachineLacks.
+        """Write one chunk, durable on return if the ledger syncs. Raises MachineLacks.
 
-        Not before all doubts: once it says how a message has ended, nobody looks any more for who had it in hand.
+        Doubtful entries go first: a message with an outcome is no longer looked up among the held.
         """
         if entries:
-            self.write_doubts()
+            self.write_doubtful()
             path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
-            self._archive.write_table(path, table_of(entries, self.attempt), self._shards, sync=self._sync)
+            self._archive.write_table(path, entries_table(entries, self.attempt), self._shards, sync=self._sync)
 
-    def doubt(self, entry: Entry) -> None:
-        """A message was sent without an answer, and may be there twice; not written down yet."""
-        self._doubts.append(entry)
+    def add_doubtful(self, entry: Entry) -> None:
+        """Note a message that was sent without an answer, and may arrive twice. Nothing is written yet."""
+        self._doubtful.append(entry)
 
-    def write_doubts(self) -> None:
-        """Raises MachineLacks."""
-        with self._doubting:
-            if doubts := list(self._doubts):
+    def write_doubtful(self) -> None:
+        """Write the doubtful entries noted so far. Raises MachineLacks."""
+        with self._doubtful_lock:
+            if entries := list(self._doubtful):
                 path = f"{DOUBTFUL}/0/{uuid.uuid4().hex}.parquet"
-                self._archive.write_table(path, table_of(doubts, self.attempt), self._shards, sync=self._sync)
-                for _ in doubts:
-                    self._doubts.popleft()
+                self._archive.write_table(path, entries_table(entries, self.attempt), self._shards, sync=self._sync)
+                for _ in entries:
+                    self._doubtful.popleft()
 
-    def has_in_hand(self, entries: Sequence[Entry]) -> str:
-        """Say what may be on its way from now on, besides what was said before. Answers where it says so.
+    def record_held(self, entries: Sequence[Entry]) -> str:
+        """Record messages that may be sent from now on. Returns the path of the file that lists them.
 
-        Only a crash makes anybody read it, and only a loss of power makes it be less than it should.
+        The file is read only after a crash. A loss of power may cut it short.
         """
         keys = [entry.key for entry in entries]
-        room, self._room = self._room - len(entries), 0  # behind what could not be written whole nothing can be read
+        room, self._room = self._room - len(entries), 0  # nothing is readable behind a line that was cut short
         if room < 0:
-            self._place = f"{SENDING}/{self.attempt}.{next(self._numbers)}{LINES}"
-            self._archive.write_for_now(self._place, keys)
-            self._said.add(self._place)
-            room = MAX_REPORTED - len(entries) if self._archive.is_local else 0
+            self._held_path = f"{HELD}/{self.attempt}.{next(self._numbers)}{LINES}"
+            self._archive.write_line(self._held_path, keys)
+            self._held_files.add(self._held_path)
+            room = MAX_HELD_PER_FILE - len(entries) if self._archive.is_local else 0
         else:
-            self._archive.add_for_now(self._place, keys)
+            self._archive.append_line(self._held_path, keys)
         self._room = room
-        return self._place
+        return self._held_path
 
-    def has_let_go(self, path: str) -> None:
-        """None of what was said there is on its way any more."""
-        self._said.discard(path)
+    def drop_held(self, path: str) -> None:
+        """Remove a file of which no message is held."""
+        self._held_files.discard(path)
         self._archive.remove(path)
 
-    def has_nothing_in_hand(self, but: Sequence[Entry] = ()) -> None:
-        """Nothing is on its way any more; and these, which the backlog may give again, are said anew."""
-        before, self._said, self._room = self._said, set(), 0
-        if but:
-            self.has_in_hand(but)
+    def clear_held(self, keep: Sequence[Entry] = ()) -> None:
+        """Remove all records of held messages, after recording again those that the backlog may deliver again."""
+        before, self._held_files, self._room = self._held_files, set(), 0
+        if keep:
+            self.record_held(keep)
         for path in before:
-            self.has_let_go(path)
+            self.drop_held(path)
 
-    def done(self, shard: int, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
-        """What has ended already, of one shard."""
+    def ended_keys(self, shard: int, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
+        """Return the keys of one shard that have one of these outcomes."""
         found: set[Key] = set()
         for kind in kinds:
             for path in self._archive.files(f"{kind}/{shard}"):
-                found.update(keys_of(self._archive.read_table(path, list(KEY))))
+                found.update(table_keys(self._archive.read_table(path, list(KEY))))
         return found
 
 
 class HeldRecord:
-    """What may be on its way: those that are said in one file keep it there, as long as one of them is.
+    """The messages a task holds, by the file that lists them. A file stays while one of its messages is held.
 
-    Taking is for one thread, and letting go may be for another one.
+    `add` is for one thread; `discard` may be called from another.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._file_of: dict[object, str] = {}
-        self._left: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._remaining: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
-    def take(self, arrivals: Mapping[object, Entry]) -> None:
-        """Raises MachineLacks."""
-        path = self._ledger.has_in_hand([*arrivals.values()])
-        with self._counting:
-            self._file_of.update(dict.fromkeys(arrivals, path))
-            self._left[path] += len(arrivals)
-            over = [path for path, left in self._left.items() if not left]
-            for path in over:
-                del self._left[path]
-        for path in over:
-            self._ledger.has_let_go(path)
+    def add(self, messages: Mapping[object, Entry]) -> None:
+        """Record messages as held, and remove the files that are no longer needed. Raises MachineLacks."""
+        path = self._ledger.record_held([*messages.values()])
+        with self._lock:
+            self._file_of.update(dict.fromkeys(messages, path))
+            self._remaining[path] += len(messages)
+            finished = [path for path, remaining in self._remaining.items() if not remaining]
+            for path in finished:
+                del self._remaining[path]
+        for path in finished:
+            self._ledger.drop_held(path)
 
-    def let_go(self, arrivals: Iterable[object]) -> None:
-        """Of some that were taken; what was not is nothing to it. Their file goes with the next that are taken."""
-        with self._counting:
-            self._left.subtract([self._file_of.pop(each) for each in arrivals if each in self._file_of])
+    def discard(self, messages: Iterable[object]) -> None:
+        """Forget messages; unknown ones are ignored. The next `add` removes their file."""
+        with self._lock:
+            self._remaining.subtract([self._file_of.pop(each) for each in messages if each in self._file_of])
 
 
 class EntryBuffer:
-    """Entries that come one at a time, and are written together: those of one turn of the loop."""
+    """Entries that arrive one at a time, written together once per turn of the event loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -147,7 +154,7 @@ class EntryBuffer:
         self._written: asyncio.Future[None] | None = None
 
     async def write(self, kind: str, shard: int, entry: Entry) -> None:
-        """Raises MachineLacks."""
+        """Write an entry with the others of this turn. Raises MachineLacks."""
         self._waiting.setdefault((kind, shard), []).append(entry)
         if self._written is None:
             loop = asyncio.get_running_loop()
@@ -162,12 +169,13 @@ class EntryBuffer:
                 self._ledger.write(kind, shard, entries)
         except SbpairError as error:
             written.set_exception(error)
-            written.exception()  # each that waits is told
+            written.exception()  # mark it as retrieved: all waiters may have been cancelled
         else:
             written.set_result(None)
 
 
-def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:
+def entries_table(entries: Sequence[Entry], attempt: str) -> pa.Table:
+    """Return entries as a table of OUTCOME."""
     if not entries:
         return OUTCOME.empty_table()
     keys, destinations, reasons, messages = zip(*entries, strict=True)
@@ -176,41 +184,42 @@ def table_of(entries: Sequence[Entry], attempt: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=OUTCOME)
 
 
-def keys_of(table: pa.Table) -> list[Key]:
+def table_keys(table: pa.Table) -> list[Key]:
+    """Return the key of each row."""
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
 def read_held(archive: Archive, path: str) -> Iterator[Key]:
-    """What an attempt said it had in hand. Raises StateRefused behind the last that can be read.
+    """Yield the keys that an attempt held. Raises StateRefused at the first line that cannot be read.
 
-    A loss of power may cut such a file short; and so may a kill, of what nothing had come of yet.
+    A loss of power may cut such a file short. A kill may do so too, before a message of that line was sent.
     """
-    for said in archive.read_for_now(path):
-        if not (isinstance(said, list) and all(map(_is_key, said))):
-            raise foreign(archive, path)
-        yield from map(tuple, said)
+    for keys in archive.read_lines(path):
+        if not (isinstance(keys, list) and all(map(_is_key, keys))):
+            raise wrong_columns(archive, path)
+        yield from map(tuple, keys)
 
 
-def _is_key(said: object) -> bool:
-    match said:
+def _is_key(value: object) -> bool:
+    match value:
         case [str(), int(), int(), str() | None]:
             return True
     return False
 
 
-def foreign(archive: Archive, path: str) -> StateRefused:
-    """For a file whose columns are others than those that it should have."""
+def wrong_columns(archive: Archive, path: str) -> StateRefused:
+    """Return the error for a file with unexpected columns."""
     return StateRefused(
-        f"{archive.root}/{path} has not the columns of version {VERSION}",
-        hint="bring it back as it was written, or take it away if nobody of sbpair wrote it",
+        f"{archive.root}/{path} lacks the columns of version {VERSION}",
+        hint="restore the original file, or remove it if sbpair did not write it",
     )
 
 
-def check_shards(archive: Archive, shards: int, *, synced: bool) -> tuple[int, list[str]]:
-    """(how many rows all chunks have, those that cannot be read).
+def check_chunks(archive: Archive, shards: int, *, synced: bool) -> tuple[int, list[str]]:
+    """Return (rows of all chunks, paths of unreadable chunks).
 
-    Raises StateRefused for one of another number of shards, or of another run; and for one that cannot be read, but
-    where they are not `synced`: there, a loss of power may have cut it short.
+    Raises StateRefused for a chunk of another run or shard count. Raises it also for an unreadable chunk if `synced`:
+    a loss of power cuts short only chunks that are not.
     """
     found, broken = 0, list[str]()
     for path in (path for kind in OUTCOMES for path in archive.files(kind)):
@@ -228,15 +237,15 @@ def check_shards(archive: Archive, shards: int, *, synced: bool) -> tuple[int, l
 
 def _check_chunk(archive: Archive, path: str, footer: Footer, shards: int) -> None:
     if not footer.schema.equals(OUTCOME):
-        raise foreign(archive, path)
-    run, number = footer.about.get("sbpair.run"), footer.about.get("sbpair.shards")
+        raise wrong_columns(archive, path)
+    run, number = footer.metadata.get("sbpair.run"), footer.metadata.get("sbpair.shards")
     if run != archive.run:
         raise StateRefused(
-            f"{archive.root}/{path} is of run {run}, and not of {archive.run}",
-            hint="put it back where it belongs: it says nothing of this run's messages",
+            f"{archive.root}/{path} belongs to run {run}, not {archive.run}",
+            hint="move it back to the run it belongs to",
         )
     if number != str(shards):
         raise StateRefused(
             f"{archive.root}/{path} was written for {number} shards, and run {archive.run} has {shards}",
-            hint="bring run.json back from a copy, as it was when the run began: its shards never change",
+            hint="restore the original run.json from a copy: the number of shards never changes",
         )

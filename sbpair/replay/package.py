@@ -1,6 +1,6 @@
-"""sbpair and what it needs in one zip, for executors that have none of it.
+"""A zip of sbpair and its dependencies, for executors without them.
 
-The law: pure Python, for nothing else can be imported from a zip; the versions that run here; the same zip each time.
+Invariant: only pure Python, since nothing else can be imported from a zip; the versions installed here; reproducible.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Versions by name. `native` are those that have to be installed, or be in an image, where they are needed."""
+    """Versions by name. Packages in `native` have to be installed on the executors that need them."""
 
     packed: dict[str, str]
     native: dict[str, str]
 
 
-def build(path: Path) -> tuple[Contents, int]:
-    """Write the zip. Answers what is in it and how many bytes it has. Raises UsageError, MachineLacks."""
+def build_package(path: Path) -> tuple[Contents, int]:
+    """Write the zip. Returns its contents and its size in bytes. Raises UsageError, MachineLacks."""
     if path.suffix != ".zip":
-        raise UsageError(f"{path} is no .zip", hint="Spark takes Python files from a .zip: name it so")
+        raise UsageError(f"expected a file name that ends in .zip, got {path}", hint="use a name such as sbpair.zip")
     contents, files = _collect()
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted({*files, *_directories(files)}):
             source = files.get(name)
             data = b"" if source is None else source.read_bytes()
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     try:
-        path.write_bytes(made.getvalue())
+        path.write_bytes(buffer.getvalue())
     except OSError as error:
-        raise MachineLacks(f"{path} cannot be written: {error.strerror}", hint="name a place with room") from error
-    return contents, made.tell()
+        raise MachineLacks(f"{path} cannot be written: {error.strerror}", hint="choose a writable path") from error
+    return contents, buffer.tell()
 
 
-def check(path: str) -> None:
-    """Raise UsageError for what is no zip with sbpair in it."""
+def check_package(path: str) -> None:
+    """Raise UsageError unless the file is a zip that contains sbpair."""
     try:
         with zipfile.ZipFile(path) as archive:
             archive.getinfo(f"{NAME}/__init__.py")
     except (OSError, KeyError, zipfile.BadZipFile):
         raise UsageError(
-            f"--package {path} is no zip with sbpair in it", hint=f"make one: sbpair replay package {NAME}.zip"
+            f"--package {path} is not a zip of sbpair", hint=f"create one: sbpair replay package {NAME}.zip"
         ) from None
 
 
@@ -62,7 +62,7 @@ def _collect() -> tuple[Contents, dict[str, Path]]:
     root = Path(sbpair.__file__).parent
     files = {f"{NAME}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*") if _belongs(path)}
     contents = Contents({NAME: sbpair.__version__}, {})
-    for name, found in sorted(_needed().items()):
+    for name, found in sorted(_dependencies().items()):
         listed = [(str(path), Path(str(found.locate_file(path)))) for path in found.files or []]
         if any(each.endswith(NATIVE) for each, _ in listed):
             contents.native[name] = found.version
@@ -72,10 +72,10 @@ def _collect() -> tuple[Contents, dict[str, Path]]:
     return contents, files
 
 
-def _needed() -> dict[str, importlib.metadata.Distribution]:
-    """What sbpair needs, and what that needs, as far as it is installed; without what is optional."""
+def _dependencies() -> dict[str, importlib.metadata.Distribution]:
+    """Return the installed dependencies of sbpair, direct and indirect, without extras."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    wanted = _wanted(importlib.metadata.distribution(NAME))
+    wanted = _requirements(importlib.metadata.distribution(NAME))
     while wanted:
         name = wanted.pop()
         if name in found:
@@ -83,15 +83,15 @@ def _needed() -> dict[str, importlib.metadata.Distribution]:
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # it is for other systems, or other Pythons
-        wanted += _wanted(found[name])
+            continue  # needed on other systems or Python versions
+        wanted += _requirements(found[name])
     return found
 
 
-def _wanted(distribution: importlib.metadata.Distribution) -> list[str]:
-    """Names, by the ways in which they may be written; what is for an extra is left out."""
-    said = [each for each in distribution.requires or [] if "extra ==" not in each]
-    return [re.sub(r"[-_.]+", "-", match[0]).lower() for match in map(_NAME.match, said) if match]
+def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
+    """Return the normalized names of its requirements, without extras."""
+    requirements = [each for each in distribution.requires or [] if "extra ==" not in each]
+    return [re.sub(r"[-_.]+", "-", match[0]).lower() for match in map(_NAME.match, requirements) if match]
 
 
 def _belongs(path: Path) -> bool:
@@ -99,5 +99,5 @@ def _belongs(path: Path) -> bool:
 
 
 def _directories(files: dict[str, Path]) -> set[str]:
-    """Python finds a package without __init__, such as azure, by its directory alone."""
+    """Return all directories: Python finds a namespace package, such as azure, by its directory."""
     return {f"{parent}/" for name in files for parent in PurePosixPath(name).parents if str(parent) != "."}

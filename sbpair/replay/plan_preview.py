@@ -1,7 +1,7 @@
-"""What a replay would not send of what is looked at: known to be there, repeated, or not chosen. Pure.
+"""The messages of a preview that a replay would not send: accepted before, duplicates, or not selected. Pure.
 
-The law: it says what the plan of a run would say, message by message, without having all of them. Which one of two that
-repeat each other comes first is the order of looking here, and that of time in a run: the counts are the same.
+Invariant: the counts equal those of a run's plan. Only the choice of the first of two duplicates differs: it follows
+the order of peeking here, and the order of time in a run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 
 MAX_REMEMBERED = 10_000_000
-"""Message ids that are kept, in some 70 bytes each."""
+"""Upper bound on message ids kept, at about 70 bytes each."""
 
 
-def named(destinations: Iterable[str]) -> tuple[str, ...]:
-    """Destinations as they are compared with those of messages. Raises NameInvalid for what no entity can be."""
+def normalize_destinations(destinations: Iterable[str]) -> tuple[str, ...]:
+    """Return destination paths without duplicates and outer slashes. Raises NameInvalid."""
     paths = dict.fromkeys(each.strip("/") for each in destinations)
     for path in paths:
         check_path(path, shorten="name a queue or a topic of the primary with --destination")
@@ -33,33 +33,33 @@ def named(destinations: Iterable[str]) -> tuple[str, ...]:
 
 
 class PlanPreview:
-    """For one look at a backlog. `once` is whether what repeats another's message id and destination is not sent.
+    """The plan of one preview. With `dedup`, a duplicate by message id and destination is not sent.
 
-    `accepted` are the keys of what the syphon's journal knows the primary to have. `forgetful` is whether there were
-    more message ids than are remembered.
+    `accepted` are keys that the primary has, from the syphon's journal. `ids_overflowed` is set once there are more
+    than MAX_REMEMBERED message ids.
     """
 
     def __init__(
-        self, namespace: str, *, once: bool, destinations: Collection[str] = (), accepted: Collection[Key] = ()
+        self, namespace: str, *, dedup: bool, destinations: Collection[str] = (), accepted: Collection[Key] = ()
     ) -> None:
         self._namespace = namespace
-        self._once = once
-        self._chosen = {name.lower() for name in destinations}
+        self._dedup = dedup
+        self._destinations = {name.lower() for name in destinations}
         self._accepted = frozenset(accepted)
         self._ids: set[bytes] = set()
-        self.forgetful = False
+        self.ids_overflowed = False
 
     def __call__(self, facts: Facts, decision: Route) -> tuple[str | None, bool]:
-        """(what becomes of a message that is not sent, or None; whether it repeats another one)."""
+        """Return (outcome of a message that is not sent, or None; whether it is a duplicate)."""
         if self._accepted and message_key(self._namespace, facts) in self._accepted:
             return ALREADY_SENT, False
         destination = decision.destination if isinstance(decision, Send) else (facts.path or "").strip("/")
-        again = isinstance(decision, Send) and self._is_known(destination, facts.message_id)
-        if self._chosen and destination.lower() not in self._chosen:
-            return UNSENT, again
-        return (DEDUPLICATED if again and self._once else None), again
+        duplicate = isinstance(decision, Send) and self._is_duplicate(destination, facts.message_id)
+        if self._destinations and destination.lower() not in self._destinations:
+            return UNSENT, duplicate
+        return (DEDUPLICATED if duplicate and self._dedup else None), duplicate
 
-    def _is_known(self, destination: str, message_id: str | None) -> bool:
+    def _is_duplicate(self, destination: str, message_id: str | None) -> bool:
         if not message_id:
             return False
         name = f"{destination.lower()}\0{message_id}".encode(errors="surrogatepass")
@@ -69,5 +69,5 @@ class PlanPreview:
         if len(self._ids) < MAX_REMEMBERED:
             self._ids.add(digest)
         else:
-            self.forgetful = True
+            self.ids_overflowed = True
         return False

@@ -1,7 +1,7 @@
 """The plan as SQL over the envelope columns: which rows are copies, which are sent, in what shard and order. Pure.
 
-The law: no body passes through Spark; a row says where its message lies. Rows are compared with each other where they
-may have to do with each other, which is found out before, and cheaply. Spark 3.5 understands it all.
+Invariant: no body passes through Spark; a row has its message's position. Only rows that may be copies or duplicates
+are compared, which is found out first, and cheaply. Spark 3.5 understands all of it.
 """
 
 from __future__ import annotations
@@ -19,61 +19,62 @@ if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRun
 
 MESSAGES, SHARED, ACCEPTED = "messages", "shared", "accepted"
-"""The views that the SQL reads: rows of segments, the names that several of them have, and the keys, each once, that
-the ledger has had since before."""
+"""Views that the SQL reads: rows of segments; match keys that several rows have; distinct keys that an earlier attempt
+has in the ledger."""
 
 SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
-LEFT, WAITING = "left", "waiting"
-"""LEFT was not chosen. WAITING was, and is a repetition of one that was not: it stays with that one."""
+UNSELECTED, WAITING = "unselected", "waiting"
+"""UNSELECTED was not selected. WAITING was, but is a duplicate of an unselected message, and stays with it."""
 
 ORDER = ("enqueued_at_ms", "queue", "sequence_number")
-LOSING = (COPY, DEDUPLICATED, WAITING)
+UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
 _SPREAD = 40503
-"""Names that differ by a digit have checksums that differ by few bits: so multiplied, all bits have to do with all."""
+"""A multiplier that spreads checksums over all bits: names that differ in a digit have checksums with few different
+bits."""
 
 _KEY = ", ".join(KEY)
 _IN_ORDER = ", ".join(ORDER)
 
 
-def shard(shards: int) -> str:
-    """Messages of a session are in one shard, whichever queue they came from: so one task has all of them."""
+def shard_expression(shards: int) -> str:
+    """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all."""
     text = "concat_ws(' ', lower(coalesce(destination, '')), coalesce(session_id, message_id, ''))"
     return f"cast(crc32(cast({text} AS binary)) * {_SPREAD} div 65536 % {shards} AS int)"
 
 
 def shard_of(destination: str | None, session_id: str | None, message_id: str | None, shards: int) -> int:
-    """The same in Python, but for capitals that the two may know different small letters of."""
+    """Return the same in Python. The two may differ for capitals whose lower case they disagree on."""
     within = session_id if session_id is not None else message_id or ""
     return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
 
 
-def places(shards: int) -> str:
-    """Where Spark would put a row by each of a few numbers, one row with an array: see `placed`."""
+def placement_query(shards: int) -> str:
+    """Return SQL for one row: an array `places` of the partitions that Spark gives to the numbers 0, 1, 2, …"""
     enough = shards * (shards.bit_length() + 10)
     return f"SELECT transform(sequence(0, {enough}), number -> pmod(hash(number), {shards})) AS places"
 
 
-def placed(shards: int, places: Sequence[int]) -> str:
-    """A number by which Spark puts each shard into a partition of its own: by shards as they are, some would share one.
+def placement_expression(shards: int, places: Sequence[int]) -> str:
+    """Return SQL for a number that Spark puts into a partition per shard. By shard alone, some would share one.
 
-    `places` are where rows with 0, 1, 2 and so on would go.
+    `places` is the array of `placement_query`.
     """
     number_for = {place: number for number, place in enumerate(places)}
     numbers = ", ".join(str(number_for.get(each, each)) for each in range(shards))
     return f"element_at(array({numbers}), shard + 1)"
 
 
-def left_ms(now_ms: int) -> str:
-    """As `move.route` has it: what is left of a time to live, null where it never ends."""
+def remaining_ms_expression(now_ms: int) -> str:
+    """Return SQL for the remaining time to live, as `move.route` computes it; null if it never ends."""
     waited = f"greatest(0, {now_ms} - greatest(enqueued_at_ms, coalesce(scheduled_at_ms, 0)))"
     lives = "(ttl_ticks div 10000 + CASE WHEN ttl_ticks % 10000 > 0 THEN 1 ELSE 0 END)"
     return f"({lives} - CASE WHEN enqueued_at_ms > 0 THEN {waited} ELSE 0 END)"
 
 
 class Compare(StrEnum):
-    """Which rows are compared with each other: none may be left out that shares its name with another one.
+    """Which rows are compared with each other. Rows that share a match key always are.
 
-    SHARING are those whose name is in SHARED.
+    SHARING are those whose match key is in SHARED.
     """
 
     EVERY = "every"
@@ -82,97 +83,99 @@ class Compare(StrEnum):
 
 
 MAX_SHARED = 100_000
-"""Up to so many names that are shared, rows are looked for that have them: each task gets them all."""
+"""Upper bound on shared match keys that are sent to each task, to filter rows by them."""
 
 _FIRST_TYPE = "struct<queue: string, sequence_number: bigint, enqueued_at_ms: bigint, message_id: string, shard: int>"
 
-_NAME = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
-"""What copies have in common, and what repeats a message id. That others may have it too costs a comparison."""
+_MATCH_KEY = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
+"""A hash that copies and duplicates share. A collision costs a comparison."""
 
 
-def compare(shared_names: int) -> Compare:
-    """By how many names there are that several rows have."""
-    if shared_names > MAX_SHARED:
+def choose_compare(shared_keys: int) -> Compare:
+    """Choose by the number of match keys that several rows have."""
+    if shared_keys > MAX_SHARED:
         return Compare.EVERY
-    return Compare.SHARING if shared_names else Compare.NONE
+    return Compare.SHARING if shared_keys else Compare.NONE
 
 
-def shared() -> str:
-    """The names that several rows have: none, as a rule."""
-    return f"SELECT name FROM (SELECT {_NAME} AS name FROM {MESSAGES}) GROUP BY name HAVING count(*) > 1"  # noqa: S608
+def shared_query() -> str:
+    """Return SQL for the match keys that several rows have: usually none."""
+    keys = f"SELECT {_MATCH_KEY} AS match_key FROM {MESSAGES}"  # noqa: S608
+    return f"SELECT match_key FROM ({keys}) GROUP BY match_key HAVING count(*) > 1"  # noqa: S608
 
 
-def plan(run: ReplayRun, now_ms: int, among: Compare = Compare.EVERY, *, resumed: bool = False) -> str:
-    """One row for each row of the segments, without its message, with a verdict and a shard.
+def plan_query(run: ReplayRun, now_ms: int, compare: Compare = Compare.EVERY, *, resumed: bool = False) -> str:
+    """Return SQL with one row for each row of the segments, without its message, with a verdict and a shard.
 
-    `again` says that another message with this message id is sent to the same destination before it, and `first` which.
-    What is a copy, or a repetition, does not depend on what was chosen: so one choice after the other comes to what one
-    for all does. `resumed` is whether there are ACCEPTED: of those with the same id, these come before all others,
-    whenever others were drained, and whatever has become of their time since.
+    `duplicate` is whether another message with this id goes to the same destination before it, and `first` is that
+    message. Copies and duplicates do not depend on the selection: several selections in turn send the same as one run
+    of everything. `resumed` is whether ACCEPTED exists: an accepted message comes before others with its id, whenever
+    those were drained, and even if its time to live has ended since.
     """
     columns = f"segment, position, {_KEY}, destination, size"
-    expires = f"{left_ms(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
+    expires = f"{remaining_ms_expression(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
     verdict = f"CASE WHEN flaw IS NOT NULL THEN '{INVALID}' WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END"
     alone = (
-        f"SELECT {columns}, false AS again, cast(null AS {_FIRST_TYPE}) AS first,"  # noqa: S608
-        f" if(chosen, verdict, '{LEFT}') AS verdict, shard FROM named"
+        f"SELECT {columns}, false AS duplicate, cast(null AS {_FIRST_TYPE}) AS first,"  # noqa: S608
+        f" if(selected, verdict, '{UNSELECTED}') AS verdict, shard FROM matched"
     )
-    if among is Compare.SHARING:
-        ours = f"JOIN {SHARED} ON named.name = {SHARED}.name"
-        compared = _compared(run, columns, f"named LEFT SEMI {ours}", resumed=resumed)
-        said = f"{compared} UNION ALL {alone} LEFT ANTI {ours}"
+    if compare is Compare.SHARING:
+        join = f"JOIN {SHARED} ON matched.match_key = {SHARED}.match_key"
+        compared = _compared(run, columns, f"matched LEFT SEMI {join}", resumed=resumed)
+        rows = f"{compared} UNION ALL {alone} LEFT ANTI {join}"
     else:
-        said = _compared(run, columns, "named", resumed=resumed) if among is Compare.EVERY else alone
+        rows = _compared(run, columns, "matched", resumed=resumed) if compare is Compare.EVERY else alone
     return f"""
-WITH named AS (
-  SELECT {columns}, {run.options.selection.sql()} AS chosen, {verdict} AS verdict, {_NAME} AS name,
-    {shard(run.shards)} AS shard
+WITH matched AS (
+  SELECT {columns}, {run.options.selection.sql()} AS selected, {verdict} AS verdict, {_MATCH_KEY} AS match_key,
+    {shard_expression(run.shards)} AS shard
   FROM {MESSAGES})
-{said}"""  # noqa: S608
+{rows}"""  # noqa: S608
 
 
 def _compared(run: ReplayRun, columns: str, rows: str, *, resumed: bool) -> str:
-    """The same for rows that may share names. Those that do are brought together once, for both comparisons."""
-    repeats = DEDUPLICATED if run.options.dedup is DedupMode.MESSAGE_ID else SEND
+    """Return the same for rows that may share match keys. One shuffle by that key serves both comparisons."""
+    duplicates = DEDUPLICATED if run.options.dedup is DedupMode.MESSAGE_ID else SEND
     accepted = f"{ACCEPTED}.queue IS NOT NULL" if resumed else "false"
     if resumed:
-        rows += f" LEFT JOIN {ACCEPTED} ON " + " AND ".join(f"named.{name} = {ACCEPTED}.{name}" for name in KEY)
+        rows += f" LEFT JOIN {ACCEPTED} ON " + " AND ".join(f"matched.{name} = {ACCEPTED}.{name}" for name in KEY)
     return f"""(
-WITH gathered AS (SELECT named.*, {accepted} AS accepted FROM {rows} DISTRIBUTE BY name),
+WITH gathered AS (SELECT matched.*, {accepted} AS accepted FROM {rows} DISTRIBUTE BY match_key),
 numbered AS (
-  SELECT *, row_number() OVER (PARTITION BY name, {_KEY} ORDER BY segment, position) AS copy FROM gathered),
+  SELECT *, row_number() OVER (PARTITION BY match_key, {_KEY} ORDER BY segment, position) AS copy FROM gathered),
 judged AS (
   SELECT *, CASE WHEN copy > 1 THEN '{COPY}' WHEN accepted THEN '{SEND}' ELSE verdict END AS first_verdict
   FROM numbered),
 repeated AS (
-  SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS again,
-    first_value(chosen OR accepted) OVER same AS first_chosen, first_value(struct({_KEY}, shard)) OVER same AS first
+  SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS duplicate,
+    first_value(selected OR accepted) OVER same AS first_selected,
+    first_value(struct({_KEY}, shard)) OVER same AS first
   FROM judged
-  WINDOW same AS (PARTITION BY name, message_id, first_verdict, lower(destination)
+  WINDOW same AS (PARTITION BY match_key, message_id, first_verdict, lower(destination)
     ORDER BY NOT accepted, {_IN_ORDER}))
-SELECT {columns}, again, first,
-  CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT chosen THEN '{LEFT}'
-    WHEN again AND '{repeats}' <> '{SEND}' AND NOT first_chosen THEN '{WAITING}'
-    WHEN again THEN '{repeats}' ELSE first_verdict END AS verdict,
+SELECT {columns}, duplicate, first,
+  CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT selected THEN '{UNSELECTED}'
+    WHEN duplicate AND '{duplicates}' <> '{SEND}' AND NOT first_selected THEN '{WAITING}'
+    WHEN duplicate THEN '{duplicates}' ELSE first_verdict END AS verdict,
   shard
 FROM repeated)"""  # noqa: S608
 
 
-def work(plan_view: str) -> str:
-    """What the senders get: every chosen message once, where it lies, and what it is sorted by."""
-    columns, left_out = ", ".join(("shard", "segment", "position", "size", *ORDER)), (*LOSING, LEFT)
-    return f"SELECT {columns} FROM {plan_view} WHERE verdict NOT IN {left_out}"  # noqa: S608
+def send_query(plan_view: str) -> str:
+    """Return SQL for the rows that tasks send: each selected message once, its position, and the columns of ORDER."""
+    columns = ", ".join(("shard", "segment", "position", "size", *ORDER))
+    return f"SELECT {columns} FROM {plan_view} WHERE verdict NOT IN {UNSENT}"  # noqa: S608
 
 
-def repeats(plan_view: str) -> str:
-    """What is not sent where the message that it repeats has been accepted, with the key and the shard of that one."""
+def duplicates_query(plan_view: str) -> str:
+    """Return SQL for the duplicates that are not sent, with key and shard of the first copy."""
     first = ", ".join(f"first.{name} AS first_{name}" for name in (*KEY, "shard"))
     return f"SELECT {_KEY}, destination, shard, {first} FROM {plan_view} WHERE verdict = '{DEDUPLICATED}'"  # noqa: S608
 
 
-def summary(plan_view: str) -> str:
-    """Per queue and destination: messages and bytes by verdict."""
+def summary_query(plan_view: str) -> str:
+    """Return SQL for messages and bytes by queue, destination and verdict."""
     return f"""
 SELECT queue, destination, verdict, count(*) AS messages, sum(size) AS bytes,
-  count_if(again) AS again, min(enqueued_at_ms) AS oldest_ms, max(enqueued_at_ms) AS newest_ms
+  count_if(duplicate) AS duplicates, min(enqueued_at_ms) AS oldest_ms, max(enqueued_at_ms) AS newest_ms
 FROM {plan_view} GROUP BY queue, destination, verdict"""  # noqa: S608

@@ -1,4 +1,4 @@
-"""How far a run is: events for whoever watches, told by the files that its tasks have made, and by nothing else."""
+"""Progress of a run: events, counted from the files that its tasks have written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from functools import partial
 from typing import TypeAlias
 
 from sbpair.errors import StateRefused
-from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import LEDGER, SEGMENTS
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPhase:
-    """What is being done now. `run` is the run's id."""
+    """The phase that begins. `run` is the run's id."""
 
     name: str
     text: str
@@ -24,7 +25,7 @@ class ReplayPhase:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How many messages a phase will have to do with, by queue or destination, as far as that is known."""
+    """The messages that a phase will process, by queue or destination, as far as known."""
 
     phase: str
     by: dict[str, int]
@@ -32,7 +33,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class PhaseProgress:
-    """How many messages a phase has in its files by now, by the queue they came from, or where they went."""
+    """The messages in a phase's files so far, by source queue or by destination."""
 
     phase: str
     messages: int
@@ -41,41 +42,42 @@ class PhaseProgress:
 
 
 Event: TypeAlias = ReplayPhase | Expected | PhaseProgress
-Tell: TypeAlias = Callable[[Event], None]
+OnEvent: TypeAlias = Callable[[Event], None]
 
 
 class PhaseWatcher:
-    """Counts the rows of one phase's files, each file once."""
+    """A counter of the rows in one phase's files. Each file is read once."""
 
     def __init__(self, archive: Archive, phase: str, under: str, count: Callable[[Archive, str], Counter[str]]) -> None:
         self._archive, self._phase, self._under, self._count = archive, phase, under, count
         self._seen: set[str] = set()
         self._by: Counter[str] = Counter()
 
-    def look(self) -> PhaseProgress:
+    def sample(self) -> PhaseProgress:
+        """Count the new files, and return the totals."""
         for path in self._archive.files(self._under):
             if path not in self._seen:
-                with suppress(StateRefused):  # whether it can be read is the proof's to say
+                with suppress(StateRefused):  # the proof reports unreadable files
                     self._by += self._count(self._archive, path)
                 self._seen.add(path)
         return PhaseProgress(self._phase, self._by.total(), len(self._seen), dict(self._by))
 
 
-def drained(archive: Archive) -> PhaseWatcher:
-    """What is in segments, by queue."""
-    return PhaseWatcher(archive, "drain", SEGMENTS, _rows_of_queue)
+def drain_watcher(archive: Archive) -> PhaseWatcher:
+    """Return a counter of archived messages, by queue."""
+    return PhaseWatcher(archive, "drain", SEGMENTS, _count_segment)
 
 
-def sent(archive: Archive) -> PhaseWatcher:
-    """What is in the ledger, by destination."""
-    return PhaseWatcher(archive, "send", LEDGER, partial(Archive.counts, column="destination"))
+def send_watcher(archive: Archive) -> PhaseWatcher:
+    """Return a counter of accepted messages, by destination."""
+    return PhaseWatcher(archive, "send", LEDGER, partial(Archive.count_values, column="destination"))
 
 
-def moved(archive: Archive) -> PhaseWatcher:
-    """What is in the ledger of a direct run, by queue."""
-    return PhaseWatcher(archive, "move", LEDGER, partial(Archive.counts, column="queue"))
+def move_watcher(archive: Archive) -> PhaseWatcher:
+    """Return a counter of a direct run's accepted messages, by queue."""
+    return PhaseWatcher(archive, "move", LEDGER, partial(Archive.count_values, column="queue"))
 
 
-def _rows_of_queue(archive: Archive, path: str) -> Counter[str]:
+def _count_segment(archive: Archive, path: str) -> Counter[str]:
     queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
-    return Counter({queue: archive.rows(path)})
+    return Counter({queue: archive.row_count(path)})

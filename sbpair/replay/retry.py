@@ -1,8 +1,9 @@
-"""How often, and how long apart, a namespace is asked again that is away for a moment."""
+"""Retries with back-off while a namespace is away."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -11,17 +12,39 @@ from sbpair.errors import Unavailable
 
 T = TypeVar("T")
 
-TRIES, MAX_BACK_OFF_SECONDS = 8, 30.0
+log = logging.getLogger(__name__)
+
+MAX_TRIES, MAX_BACK_OFF_SECONDS = 8, 30.0
 
 
 def back_off_seconds(failures: int) -> float:
     return min(MAX_BACK_OFF_SECONDS, 0.5 * 2.0**failures)
 
 
-async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until there is an answer. Raises Unavailable where the namespace stays away."""
-    for failures in range(1, TRIES):
+async def retry(operation: Callable[[], Awaitable[T]]) -> T:
+    """Return the operation's result. Raises Unavailable after MAX_TRIES."""
+    for failures in range(1, MAX_TRIES):
         with suppress(Unavailable):
-            return await ask()
+            return await operation()
         await asyncio.sleep(back_off_seconds(failures))
-    return await ask()
+    return await operation()
+
+
+async def retry_while_progressing(
+    name: str, attempt: Callable[[], Awaitable[None]], progress: Callable[[], int], stop_requested: Callable[[], bool]
+) -> None:
+    """Repeat an attempt until it ends without Unavailable. An attempt that made progress resets the count of failures.
+
+    Raises Unavailable after MAX_TRIES failures in a row, or once a stop is requested.
+    """
+    failures = 0
+    while True:
+        before = progress()
+        try:
+            return await attempt()
+        except Unavailable as error:
+            failures = failures + 1 if progress() == before else 1
+            if failures >= MAX_TRIES or stop_requested():
+                raise
+            log.info("%s: %s; trying again", name, error.message)
+            await asyncio.sleep(back_off_seconds(failures))

@@ -1,7 +1,7 @@
-"""What the files of an archive hold: Parquet that anybody can read, one row a message. Pure.
+"""Schemas of an archive's Parquet files, one row per message. Pure.
 
-Moments are milliseconds since 1970, `ttl_ticks` units of 100 ns, `size` bytes. `message` is the message as it lay in
-the backlog: its raw AMQP sections, one after the other. A row of a segment without a destination has a `flaw` instead.
+Times are milliseconds since 1970, `ttl_ticks` units of 100 ns, `size` bytes. `message` is the message as it was in the
+backlog: its raw AMQP sections, concatenated. A segment's row has a destination or a `flaw`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 VERSION = 1
-"""Of the archive as a whole; it is in run.json, and in the metadata of every file."""
+"""Version of the archive, in run.json and in the metadata of every file."""
 
 KEY = ("queue", "sequence_number", "enqueued_at_ms", "message_id")
-"""What tells a message from every other one of the run. All four: a queue made anew starts its numbers anew."""
+"""Identity of a message within a run. All four parts: a recreated queue starts its sequence numbers again."""
 
 _KEY_FIELDS = [
     pa.field("queue", pa.string(), nullable=False),
@@ -25,7 +25,7 @@ KEYS = pa.schema(_KEY_FIELDS)
 
 SEGMENT = pa.schema(
     [
-        # Where a row is, which is what its copies do not share.
+        # The position, in which copies differ.
         pa.field("segment", pa.string(), nullable=False),
         pa.field("position", pa.int32(), nullable=False),
         *_KEY_FIELDS,
@@ -36,7 +36,7 @@ SEGMENT = pa.schema(
         pa.field("content_type", pa.string()),
         pa.field("size", pa.int64(), nullable=False),
         pa.field("flaw", pa.string()),
-        # Of a dead letter: why it was one.
+        # Of dead letters only.
         pa.field("dead_letter_reason", pa.string()),
         pa.field("dead_letter_description", pa.string()),
         pa.field("message", pa.binary(), nullable=False),
@@ -44,29 +44,29 @@ SEGMENT = pa.schema(
 )
 
 DISTINCT = frozenset({"position", "sequence_number", "enqueued_at_ms", "message_id", "message"})
-"""Columns in which hardly any two rows say the same: a dictionary of their values would be all of them again."""
+"""Columns of mostly distinct values, for which a dictionary would save nothing."""
 
 SPARK_TYPES = {"string": "string", "int64": "bigint", "int32": "int", "binary": "binary"}
 KEY_IN_SPARK, SEGMENT_IN_SPARK = (
     ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in schema) for schema in (KEYS, SEGMENT)
 )
-"""For whoever has seen that the files are like that: Spark would start a job to find it out."""
+"""Schemas for Spark, which would start a job to find them out."""
 
-NOT_OF_THE_ENVELOPE = ("segment", "position", "message")
-ENVELOPE = tuple(name for name in SEGMENT.names if name not in NOT_OF_THE_ENVELOPE)
-"""What a choice may be made by: what is the same of all copies of a message, and is no body."""
+NOT_ENVELOPE = ("segment", "position", "message")
+ENVELOPE = tuple(name for name in SEGMENT.names if name not in NOT_ENVELOPE)
+"""Columns that a selection may use: equal in all copies of a message, and no bodies."""
 
 OUTCOME = pa.schema(
     [
         *_KEY_FIELDS,
         pa.field("destination", pa.string()),
         pa.field("reason", pa.string()),
-        # Which attempt at a task wrote it: what another one had in hand when it died may be there twice.
+        # The attempt that wrote it: a message that another attempt held when it died may arrive twice.
         pa.field("attempt", pa.string(), nullable=False),
-        # Kept of what was not sent, so that it is there for whoever wants to look.
+        # Kept if the message was not sent.
         pa.field("message", pa.binary()),
     ]
 )
 
 PROGRESS = "queue string, messages long"
-"""What a task says to Spark. Nobody counts by it."""
+"""Schema of a task's progress rows. Informational: totals come from the files."""

@@ -1,7 +1,7 @@
-"""Messages in hand that become a segment: the rows of one file. Nothing here does I/O.
+"""Drained messages that become a segment: the rows of one file. Nothing here does I/O.
 
-The law: a message is held once, as it came, or as it will lie in the file. There, what is of one shard lies together,
-so that whoever sends a shard reads little of what is of others.
+Invariant: a message is held once, as it came or as the file has it. In the file, the rows of a shard lie together, so
+that a task reads little of other shards.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import pyarrow as pa
 
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import Facts, Send, route
-from sbpair.replay.archive import segment_path
+from sbpair.replay.archive_layout import segment_path
 from sbpair.replay.plan_sql import shard_of
 from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.move.raw_source import RawReceivedMessage
-    from sbpair.replay.archive import TableFile
+    from sbpair.replay.table_file import TableFile
 
 MAX_PARTS = 64
-"""Into so many parts what came is parted at most: where there are more shards, neighbours share one."""
+"""Upper bound on the parts of a segment. With more shards than that, neighbours share a part."""
 
 PART_BYTES = 2 * 1024 * 1024
-"""So much for each part is worth being written: less would have each of them cost as much as its messages."""
+"""Aimed size of a row group. Smaller ones would each cost as much as their messages."""
 
 MIN_PART_BYTES = 64 * 1024
-"""Where all that there is comes to less for each part, there are fewer parts."""
+"""Lower bound on a part's size; small segments get fewer parts."""
 
 
-def parts_of(shards: int) -> int:
+def part_count(shards: int) -> int:
     return min(shards, MAX_PARTS)
 
 
 class Segment:
-    """One that is being filled. `due` is the loop's time at which it has to be written.
+    """A segment that is being filled. `due` is the loop's time at which it has to be written.
 
-    `loose` are the bytes of what is in no group of rows yet; with `is_due_for_groups` it should be.
+    `ungrouped_bytes` is the size of messages that are in no row group yet. Once `has_full_groups`, write them.
     """
 
     def __init__(self, queue: str, file: TableFile, shards: int) -> None:
@@ -47,59 +47,60 @@ class Segment:
         self.name = uuid.uuid4().hex
         self.path = segment_path(queue, self.name)
         self._queue, self._shards = queue, shards
-        self.arrivals: list[RawReceivedMessage] = []
-        self.bytes = self.loose = 0
+        self.messages: list[RawReceivedMessage] = []
+        self.bytes = self.ungrouped_bytes = 0
         self._grouped = 0
         self.due = float("inf")
 
     def __len__(self) -> int:
-        return len(self.arrivals)
+        return len(self.messages)
 
     @property
     def written(self) -> list[RawReceivedMessage]:
-        """Those that the file has: nothing else may be settled when it is stored."""
-        return self.arrivals[: self._grouped]
+        """The messages in the file: only these may be settled once it is stored."""
+        return self.messages[: self._grouped]
 
-    def add(self, arrivals: list[RawReceivedMessage], due: float) -> None:
-        for arrival in arrivals:
-            arrival.content = None  # it is in the payload, and would be held twice
-        self.arrivals += arrivals
-        size = sum([arrival.facts.size for arrival in arrivals])
+    def add(self, messages: list[RawReceivedMessage], due: float) -> None:
+        """Add messages that have to be durable by `due`."""
+        for message in messages:
+            message.content = None  # the payload has it too
+        self.messages += messages
+        size = sum([message.facts.size for message in messages])
         self.bytes += size
-        self.loose += size
+        self.ungrouped_bytes += size
         self.due = min(self.due, due)
 
     @property
-    def is_due_for_groups(self) -> bool:
-        return self.loose >= PART_BYTES * parts_of(self._shards)
+    def has_full_groups(self) -> bool:
+        return self.ungrouped_bytes >= PART_BYTES * part_count(self._shards)
 
     def write_groups(self) -> None:
-        """Bring into the file what is not in it yet: each part of it a group of rows, or several."""
-        for part in self._parted(self.arrivals[self._grouped :]):
-            for group in _groups(part):
+        """Write the remaining messages to the file, each part as one row group or several."""
+        for part in self._parts(self.messages[self._grouped :]):
+            for group in _row_groups(part):
                 self.file.add(self._table(group))
-                for arrival in group:
-                    arrival.payload = b""
-        self._grouped, self.loose = len(self.arrivals), 0
+                for message in group:
+                    message.payload = b""
+        self._grouped, self.ungrouped_bytes = len(self.messages), 0
 
-    def _parted(self, arrivals: list[RawReceivedMessage]) -> list[list[RawReceivedMessage]]:
-        """Those of neighbouring shards together, in the order in which they came."""
+    def _parts(self, messages: list[RawReceivedMessage]) -> list[list[RawReceivedMessage]]:
+        """Group messages by neighbouring shards, each part in the order of arrival."""
         shards = self._shards
-        count = min(parts_of(shards), 1 + self.loose // MIN_PART_BYTES)
+        count = min(part_count(shards), 1 + self.ungrouped_bytes // MIN_PART_BYTES)
         found: list[list[RawReceivedMessage]] = [[] for _ in range(count)]
-        for arrival in arrivals:
-            facts = arrival.facts
+        for message in messages:
+            facts = message.facts
             shard = shard_of((facts.path or "").strip("/"), facts.session_id, facts.message_id, shards)
-            found[shard * count // shards].append(arrival)
+            found[shard * count // shards].append(message)
         return [part for part in found if part]
 
-    def _table(self, arrivals: list[RawReceivedMessage]) -> pa.Table:
+    def _table(self, messages: list[RawReceivedMessage]) -> pa.Table:
         # Column by column: a row at a time costs three times as much.
-        start, count = self.file.rows, len(arrivals)
-        facts = [arrival.facts for arrival in arrivals]
+        start, count = self.file.rows, len(messages)
+        facts = [message.facts for message in messages]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
-        destinations, flaws = zip(*map(_end, facts), strict=True)
-        reasons, descriptions = self._why(arrivals)
+        destinations, flaws = zip(*map(_destination, facts), strict=True)
+        reasons, descriptions = self._dead_letter_columns(messages)
         columns = {
             "segment": pa.repeat(self.name, count),
             "position": range(start, start + count),
@@ -116,32 +117,32 @@ class Segment:
             "flaw": flaws,
             "dead_letter_reason": reasons,
             "dead_letter_description": descriptions,
-            "message": [arrival.payload for arrival in arrivals],
+            "message": [message.payload for message in messages],
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
-    def _why(self, arrivals: list[RawReceivedMessage]) -> tuple[Any, Any]:
-        """Why each of them is a dead letter: reasons and descriptions."""
+    def _dead_letter_columns(self, messages: list[RawReceivedMessage]) -> tuple[Any, Any]:
+        """Return reasons and descriptions; nulls unless the queue is a dead-letter queue."""
         if not dead_letters.is_dead_letter_path(self._queue):
-            nothing = pa.nulls(len(arrivals), pa.string())
-            return nothing, nothing
-        reasons, descriptions = zip(*(dead_letters.cause_of(arrival.payload) for arrival in arrivals), strict=True)
+            nulls = pa.nulls(len(messages), pa.string())
+            return nulls, nulls
+        reasons, descriptions = zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True)
         return reasons, descriptions
 
 
-def _groups(part: list[RawReceivedMessage]) -> Iterator[list[RawReceivedMessage]]:
-    """Cut where it is much more than others: whoever reads one message of a group holds all of it."""
-    size = sum([arrival.facts.size for arrival in part])
+def _row_groups(part: list[RawReceivedMessage]) -> Iterator[list[RawReceivedMessage]]:
+    """Split a large part: a reader of one message holds its whole row group."""
+    size = sum([message.facts.size for message in part])
     enough = size / max(1, round(size / PART_BYTES))
     start = held = 0
-    for end, arrival in enumerate(part, 1):
-        held += arrival.facts.size
+    for end, message in enumerate(part, 1):
+        held += message.facts.size
         if held > enough or end == len(part):
             yield part[start:end]
             start, held = end, 0
 
 
-def _end(facts: Facts) -> tuple[str | None, str | None]:
-    """(destination, why it has none)"""
+def _destination(facts: Facts) -> tuple[str | None, str | None]:
+    """Return (destination, flaw); one of them is None."""
     decision = route(facts)
     return (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)

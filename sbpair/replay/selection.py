@@ -1,7 +1,7 @@
 """Which of a run's messages are sent: by destination, and by SQL over the columns of the envelope.
 
-The law: choosing loses nothing. Everything is drained and archived; what is not chosen is `left` there, and counted,
-until somebody resumes the run with another choice. SQL that Spark would refuse is refused before anything is drained.
+Invariant: a selection loses nothing. Everything is drained and archived. Messages that are not selected stay there,
+counted as unsent, until a resume selects them. SQL that Spark refuses is refused before anything is drained.
 """
 
 from __future__ import annotations
@@ -12,79 +12,79 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbpair.errors import UsageError
-from sbpair.replay.plan_preview import named
-from sbpair.replay.schema import ENVELOPE, NOT_OF_THE_ENVELOPE, SEGMENT, SPARK_TYPES
-from sbpair.replay.spark import said as reason
+from sbpair.replay.plan_preview import normalize_destinations
+from sbpair.replay.schema import ENVELOPE, NOT_ENVELOPE, SEGMENT, SPARK_TYPES
+from sbpair.replay.spark import spark_message
 
 _ATTRIBUTE = re.compile(r"(\w+)#\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """By default everything. `destinations` are paths, as Service Bus compares them; `where` is a condition in SQL."""
+    """By default everything. `destinations` are paths, compared as Service Bus does; `where` is a condition in SQL."""
 
     destinations: tuple[str, ...] = ()
     where: str | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything is left out."""
+        """Return whether it may exclude messages."""
         return bool(self.destinations) or self.where is not None
 
     def sql(self) -> str:
-        """A condition that is never null. What has no destination is for none of those that are named."""
+        """Return a condition that is never null. A message without a destination matches no named one."""
         parts = []
         if self.destinations:
             names = ", ".join(f"'{name.lower()}'" for name in self.destinations)
             parts.append(f"lower(destination) IN ({names})")
         if self.where is not None:
-            # A comment ends with its line.
+            # The line break ends a comment.
             parts.append(f"({self.where}\n)")
         return f"coalesce({' AND '.join(parts)}, false)" if parts else "true"
 
 
-def read(destinations: list[str], where: str | None) -> Selection:
-    """Raises NameInvalid for a destination that no entity can be, UsageError for nothing as a condition."""
+def read_selection(destinations: list[str], where: str | None) -> Selection:
+    """Return the selection of --destination and --where. Raises NameInvalid, or UsageError for an empty condition."""
     if where is not None and not where.strip():
         raise UsageError("--where is empty", hint="leave it out to send everything")
-    return Selection(named(destinations), where)
+    return Selection(normalize_destinations(destinations), where)
 
 
-def check(spark: Any, selection: Selection) -> None:
-    """Have Spark read the condition, on no rows. Raises UsageError for one that it does not take, or that we do not."""
+def check_selection(spark: Any, selection: Selection) -> None:
+    """Have Spark analyse the condition. Raises UsageError if Spark refuses it, or it uses more than the envelope."""
     if selection.where is None:
         return
     from pyspark.errors import PySparkException
 
     try:
-        # Bare and in parentheses, so that it is one condition, and closes none of ours.
-        spark.sql(f"SELECT 1 FROM {_nothing(ENVELOPE)} WHERE {selection.where}\n")  # noqa: S608  it is only analysed
-        chosen = spark.sql(f"SELECT 1 FROM {_nothing(SEGMENT.names)} WHERE {selection.sql()}")  # noqa: S608
+        # Bare and in parentheses: one whole condition, which cannot close ours.
+        spark.sql(f"SELECT 1 FROM {_empty_table(ENVELOPE)} WHERE {selection.where}\n")  # noqa: S608  it is only analysed
+        selected = spark.sql(f"SELECT 1 FROM {_empty_table(SEGMENT.names)} WHERE {selection.sql()}")  # noqa: S608
     except PySparkException as error:
-        raise UsageError(f"--where is refused by Spark: {said(error)}", hint=_HINT) from None
-    _check_plan(chosen._jdf.queryExecution().analyzed())
+        raise UsageError(f"--where is refused by Spark: {sql_message(error)}", hint=_HINT) from None
+    _check_plan(selected._jdf.queryExecution().analyzed())
 
 
-def said(error: Any) -> str:
-    """What Spark says of SQL, in one line: after the name of its error, and without a place in what we have written."""
-    return re.sub(r"^.*\[[A-Z][A-Z_.]+\] | SQLSTATE: \S+.*|;? ?\(?line \d+,? pos \d+.*", "", reason(error))
+def sql_message(error: Any) -> str:
+    """Return Spark's message about SQL in one line, without error class and position."""
+    pattern = r"^.*\[[A-Z][A-Z_.]+\] | SQLSTATE: \S+.*|;? ?\(?line \d+,? pos \d+.*"
+    return re.sub(pattern, "", spark_message(error))
 
 
-def _nothing(columns: Iterable[str]) -> str:
-    """A table with these columns, for SQL that is never run."""
+def _empty_table(columns: Iterable[str]) -> str:
     cast = (f"cast(null AS {SPARK_TYPES[str(SEGMENT.field(name).type)]}) AS {name}" for name in columns)
     return f"(SELECT {', '.join(cast)})"
 
 
 def _check_plan(plan: Any) -> None:
-    """Only what a message says of itself may decide: no body, no other table, and nothing that is another each time."""
+    """Raise UsageError for a subquery, a random function, or a column outside the envelope."""
     if not plan.subqueriesAll().isEmpty():
-        raise UsageError("--where has a query in it", hint=_HINT)
+        raise UsageError("--where has a subquery", hint=_HINT)
     if not plan.deterministic():
-        raise UsageError("--where may say something else each time that it is asked", hint=_HINT)
-    # A star has brought them in.
-    asked = set(_ATTRIBUTE.findall(plan.children().head().references().toString()))
-    if asked & {*NOT_OF_THE_ENVELOPE}:
-        raise UsageError("--where asks for all columns, and bodies are not of the envelope", hint=_HINT)
+        raise UsageError("--where is not deterministic", hint=_HINT)
+    # A star selects them.
+    columns = set(_ATTRIBUTE.findall(plan.children().head().references().toString()))
+    if columns & {*NOT_ENVELOPE}:
+        raise UsageError("--where uses all columns, and bodies are not part of the envelope", hint=_HINT)
 
 
 EVERYTHING = Selection()

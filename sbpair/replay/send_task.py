@@ -1,4 +1,4 @@
-"""One task of the send: the rows of its shards, moved by the mover that the syphon has, from the archive."""
+"""One task of the send: the rows of its shards, moved from the archive to the primary by the syphon's mover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.wrong_primary import WrongPrimaryBreaker
-from sbpair.replay.event_loop import run
+from sbpair.replay.event_loop import run_in_worker
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
 from sbpair.replay.task_lease import TaskLease
@@ -22,31 +22,34 @@ from sbpair.runs.journal import Journal
 if TYPE_CHECKING:
     from sbpair.replay.run import TaskJob
 
-TRIES = 5
-"""How often in a row a destination may fail before the task leaves the rest to another run."""
+MAX_DESTINATION_FAILURES = 5
+"""Failures in a row of a destination after which the task leaves the rest to a resume."""
 
 WAIT_SECONDS = 1.0
 
 
-def send(job: TaskJob) -> Any:
-    """For `mapInArrow` over rows of whole shards, each shard in order."""
+def send_task(job: TaskJob) -> Any:
+    """Return the function for `mapInArrow` over rows of whole shards, each shard in order."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        messages = run(send_all(job, batches))
+        messages = run_in_worker(send_batches(job, batches))
         yield pa.RecordBatch.from_pydict({"queue": [""], "messages": [messages]})
 
     return task
 
 
-async def send_all(job: TaskJob, batches: Iterator[Any]) -> int:
-    """How many the primary has accepted. Raises where no message at all can be sent, or nothing written down."""
+async def send_batches(job: TaskJob, batches: Iterator[Any]) -> int:
+    """Send rows, and return how many messages the primary accepted.
+
+    Raises if no message can be sent at all, or the ledger cannot be written.
+    """
     ledger = Ledger(job.open(), job.run.shards)
     source = ShardSource(batches, job.open(), ledger)
-    permit = TaskLease(job.open(), job.beacon)
-    await permit.ready()
-    context = move_context(job, permit, ledger)
+    lease = TaskLease(job.open(), job.heartbeat)
+    await lease.wait_confirmed()
+    context = move_context(job, lease, ledger)
     async with token_getter(job.pair()) as get_token:
         primary = RawPrimary(job.primary.endpoint(), get_token=get_token)
         try:
@@ -56,30 +59,31 @@ async def send_all(job: TaskJob, batches: Iterator[Any]) -> int:
             await source.write_accepted()
     if source.error is not None:
         raise source.error
-    ledger.write_doubts()
+    ledger.write_doubtful()
     source.close()
     return context.tally.receipt().sent
 
 
-def move_context(job: TaskJob, permit: TaskLease, ledger: Ledger) -> MoveContext:
-    """What a mover goes by that has no journal but a ledger."""
+def move_context(job: TaskJob, lease: TaskLease, ledger: Ledger) -> MoveContext:
+    """Return the context of a mover that has a ledger instead of a journal."""
     options = job.run.options
-    pace = None
+    rate_limiter = None
     if options.rate is not None:
-        pace = RateLimiter(asyncio.get_running_loop().time(), rate=options.rate / max(job.tasks, job.senders))
+        rate = options.rate / max(job.tasks, job.senders)
+        rate_limiter = RateLimiter(asyncio.get_running_loop().time(), rate=rate)
     return MoveContext(
         namespace=job.run.pair["secondary"],
-        tally=Naming(ledger),
-        journal=Journal(may_send=permit.check),
+        tally=LedgerTally(ledger),
+        journal=Journal(may_send=lease.check),
         ordered=options.ordered,
         ttl=options.ttl,
-        rate_limiter=pace,
+        rate_limiter=rate_limiter,
         breaker=WrongPrimaryBreaker(trusted=options.allow_missing),
     )
 
 
-class Naming(Tally):
-    """It names all that was sent without an answer: each may be there twice."""
+class LedgerTally(Tally):
+    """A tally that lists in the ledger each message sent without an answer: it may arrive twice."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
@@ -87,21 +91,21 @@ class Naming(Tally):
 
     def doubtful(self, named: NamedMessage) -> None:
         key = (named.queue, named.sequence_number, 0, named.message_id)
-        self._ledger.doubt(Entry(key, named.destination, named.reason))
+        self._ledger.add_doubtful(Entry(key, named.destination, named.reason))
 
 
 async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) -> None:
     async with asyncio.TaskGroup() as tasks:
         mover = Mover(source, primary, tasks, context)
-        while mover.fatal is None and source.error is None and not source.is_stopped():
+        while mover.fatal is None and source.error is None and not source.stop_requested():
             if mover.room == 0 or source.ended:
-                if mover.stuck(TRIES) or (source.ended and not mover.held):
+                if mover.stuck(MAX_DESTINATION_FAILURES) or (source.ended and not mover.held):
                     break
                 await mover.wait_changed(WAIT_SECONDS)
                 continue
-            arrivals = await source.receive(mover.room)
-            if arrivals:
-                mover.accept(arrivals)
+            messages = await source.receive(mover.room)
+            if messages:
+                mover.accept(messages)
         await mover.finish()
         mover.abandon_all()
     if mover.fatal is not None:

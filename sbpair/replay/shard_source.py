@@ -1,7 +1,7 @@
-"""The archive as a mover's source: rows in order become deliveries, and what becomes of each becomes a ledger entry.
+"""The archive as a mover's source: rows in order become deliveries, and their outcomes become ledger entries.
 
-The law: a chunk of the ledger is written when the primary has accepted what is in it, and not before; what the ledger
-has is not given out again.
+Invariant: a chunk of the ledger is written after the primary has accepted its messages. Messages that the ledger has
+are not delivered again.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from sbpair.model.message_key import NO_KEY
 from sbpair.move.message import dead_letters
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
-from sbpair.replay.archive import EXPIRED, LEDGER, QUARANTINE, Archive
+from sbpair.replay.archive_layout import EXPIRED, LEDGER, QUARANTINE
 from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Ledger
 from sbpair.replay.ledger import Key as RowKey
-from sbpair.replay.segment_reader import Place, SegmentReader
+from sbpair.replay.segment_reader import RowPosition, SegmentReader
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
     from sbpair.move.interface import Failures, PeekedHeader, ReceivedMessage
     from sbpair.move.message.decode import Content, Decoded
     from sbpair.move.message.route import Facts
+    from sbpair.replay.archive import Archive
 
-LOOK_SECONDS = 0.5
-"""How often it is asked whether the run is to stop."""
+STOP_POLL_SECONDS = 0.5
+"""How often a task checks whether a stop is requested."""
 
 MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
-"""How many messages are taken in at a time, and written down as sent: a file costs as much as sending a hundred."""
+"""Messages read, or recorded as sent, at a time. A file costs as much as sending a hundred messages."""
 
 CHUNK_SECONDS = 1.0
-"""After how long what was accepted is written down with the next that is, however little it is."""
+"""Accepted messages are recorded after so long, together with the next that is accepted."""
 
 COLUMNS = ("shard", "segment", "position", "size")
 
 
 @dataclass(slots=True, eq=False)
 class ArchivedMessage:
-    """A message of the archive, as if it had just been delivered. Its lock never runs out."""
+    """A message of the archive as a mover's delivery. Its lock never expires."""
 
     facts: Facts
     partition_key: str | None
@@ -56,11 +57,103 @@ class ArchivedMessage:
     key: Key = NO_KEY
 
 
-class ShardSource:
-    """The rows of one task: whole shards, each in order. `error` is why nothing more may be sent.
+class AcceptedChunk:
+    """Messages that the primary accepted and the ledger does not have yet."""
 
-    What has come in is written down as being in hand, until the ledger has it: so it is known what may be there twice.
+    def __init__(self, ledger: Ledger, held: HeldRecord) -> None:
+        self._ledger = ledger
+        self._held = held
+        self._messages: list[ArchivedMessage] = []
+        self._since = 0.0
+
+    def add(self, messages: Sequence[ArchivedMessage]) -> bool:
+        """Add messages, and return whether the chunk is due to be written."""
+        now = time.monotonic()
+        if not self._messages:
+            self._since = now
+        self._messages += messages
+        return len(self._messages) >= MAX_CHUNK or now - self._since >= CHUNK_SECONDS
+
+    async def write(self) -> None:
+        """Record the messages, and then hold them no longer. Raises MachineLacks."""
+        messages, self._messages = self._messages, []
+        by_shard: dict[int, list[Entry]] = {}
+        for message in messages:
+            by_shard.setdefault(message.shard, []).append(_entry(message))
+        for shard, entries in by_shard.items():
+            await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
+        self._held.discard(messages)
+
+
+class ShardReader:
+    """The rows of one task as messages: whole shards, each in order, without those that have an outcome.
+
+    Each message read is recorded as held until it has an outcome, so that a crash leaves the possible duplicates known.
     """
+
+    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, held: HeldRecord) -> None:
+        self.exhausted = False
+        self._rows = _unpacked(batches)
+        self._segments = SegmentReader(archive)
+        self._ledger = ledger
+        self._held = held
+        self._decoders: dict[str, Decoder] = {}
+        self._count = 0
+        self._shard, self._ended = -1, set[RowKey]()
+
+    def read(self) -> list[ArchivedMessage]:
+        """Return the messages of the next rows, maybe none. Raises StateRefused, MachineLacks."""
+        shards, positions = self._next_positions()
+        rows = []
+        for shard, (key, message) in zip(shards, self._segments.read(positions), strict=True):
+            if shard != self._shard:
+                self._shard, self._ended = shard, self._ledger.ended_keys(shard)
+            if key not in self._ended:
+                rows.append((key, shard, message))
+        found = self._messages(rows)
+        if found:
+            self._held.add({each: _entry(each) for each in found})
+        return found
+
+    def _next_positions(self) -> tuple[list[int], list[RowPosition]]:
+        """Return the shards and positions of the next rows."""
+        shards, positions = list[int](), list[RowPosition]()
+        size = 0
+        while len(positions) < MAX_CHUNK and size < CHUNK_BYTES:
+            row = next(self._rows, None)
+            if row is None:
+                self.exhausted = True
+                break
+            shard, segment, position, row_bytes = row
+            shards.append(shard)
+            positions.append((segment, position))
+            size += row_bytes
+        return shards, positions
+
+    def _messages(self, rows: list[tuple[RowKey, int, bytes]]) -> list[ArchivedMessage]:
+        """Decode rows, those of one queue together, and return them in their order."""
+        indices_of: defaultdict[str, list[int]] = defaultdict(list)
+        for index, (key, _, _) in enumerate(rows):
+            indices_of[key[0]].append(index)
+        decoded: dict[int, Decoded] = {}
+        for queue, indices in indices_of.items():
+            decoder = self._decoders.get(queue) or self._decoders.setdefault(queue, Decoder(queue))
+            payloads = [rows[index][2] for index in indices]
+            if dead_letters.is_dead_letter_path(queue):
+                payloads = list(map(dead_letters.without_cause, payloads))
+            decoded.update(zip(indices, decoder.decode(payloads), strict=True))
+        return [self._message(decoded[index], *row) for index, row in enumerate(rows)]
+
+    def _message(self, decoded: Decoded, key: RowKey, shard: int, message: bytes) -> ArchivedMessage:
+        facts, content, partition_key, _ = decoded
+        if content is None:
+            facts = facts._replace(message_id=key[3] or "")
+        self._count += 1
+        return ArchivedMessage(facts, partition_key, self._count, key, shard, content, message)
+
+
+class ShardSource:
+    """One task's messages for a mover. `error` is why no more may be sent."""
 
     clock_ahead_ms = 0
     service_ms = None
@@ -69,84 +162,70 @@ class ShardSource:
     def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, name: str = "archive") -> None:
         self.queue = name
         self.error: SbpairError | None = None
-        self._rows = self._unpacked(batches)
         self._archive = archive
-        self._bodies = SegmentReader(archive)
         self._ledger = ledger
-        self._openers: dict[str, Decoder] = {}
-        self._over = False
-        self._ahead: deque[ArchivedMessage] = deque()
-        self._in_hand = HeldRecord(ledger)
-        self._accepted: list[ArchivedMessage] = []
-        self._accepted_since = 0.0
-        self._turn = 0
-        self._shard, self._done = -1, set[RowKey]()
-        self._others = EntryBuffer(ledger)
-        self._looked, self._stopped = float("-inf"), False
+        self._held = HeldRecord(ledger)
+        self._reader = ShardReader(batches, archive, ledger, self._held)
+        self._read_ahead: deque[ArchivedMessage] = deque()
+        self._chunk = AcceptedChunk(ledger, self._held)
+        self._buffer = EntryBuffer(ledger)
+        self._checked_at, self._stopped = float("-inf"), False
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self._over and not self._ahead
+        """Whether no more messages will come."""
+        return self._reader.exhausted and not self._read_ahead
 
     async def receive(self, limit: int, *, seconds: float = 0.0) -> list[ArchivedMessage]:
-        """The next rows that have not ended yet; [] at the end."""
+        """Return the next messages without an outcome; [] at the end."""
         del seconds
-        if not self._ahead and not self._over:
+        if not self._read_ahead and not self._reader.exhausted:
             try:
                 # In a thread: Spark may take its time, and heartbeats are to be answered.
-                self._ahead.extend(await asyncio.to_thread(self._pull))
+                self._read_ahead.extend(await asyncio.to_thread(self._reader.read))
             except SbpairError as error:
-                # What is on its way already is waited for, and written down if that is possible.
+                # Messages on their way are still waited for, and recorded if possible.
                 self.error = error
-        return [self._ahead.popleft() for _ in range(min(limit, len(self._ahead)))]
+        return [self._read_ahead.popleft() for _ in range(min(limit, len(self._read_ahead)))]
 
-    async def complete(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
-        """The primary has accepted these; the ledger has them a little later, and until then they are in hand."""
-        now = time.monotonic()
-        if not self._accepted:
-            self._accepted_since = now
-        self._accepted += cast("Sequence[ArchivedMessage]", arrivals)
-        if len(self._accepted) >= MAX_CHUNK or now - self._accepted_since >= CHUNK_SECONDS:
+    async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
+        """Take messages that the primary has accepted. The ledger gets them in chunks; until then they are held."""
+        if self._chunk.add(cast("Sequence[ArchivedMessage]", messages)):
             error = await self.write_accepted()
-            return [(arrival, error) for arrival in arrivals] if error is not None else []
+            return [(message, error) for message in messages] if error is not None else []
         return []
 
     async def write_accepted(self) -> SbpairError | None:
-        """Have the ledger know of all that was accepted. Why it does not, which is in `error` too."""
-        accepted, self._accepted = self._accepted, []
+        """Record all accepted messages. Returns the error if that fails, and sets `error`."""
         try:
-            for shard, entries in _by_shard(accepted):
-                await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
+            await self._chunk.write()
         except SbpairError as error:
             self.error = error
             return error
-        self._in_hand.let_go(accepted)
         return None
 
-    async def dead_letter(self, arrival: ReceivedMessage, reason: str, description: str) -> None:
-        mine = cast("ArchivedMessage", arrival)
+    async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
+        archived = cast("ArchivedMessage", message)
         kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
-        entry = _entry(mine)._replace(reason=f"{reason}: {description}", message=mine.payload)
+        entry = _entry(archived)._replace(reason=f"{reason}: {description}", message=archived.payload)
         try:
-            await self._others.write(kind, mine.shard, entry)
+            await self._buffer.write(kind, archived.shard, entry)
         except SbpairError as error:
             self.error = error
             raise
-        self._in_hand.let_go([mine])
+        self._held.discard([archived])
 
-    def is_stopped(self) -> bool:
-        """Whether somebody has asked the run to stop."""
+    def stop_requested(self) -> bool:
         now = time.monotonic()
-        if not self._stopped and now - self._looked >= LOOK_SECONDS:
-            self._looked, self._stopped = now, self._archive.stopped()
+        if not self._stopped and now - self._checked_at >= STOP_POLL_SECONDS:
+            self._checked_at, self._stopped = now, self._archive.stop_requested()
         return self._stopped
 
     def close(self) -> None:
-        """Nothing is on its way any more."""
-        self._ledger.has_nothing_in_hand()
+        """Remove the record of held messages: none is held any more."""
+        self._ledger.clear_held()
 
-    # What a source of deliveries has, and this one has no use for.
+    # Parts of the protocol without a meaning for an archive.
 
     def grant(self, limit: int) -> None:
         del limit
@@ -155,19 +234,19 @@ class ShardSource:
         return False
 
     def interrupt(self) -> None:
-        self._over = True
-        self._ahead.clear()
+        self._reader.exhausted = True
+        self._read_ahead.clear()
 
     async def stop(self) -> None:
         self.interrupt()
 
-    async def release(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
-        """They are in the archive, and were never anywhere else."""
-        self._in_hand.let_go(arrivals)
+    async def release(self, messages: Sequence[ReceivedMessage]) -> Failures:
+        """Forget messages: they stay in the archive."""
+        self._held.discard(messages)
         return []
 
-    async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        del arrivals
+    async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
+        del messages
 
     async def wait_lost(self) -> None:
         await asyncio.Event().wait()
@@ -180,68 +259,11 @@ class ShardSource:
         for page in empty:
             yield page
 
-    # Inside.
 
-    def _pull(self) -> list[ArchivedMessage]:
-        shards, places = self._next_places()
-        rows = []
-        for shard, (key, message) in zip(shards, self._bodies.at(places), strict=True):
-            if shard != self._shard:
-                self._shard, self._done = shard, self._ledger.done(shard)
-            if key not in self._done:
-                rows.append((key, shard, message))
-        found = self._arrivals(rows)
-        if found:
-            self._in_hand.take({each: _entry(each) for each in found})
-        return found
-
-    def _next_places(self) -> tuple[list[int], list[Place]]:
-        """Of which shard the next rows are, and where they lie."""
-        shards, places = list[int](), list[Place]()
-        size = 0
-        while len(places) < MAX_CHUNK and size < CHUNK_BYTES:
-            row = next(self._rows, None)
-            if row is None:
-                self._over = True
-                break
-            shard, segment, position, bytes_of_it = row
-            shards.append(shard)
-            places.append((segment, position))
-            size += bytes_of_it
-        return shards, places
-
-    def _arrivals(self, rows: list[tuple[RowKey, int, bytes]]) -> list[ArchivedMessage]:
-        """In their order; the messages of a queue are opened together."""
-        places: defaultdict[str, list[int]] = defaultdict(list)
-        for place, (key, _, _) in enumerate(rows):
-            places[key[0]].append(place)
-        opened: dict[int, Decoded] = {}
-        for queue, there in places.items():
-            opener = self._openers.get(queue) or self._openers.setdefault(queue, Decoder(queue))
-            payloads = [rows[place][2] for place in there]
-            if dead_letters.is_dead_letter_path(queue):
-                payloads = list(map(dead_letters.without_cause, payloads))
-            opened.update(zip(there, opener.decode(payloads), strict=True))
-        return [self._arrival(opened[place], *row) for place, row in enumerate(rows)]
-
-    def _arrival(self, opened: Decoded, key: RowKey, shard: int, message: bytes) -> ArchivedMessage:
-        facts, content, partition_key, _ = opened
-        if content is None:
-            facts = facts._replace(message_id=key[3] or "")
-        self._turn += 1
-        return ArchivedMessage(facts, partition_key, self._turn, key, shard, content, message)
-
-    def _unpacked(self, batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
-        for batch in batches:
-            yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
+def _unpacked(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
 
 
-def _entry(arrival: ArchivedMessage) -> Entry:
-    return Entry(arrival.row, arrival.facts.path)
-
-
-def _by_shard(arrivals: Sequence[ArchivedMessage]) -> Iterator[tuple[int, list[Entry]]]:
-    found: dict[int, list[Entry]] = {}
-    for arrival in arrivals:
-        found.setdefault(arrival.shard, []).append(_entry(arrival))
-    yield from found.items()
+def _entry(message: ArchivedMessage) -> Entry:
+    return Entry(message.row, message.facts.path)

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that a replay needs, and the refusal of those that lose or double messages."""
+"""A Spark session with the settings of a replay, refusing those that lose or duplicate messages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from sbpair.errors import MachineLacks, Unsafe
-from sbpair.replay.archive import SEGMENTS
+from sbpair.replay.archive_layout import SEGMENTS
 
-ROWS_A_BATCH = 5_000
-"""What a task takes from Spark at once, enough for Arrow to be fast: they are small, for no body is among them."""
+ROWS_PER_BATCH = 5_000
+"""Rows a task takes from Spark at a time, enough for Arrow to be fast. They are small, without bodies."""
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 DAEMON = "sbpair.replay.pyspark_daemon"
 
-QUIET = """rootLogger.level = error
+QUIET_LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -31,81 +31,81 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 logger.spark.name = org.apache.spark
 logger.spark.level = off
-# By this one's level Spark decides whether to say something about levels.
+# The level of this logger decides whether Spark prints a notice about levels.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
 
-JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""For a local master's Java: the second compiler takes more of the cores from those who move messages than it gives
-back, for what Java does with a message is little beside what they do."""
+LOCAL_JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+"""Options of a local master's Java. The second compiler takes more time of the cores than it saves, since Java does
+little of the work."""
 
-TASKS_BEYOND_CORES = 2
-TRIES = 4
-"""How often a local master has a task tried before it gives up: by itself it would not try again."""
+EXTRA_TASKS = 2
+LOCAL_TASK_TRIES = 4
+"""Tries of a task on a local master, which by default tries once."""
 
-FEW_TASKS = 4 + TASKS_BEYOND_CORES
-"""Up to here a collector with one thread does: those with several would take the cores as well."""
+FEW_TASKS = 4 + EXTRA_TASKS
+"""Up to so many tasks the serial collector suffices; a parallel one would take their cores."""
 
 _READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
 
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
-    # What a disk has changed is not sent.
+    # Refuse data that the disk has changed.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    # A --where is what it says, whichever Spark reads it, and no template.
+    # --where means the same in every version of Spark, and is not a template.
     "spark.sql.ansi.enabled": "true",
     "spark.sql.variable.substitute": "false",
-    # Since 4.0 small letters are asked for of a library that takes longer for each of them than for all else of a row.
+    # Since 4.0 lower() uses ICU, which takes longer than all else that is done for a row.
     "spark.sql.icu.caseMappings.enabled": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_A_BATCH),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 
 
-def is_local(master: str) -> bool:
+def is_local_master(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
 def local_master() -> str:
-    """This machine, with a few tasks more than it has cores: each of them waits for a namespace now and then."""
-    return f"local[{(os.cpu_count() or 1) + TASKS_BEYOND_CORES},{TRIES}]"
+    """Return the master for this machine, with more tasks than cores: tasks wait for the namespaces."""
+    return f"local[{(os.cpu_count() or 1) + EXTRA_TASKS},{LOCAL_TASK_TRIES}]"
 
 
-def local_cores(master: str) -> int | None:
-    """How many tasks a local master runs at once; None for any other."""
-    if not is_local(master):
+def local_parallelism(master: str) -> int | None:
+    """Return how many tasks a local master runs at once, or None for any other master."""
+    if not is_local_master(master):
         return None
     inside = master.partition("[")[2].rstrip("]").partition(",")[0]
     return (os.cpu_count() or 1) if inside == "*" else int(inside) if inside.isdecimal() else 1
 
 
 @contextmanager
-def session(
+def spark_session(
     master: str, settings: Mapping[str, str], *, verbose: bool = False, package: str | None = None
 ) -> Iterator[Any]:
-    """A session, ended with the block. `package` is a zip that every task can import from.
+    """Open a session for the block. `package` is a zip that every task can import from.
 
-    Raises Unsafe where speculation is on, MachineLacks where none can be had.
+    Raises Unsafe if speculation is on, MachineLacks if Spark does not start.
     """
-    if is_local(master):
-        # Workers would take whatever python3 is first on the PATH.
+    if is_local_master(master):
+        # By default workers use the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not verbose:
-        _hush()
+        _quiet_tracebacks()
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
-        mine = signal.getsignal(signal.SIGINT)
+        handler = signal.getsignal(signal.SIGINT)
         options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
-        daemon = {"spark.python.daemon.module": DAEMON} if is_local(master) and package is None else {}
-        spark = _started(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
+        daemon = {"spark.python.daemon.module": DAEMON} if is_local_master(master) and package is None else {}
+        spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
         try:
             if threading.current_thread() is threading.main_thread():
-                # Spark's own would cancel what is to be finished first.
-                signal.signal(signal.SIGINT, mine)
-            check(spark.sparkContext.getConf().get("spark.speculation", "false"))
+                # Spark's own handler would cancel the jobs at once.
+                signal.signal(signal.SIGINT, handler)
+            check_speculation(spark.sparkContext.getConf().get("spark.speculation", "false"))
             if package is not None:
                 spark.sparkContext.addPyFile(package)
             yield spark
@@ -114,18 +114,18 @@ def session(
 
 
 @contextmanager
-def ending(spark: Any) -> Iterator[None]:
-    """Have it end, for which it takes a second, while the block does something else. To end it again does nothing."""
-    stopping = threading.Thread(target=spark.stop, name="spark ends")
-    stopping.start()
+def stopping(spark: Any) -> Iterator[None]:
+    """Stop Spark, which takes a second, while the block runs. A second stop has no effect."""
+    thread = threading.Thread(target=spark.stop, name="stop spark")
+    thread.start()
     try:
         yield
     finally:
-        stopping.join()
+        thread.join()
 
 
-def _hush() -> None:
-    """PySpark would write a Java traceback of each error that is caught and told in a line."""
+def _quiet_tracebacks() -> None:
+    """Disable the logger that writes a Java traceback of each error, even if it is caught."""
     try:
         from pyspark.logger import PySparkLogger
     except ImportError:  # Spark 3.5 does not
@@ -133,16 +133,16 @@ def _hush() -> None:
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
-def check(speculation: str) -> None:
-    """Raise Unsafe for speculation: it would have the same messages sent by two tasks at the same time."""
+def check_speculation(speculation: str) -> None:
+    """Raise Unsafe for speculation, which would let two tasks send the same messages at once."""
     if speculation.strip().lower() == "true":
         raise Unsafe(
             "spark.speculation is on, and would send messages twice",
-            hint="take it out of --conf",
+            hint="remove it from --conf",
         )
 
 
-def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
+def _start(master: str, settings: Mapping[str, str], directory: str) -> Any:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -154,48 +154,48 @@ def _started(master: str, settings: Mapping[str, str], directory: str) -> Any:
         return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError, RuntimeError) as error:
         raise MachineLacks(
-            f"Spark does not start on {master}: {said(error)}",
+            f"Spark does not start on {master}: {spark_message(error)}",
             hint="check --master and --conf, or run again with -v to see what Java says",
         ) from error
 
 
-def errors() -> tuple[type[Exception], ...]:
-    """What Spark raises, of whichever version."""
-    from py4j.protocol import Py4JError  # of 3.5
+def spark_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that Spark raises, in any supported version."""
+    from py4j.protocol import Py4JError  # raised by 3.5
     from pyspark.errors import PySparkException
 
     return PySparkException, Py4JError
 
 
-def said(error: Exception) -> str:
-    """What Spark, or Java, says in one line: without its traceback, and without the names of its exceptions."""
+def spark_message(error: Exception) -> str:
+    """Return the message of Spark or Java in one line, without traceback and exception names."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     java = next((line for line in lines if line.startswith(": ")), lines[0])
     return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", java).strip()
 
 
-def unreadable(text: str) -> str | None:
-    """The path of the segment, where what Spark has said is that it cannot read one."""
+def unreadable_segment(text: str) -> str | None:
+    """Return the path of the segment if the text is Spark's error about one that it cannot read."""
     found = _READING.search(text)
     return found and found[1]
 
 
 def local_settings(master: str) -> dict[str, str]:
-    """What keeps a local master off the network, and its Java from the cores."""
-    if not is_local(master):
+    """Return settings that keep a local master off the network, and its Java from taking the cores."""
+    if not is_local_master(master):
         return {}
-    collector = "Serial" if (local_cores(master) or 1) <= FEW_TASKS else "Parallel"
+    collector = "Serial" if (local_parallelism(master) or 1) <= FEW_TASKS else "Parallel"
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        JAVA_OPTIONS: f"{JAVA} -XX:+Use{collector}GC",
+        JAVA_OPTIONS: f"{LOCAL_JAVA} -XX:+Use{collector}GC",
     }
 
 
-def _java_options(master: str, said: str, directory: Path, *, verbose: bool) -> str:
-    """Ours, and then what the user has said: of two that contradict each other Java takes the last."""
+def _java_options(master: str, chosen: str, directory: Path, *, verbose: bool) -> str:
+    """Return our options, then the user's: Java prefers the later of two."""
     options = [local_settings(master).get(JAVA_OPTIONS, "")]
     if not verbose:
-        (directory / "log4j2.properties").write_text(QUIET)
+        (directory / "log4j2.properties").write_text(QUIET_LOG4J)
         options.append(f"-Dlog4j2.configurationFile=file:{directory}/log4j2.properties")
-    return " ".join([*options, said]).strip()
+    return " ".join([*options, chosen]).strip()

@@ -1,6 +1,6 @@
-"""One of Spark's actions, run to its end, and told of meanwhile; its failure in words of our own.
+"""A Spark action run to its end with progress events; its failure becomes an sbpair error.
 
-The law: a signal, or a lease that is lost, has the tasks finish what they have in hand; nothing is cut off.
+Invariant: a signal or a lost lease lets the tasks finish the messages they hold; nothing is cut off.
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.errors import SbpairError, Unavailable
-from sbpair.replay import spark as sparks
-from sbpair.replay.archive import STOP_FILE, Archive
-from sbpair.replay.progress import PhaseWatcher, ReplayPhase, Tell
+from sbpair.replay.archive_layout import STOP_FILE
+from sbpair.replay.progress import OnEvent, PhaseWatcher, ReplayPhase
+from sbpair.replay.spark import unreadable_segment
 
 if TYPE_CHECKING:
+    from sbpair.replay.archive import Archive
     from sbpair.replay.task_lease import HeldLease
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
-def watched(watch: PhaseWatcher, archive: Archive, action: Callable[[], Any], held: HeldLease, tell: Tell) -> None:
-    """Tell how far the archive is meanwhile. Raises what its tasks raised, LeaseLost."""
+def run_action(
+    watcher: PhaseWatcher, archive: Archive, action: Callable[[], Any], held: HeldLease, on_event: OnEvent
+) -> None:
+    """Run an action in a thread, and report progress. Raises what its tasks raised, or LeaseLost."""
     failure: list[BaseException] = []
     over = threading.Event()
 
     def act() -> None:
         try:
             action()
-        except BaseException as error:  # noqa: BLE001  it is raised below, in the thread that waits
+        except BaseException as error:  # noqa: BLE001  it is raised below, in the waiting thread
             failure.append(error)
         finally:
             over.set()
@@ -37,44 +40,44 @@ def watched(watch: PhaseWatcher, archive: Archive, action: Callable[[], Any], he
     threading.Thread(target=act, name="spark action", daemon=True).start()
     while True:
         try:
-            # Not by joining it: a signal in the midst of that has Python take the thread for one that has ended.
-            ended = over.wait(LOOK_SECONDS)
-            _stop_without(held, archive)
-            tell(watch.look())
+            # Not join(): after a signal during join, Python believes that the thread has ended.
+            ended = over.wait(POLL_SECONDS)
+            _stop_if_lost(held, archive)
+            on_event(watcher.sample())
             if ended:
                 break
         except KeyboardInterrupt:
-            if archive.stopped():
+            if archive.stop_requested():
                 raise
             archive.write(STOP_FILE, b"")
-            tell(ReplayPhase("stop", "finishing what is in hand; a second signal does not wait for it"))
+            on_event(ReplayPhase("stop", "finishing the messages in flight; a second signal ends at once"))
     held.check()
     if failure:
-        raise translated(failure[0], archive) from failure[0]
+        raise translate_failure(failure[0], archive) from failure[0]
 
 
-def _stop_without(held: HeldLease, archive: Archive) -> None:
-    """Have the tasks stop where the right to move messages is lost."""
+def _stop_if_lost(held: HeldLease, archive: Archive) -> None:
+    """Request a stop if the lease is lost."""
     try:
         held.check()
     except SbpairError as error:
         held.lost = error
-        if not archive.stopped():
+        if not archive.stop_requested():
             archive.write(STOP_FILE, b"")
 
 
-def translated(error: BaseException, archive: Archive) -> BaseException:
-    """What a task has raised is known by its name alone: Spark sends its traceback as text."""
+def translate_failure(error: BaseException, archive: Archive) -> BaseException:
+    """Return the sbpair error that a task raised. Spark sends its traceback as text, so its name identifies it."""
     text = str(error)
-    if (path := sparks.unreadable(text)) is not None:
+    if (path := unreadable_segment(text)) is not None:
         return archive.broken(path, "Spark cannot read it")
+    resume = f"'sbpair replay resume {archive.run}'"
     for line in reversed(text.splitlines()):
-        name, _, said = line.strip().removeprefix("sbpair.errors.").partition(": ")
+        name, _, message = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)
         if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
-            message, hint = said or name, f"put that right, then 'sbpair replay resume {archive.run}': nothing is lost"
-            return kind(message, hint=hint)
+            return kind(message or name, hint=f"correct that, then {resume}: nothing is lost")
     if isinstance(error, (KeyboardInterrupt, SbpairError)):
         return error
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return Unavailable(f"Spark gave up: {first}", hint=f"'sbpair replay resume {archive.run}' goes on; nothing is lost")
+    return Unavailable(f"Spark failed: {first}", hint=f"{resume} continues; nothing is lost")

@@ -1,8 +1,7 @@
-"""Who may move the pair's messages: the driver holds the leases of a run, and its tasks send by what it says of them.
+"""The lease of a run: held by the driver, checked by its tasks through a heartbeat file in the archive.
 
-The law: a task sends nothing unless nobody else can have the lease at that moment. It goes by what the driver writes
-into the archive, for no longer than the driver itself could, and by no clock but its own: what was written there was
-written after the task had last read what came before it.
+Invariant: a task sends only while no other mover can hold the lease. It trusts a heartbeat for no longer than the
+driver may, and by its own clock alone: each heartbeat was written after the task had last read the one before it.
 """
 
 from __future__ import annotations
@@ -20,39 +19,40 @@ from typing import TYPE_CHECKING
 
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseLost, SbpairError, Unreachable
-from sbpair.replay.archive import LEASE, STOP_FILE, Archive
+from sbpair.replay.archive_layout import LEASE, STOP_FILE
 from sbpair.runs import session_lease
 from sbpair.runs.lease import Lease
 from sbpair.runs.lease_location import check_queue, uptime
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
+    from sbpair.replay.archive import Archive
     from sbpair.runs.session_lease import SessionLease
 
-BEAT_SECONDS = 0.5
-"""How often the driver says that the lease is confirmed."""
+HEARTBEAT_SECONDS = 0.5
+"""How often the driver writes a heartbeat."""
 
-LOOK_SECONDS = 0.5
-"""How often a task reads that."""
+POLL_SECONDS = 0.5
+"""How often a task reads it."""
 
 READY_SECONDS = 30.0
-"""How long a task waits at its start until it knows; the driver needs two beats to convince it."""
+"""How long a task waits for its first confirmation, which takes two heartbeats."""
 
 
 class HeldLease:
-    """What a driver holds. `beacon` is the path of what its tasks go by; None where nothing could be lost.
+    """The driver's leases. `heartbeat` is the path of the heartbeat file, or None without a lease across machines.
 
-    `used` is whether a task may have taken messages by it.
+    `used` is whether a task may have received messages.
     """
 
     def __init__(self) -> None:
         self.machine: Lease | None = None
         self.used = False
-        self.beacon: str | None = None
+        self.heartbeat: str | None = None
         self.lost: SbpairError | None = None
 
     def check(self) -> None:
-        """Raise LeaseLost, or why else the right to move messages is lost."""
+        """Raise LeaseLost, or the other error for which the lease is lost."""
         if self.lost is not None:
             raise self.lost
         if self.machine is not None:
@@ -60,12 +60,12 @@ class HeldLease:
 
 
 @contextmanager
-def holding(
+def hold_leases(
     pair: Pair, run: str, archive: Archive, *, directory: Path | None = None, queue: str | None = None
 ) -> Iterator[HeldLease]:
-    """Hold the lease of this machine, where a directory for it is named, and of all machines, where a queue is.
+    """Hold the lease of this machine in `directory`, and the lease across machines in `queue`, if given.
 
-    Raises LeaseHeld where another mover has one of them; EntityMissing or UsageError for a queue that can carry none.
+    Raises LeaseHeld if another mover has one of them; EntityMissing or UsageError for an unsuitable queue.
     """
     held = HeldLease()
     with ExitStack() as stack:
@@ -74,33 +74,33 @@ def holding(
         if directory is not None:
             held.machine = stack.enter_context(Lease(directory, run))
         if queue is not None:
-            held.beacon = f"{LEASE}/{uuid.uuid4().hex}.json"
-            stack.callback(archive.remove, held.beacon)
-            stack.enter_context(LeaseKeeper(archive, held).keeping(pair, queue, run))
+            held.heartbeat = f"{LEASE}/{uuid.uuid4().hex}.json"
+            stack.callback(archive.remove, held.heartbeat)
+            stack.enter_context(LeaseKeeper(archive, held).running(pair, queue, run))
         yield held
 
 
 class LeaseKeeper:
-    """A thread with the lease across machines, for the driver itself waits for Spark."""
+    """The thread that holds the lease across machines while the driver waits for Spark."""
 
     def __init__(self, archive: Archive, held: HeldLease) -> None:
         self._archive = archive
         self._held = held
         self._loop = asyncio.new_event_loop()
-        self._taken: Future[None] = Future()
+        self._acquired: Future[None] = Future()
         self._ended = asyncio.Event()
-        self._beats = count(1)
+        self._numbers = count(1)
 
     @contextmanager
-    def keeping(self, pair: Pair, queue: str, run: str) -> Iterator[None]:
-        """Have the lease within the block. Raises what `session_lease.hold_lease` does."""
-        thread = threading.Thread(target=self._run, args=(pair, queue, run), name="keep the lease", daemon=True)
+    def running(self, pair: Pair, queue: str, run: str) -> Iterator[None]:
+        """Hold the lease within the block. Raises as `session_lease.hold_lease` does."""
+        thread = threading.Thread(target=self._run, args=(pair, queue, run), name="hold lease", daemon=True)
         thread.start()
         try:
-            self._taken.result()
+            self._acquired.result()
             yield
         finally:
-            with suppress(RuntimeError):  # the loop has ended by itself
+            with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._ended.set)
             thread.join()
 
@@ -109,75 +109,75 @@ class LeaseKeeper:
             try:
                 runner.run(self._keep(pair, queue, run))
             except Exception as error:
-                if self._taken.done():
+                if self._acquired.done():
                     raise
-                self._taken.set_exception(error)
+                self._acquired.set_exception(error)
 
     async def _keep(self, pair: Pair, queue: str, run: str) -> None:
         async with (
             token_getter(pair) as get_token,
             session_lease.hold_lease(pair, queue, run, stop=self._ended, get_token=get_token) as lease,
         ):
-            self._archive.create()  # a run that is refused leaves no directory, and this one's tasks read there
-            self._taken.set_result(None)
+            self._archive.create()  # tasks read there; a run that is refused the lease leaves no directory
+            self._acquired.set_result(None)
             try:
-                await self._say(lease)
+                await self._write_heartbeats(lease)
             except SbpairError as error:
-                # What tasks do not hear of is as good as lost.
+                # Tasks without a heartbeat send nothing.
                 self._held.lost = error
 
-    async def _say(self, lease: SessionLease) -> None:
-        """Tell the tasks again and again for how long it is good, until it is lost; then have the run stop."""
+    async def _write_heartbeats(self, lease: SessionLease) -> None:
+        """Write how long the lease is valid, again and again, until it is lost; then request a stop."""
         losing, ending = asyncio.create_task(lease.lost()), asyncio.create_task(self._ended.wait())
         try:
             while not (losing.done() or ending.done()):
                 if (seconds := lease.confirmed_seconds()) > 0:
                     await asyncio.to_thread(self._write, seconds)
-                await asyncio.wait((losing, ending), timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((losing, ending), timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if losing.done():
-                self._lost(losing.result())
+                self._report_lost(losing.result())
         finally:
             losing.cancel()
             ending.cancel()
 
-    def _lost(self, error: SbpairError) -> None:
+    def _report_lost(self, error: SbpairError) -> None:
         self._held.lost = error
         self._write(0.0, error.message)
-        # Those who drain send nothing, and look at no lease.
+        # Drain tasks send nothing, and do not check the lease.
         self._archive.write(STOP_FILE, b"")
 
     def _write(self, seconds: float, lost: str | None = None) -> None:
-        assert self._held.beacon is not None  # noqa: S101  it was named before the lease was taken
-        said = {"beat": next(self._beats), "good_seconds": seconds, "lost": lost}
-        self._archive.write(self._held.beacon, json.dumps(said).encode(), sync=False)
+        assert self._held.heartbeat is not None  # noqa: S101  it was named before the lease was taken
+        heartbeat = {"number": next(self._numbers), "valid_seconds": seconds, "lost": lost}
+        self._archive.write(self._held.heartbeat, json.dumps(heartbeat).encode(), sync=False)
 
 
 class TaskLease:
-    """What a task knows of the driver's lease. `now` is in seconds, and stands still for nothing."""
+    """A task's check of the driver's lease. `now` is in seconds, and also advances while the machine sleeps."""
 
-    def __init__(self, archive: Archive, beacon: str | None, now: Callable[[], float] = uptime) -> None:
+    def __init__(self, archive: Archive, heartbeat: str | None, now: Callable[[], float] = uptime) -> None:
         self._archive = archive
-        self._beacon = beacon
+        self._heartbeat = heartbeat
         self._now = now
-        self._looked = self._until = float("-inf")
+        self._checked_at = self._valid_until = float("-inf")
         self._lost: str | None = None
-        self._beat = 0
-        # When the last beat was read for the last time, and when the one before it was.
+        self._number = 0
+        # When the current heartbeat was last read, and when the one before it was.
         self._last_read, self._before = float("-inf"), float("-inf")
 
     def check(self) -> None:
-        """Raise LeaseLost where the driver has said so, Unreachable where it is not sure at this moment."""
-        if self._beacon is None:
+        """Raise LeaseLost if the driver has reported that, Unreachable if the lease is not confirmed now."""
+        if self._heartbeat is None:
             return
-        if self._now() - self._looked >= LOOK_SECONDS:
-            self._look(self._beacon)
+        if self._now() - self._checked_at >= POLL_SECONDS:
+            self._read(self._heartbeat)
         if self._lost is not None:
-            raise LeaseLost(self._lost, hint="start again, unless another mover is at work now")
-        if self._now() >= self._until:
-            raise Unreachable("nobody has confirmed the lease of late", hint="the driver does, if it lives")
+            raise LeaseLost(self._lost, hint="start again unless another mover is running")
+        if self._now() >= self._valid_until:
+            raise Unreachable("the lease was not confirmed in time", hint="check that the driver is running")
 
-    async def ready(self) -> None:
-        """Wait until it is sure, for a while. Raises as `check` does."""
+    async def wait_confirmed(self) -> None:
+        """Wait up to READY_SECONDS for a confirmation. Raises as `check` does."""
         limit = self._now() + READY_SECONDS
         while True:
             try:
@@ -185,17 +185,17 @@ class TaskLease:
             except Unreachable:
                 if self._now() >= limit:
                     raise
-            await asyncio.sleep(LOOK_SECONDS / 2)
+            await asyncio.sleep(POLL_SECONDS / 2)
 
-    def _look(self, beacon: str) -> None:
-        self._looked = self._now()
+    def _read(self, heartbeat: str) -> None:
+        self._checked_at = self._now()
         try:
-            said = self._archive.read_json(beacon)
+            found = self._archive.read_json(heartbeat)
         except FileNotFoundError:
             return
-        if said["beat"] != self._beat:
-            # It was begun after the beat before it was there, and so after the one before that was read.
-            self._until = self._before + said["good_seconds"]
-            self._beat, self._before = said["beat"], self._last_read
-            self._lost = said["lost"]
-        self._last_read = self._looked
+        if found["number"] != self._number:
+            # It was begun after the heartbeat before it was written, and so after the one before that was read.
+            self._valid_until = self._before + found["valid_seconds"]
+            self._number, self._before = found["number"], self._last_read
+            self._lost = found["lost"]
+        self._last_read = self._checked_at

@@ -24,7 +24,16 @@ import pyarrow as pa
 import pytest
 
 from sbpair.__main__ import run
-from sbpair.replay.archive import DEDUPLICATED, DRAINED, EXPIRED, LEDGER, PROVED, QUARANTINE, SWEPT, Archive
+from sbpair.replay.archive import (
+    DEDUPLICATED,
+    DRAINED_FILE,
+    EXPIRED,
+    LEDGER,
+    QUARANTINE,
+    RECEIPT_FILE,
+    REMOVED_FILE,
+    Archive,
+)
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save
 from sbpair.replay.schema import SEGMENT
@@ -168,14 +177,14 @@ def put(archive: Archive) -> str:
     row = ("one", 0, QUEUE, 7, 1_000, "m7", "orders", None, None, None, None, 4, None, None, None, b"body")
     arrays = [pa.array([value], field.type) for value, field in zip(row, SEGMENT, strict=True)]
     archive.write_table(path, pa.Table.from_arrays(arrays, schema=SEGMENT), RUN.shards)
-    archive.write_json(DRAINED, {"messages": 1})
+    archive.write_json(DRAINED_FILE, {"messages": 1})
     return path
 
 
 def end(archive: Archive, kind: str = LEDGER, shards: int = RUN.shards) -> None:
     entry = Entry((QUEUE, 7, 1_000, "m7"), "orders", None if kind == LEDGER else kind, b"body")
     Ledger(archive, shards, "a").write(kind, 1, [entry])
-    archive.write_json(PROVED, {"balanced": True})
+    archive.write_json(RECEIPT_FILE, {"balanced": True})
 
 
 def cut_a_segment_short(archive: Archive) -> None:
@@ -282,8 +291,9 @@ def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> 
     expected = {"schema": "sbpair/replay-gc/1", "run": "r1", "removed": True, "files": 2, "bytes": there, "kept": 0}
     assert (code, json.loads(out)) == (0, expected)
     left = {path.name for path in Path(proved.root).rglob("*") if path.is_file()}
-    assert left == {"run.json", "drained.json", "receipt.json", "swept.json"}
-    assert gc(proved, "--yes")[:2] == (0, "would delete 0 files of run r1, 0 B\n")
+    assert left == {"run.json", "drained.json", "receipt.json", "removed.json"}
+    assert gc(proved, "--yes")[:2] == (0, "would delete 0 files of run r1, 0 B
+")
     for verb in ("verify", "resume"):
         done = sbpair(verb, "r1", "--archive", proved.url, home=java_in(Path(proved.url).parent))
         assert done.returncode == 4
@@ -315,13 +325,13 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left:
 
 
 def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
-    proved.remove(PROVED)
+    proved.remove(RECEIPT_FILE)
     code, _out, err = gc(proved, "--yes")
     assert code == 4
     assert "has not come to its end: it may be running" in err
-    proved.write_json(PROVED, {"balanced": False})
+    proved.write_json(RECEIPT_FILE, {"balanced": False})
     assert "was not proved when it ended" in gc(proved, "--yes")[2]
-    proved.write_json(PROVED, {"balanced": True})
+    proved.write_json(RECEIPT_FILE, {"balanced": True})
     proved.delete("ledger")
     assert "has 1 messages left to send" in gc(proved, "--yes")[2]
     end(proved)
@@ -355,8 +365,8 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
 def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archive) -> None:
     save(proved, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
     proved.delete("segments")
-    proved.write_json(DRAINED, {"messages": 0})
-    Ledger(proved, RUN.shards, "dead").has_in_hand([Entry((QUEUE, 8, 1_000, "m8"), "orders")])
+    proved.write_json(DRAINED_FILE, {"messages": 0})
+    Ledger(proved, RUN.shards, "dead").record_held([Entry((QUEUE, 8, 1_000, "m8"), "orders")])
     assert "has 1 messages left to send" in gc(proved, "--yes")[2]
     proved.delete("sending")
     assert gc(proved, "--yes")[0] == 0
@@ -364,7 +374,7 @@ def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archiv
 
 
 def test_a_removal_that_was_cut_short_is_finished(proved: Archive) -> None:
-    proved.write_json(SWEPT, {"places": []})
+    proved.write_json(REMOVED_FILE, {"places": []})
     proved.delete("segments")
     assert gc(proved, "--yes")[0] == 0
     assert proved.files("ledger") == []
@@ -405,7 +415,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path), "r1")
     save(archive, RUN)
-    archive.write_json(DRAINED, {"messages": 0, "remaining_in_queues": {RUN.queues[0]: 3}})
+    archive.write_json(DRAINED_FILE, {"messages": 0, "remaining_in_queues": {RUN.queues[0]: 3}})
 
     done = sbpair("verify", "r1", "--archive", str(tmp_path))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
-from sbpair.replay.archive import DRAINED, LEDGER, SEGMENTS, Archive
+from sbpair.replay.archive import DRAINED_FILE, LEDGER, SEGMENTS, Archive
 from sbpair.replay.shard_source import MAX_CHUNK
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, Cluster, standalone
@@ -102,7 +102,7 @@ class Replay:
         return sum(archive.rows(path) for path in archive.files(LEDGER)) < messages
 
     def is_drained(self) -> bool:
-        return any(self._directory.glob(f"archive/*/{DRAINED}"))
+        return any(self._directory.glob(f"archive/*/{DRAINED_FILE}"))
 
     @property
     def said(self) -> str:

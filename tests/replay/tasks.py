@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from sbpair.backlog import Aliases
 from sbpair.move.raw_source import RawSource
-from sbpair.replay.archive import DRAINED, SEGMENTS, Archive
+from sbpair.replay.archive import DRAINED_FILE, SEGMENTS, Archive
 from sbpair.replay.drain_task import Drain, remaining_in_queues
 from sbpair.replay.plan_sql import ORDER
 from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob, save
 from sbpair.replay.schema import KEY
-from sbpair.replay.send_task import send_all
+from sbpair.replay.send_task import send_batches
 from sbpair.replay.verify import Proof, verify
 from sbpair.runs.database import identity
 from tests.replay.world import VARIABLES, World
@@ -44,7 +44,7 @@ def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
 def drain(job: TaskJob) -> None:
     for queue in job.run.queues:
         asyncio.run(Drain(job, queue).run())
-    job.open().write_json(DRAINED, {"remaining_in_queues": left(job)})
+    job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job)})
 
 
 def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def left(job: TaskJob) -> dict[str, int]:
 
 
 def send(job: TaskJob) -> None:
-    asyncio.run(send_all(job, iter(planned(job))))
+    asyncio.run(send_batches(job, iter(planned(job))))
 
 
 def planned(job: TaskJob) -> list[pa.RecordBatch]:

@@ -24,16 +24,16 @@ from sbpair.replay import run as runs
 from sbpair.replay.archive import (
     DEDUPLICATED,
     DOUBTFUL,
-    DRAINED,
+    DRAINED_FILE,
     EXPIRED,
+    HELD,
     LEDGER,
-    PROVED,
     QUARANTINE,
+    RECEIPT_FILE,
+    REMOVED_FILE,
     SEGMENTS,
-    SENDING,
-    SWEPT,
     Archive,
-    filesystem_of,
+    filesystem_type,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.run import NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun
@@ -143,7 +143,7 @@ def test_a_doubt_is_written_down_before_the_end_of_its_message(
     monkeypatch.setattr(Archive, "write", seen)
     put(archive, "one", key(1))
     ledger = Ledger(archive, RUN.shards, "a")
-    ledger.doubt(Entry(key(1), "orders", "no answer came"))
+    ledger.add_doubtful(Entry(key(1), "orders", "no answer came"))
     ledger.write(LEDGER, 1, [Entry(key(1), "orders")])
     ledger.write(LEDGER, 1, [Entry(key(2), "orders")])
 
@@ -155,7 +155,7 @@ def test_what_is_taken_away_is_what_was_proved(archive: Archive) -> None:
     """Between the proof and the word of whoever was asked, the run is resumed, and drains one more message."""
     put(archive, "one", key(1))
     end(archive, LEDGER, key(1))
-    for path in (DRAINED, PROVED):
+    for path in (DRAINED_FILE, RECEIPT_FILE):
         archive.write_json(path, {"messages": 1, "balanced": True})
     planned = gc.plan(archive, unsent=False)
     put(archive, "two", key(2))
@@ -174,7 +174,7 @@ def test_a_chunk_that_a_loss_of_power_has_cut_short_keeps_nobody_from_taking_awa
     [chunk] = archive.files(QUARANTINE)
     Path(archive.root, chunk).write_bytes(b"")
     end(archive, QUARANTINE, key(2))
-    for path in (DRAINED, PROVED):
+    for path in (DRAINED_FILE, RECEIPT_FILE):
         archive.write_json(path, {"messages": 0, "balanced": True})
     assert gc.plan(archive, unsent=False).kept == 1
 
@@ -182,7 +182,7 @@ def test_a_chunk_that_a_loss_of_power_has_cut_short_keeps_nobody_from_taking_awa
 def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -> None:
     put(archive, "one", key(1))
     end(archive, LEDGER, key(1))
-    for path in (DRAINED, PROVED):
+    for path in (DRAINED_FILE, RECEIPT_FILE):
         archive.write_json(path, {"messages": 1, "balanced": True})
     planned = gc.plan(archive, unsent=False)
     job._unprove(archive)
@@ -195,11 +195,11 @@ def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -
 
 
 def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
-    archive.write_json(PROVED, {"balanced": True})
-    archive.write_json(SWEPT, {})
+    archive.write_json(RECEIPT_FILE, {"balanced": True})
+    archive.write_json(REMOVED_FILE, {})
     with pytest.raises(errors.StateRefused, match="were taken away"):
         job._unprove(archive)
-    assert archive.read_json(PROVED) == {"balanced": True}
+    assert archive.read_json(RECEIPT_FILE) == {"balanced": True}
 
 
 def test_a_directory_by_another_name_than_its_runs_is_refused(archive: Archive, tmp_path: Path) -> None:
@@ -220,19 +220,19 @@ def test_what_is_no_name_of_a_run_names_none(archive: Archive, name: str) -> Non
     [{"messages": "many"}, {"messages": None}, {"remaining_in_queues": []}, {"remaining_in_queues": {QUEUE: "some"}}],
 )
 def test_what_a_drain_came_to_is_refused_by_name_where_it_cannot_be_read(archive: Archive, said: Any) -> None:
-    archive.write_json(DRAINED, said)
+    archive.write_json(DRAINED_FILE, said)
     with pytest.raises(errors.StateRefused, match=r"drained\.json is broken"):
         proof_of(archive)
 
 
-@pytest.mark.parametrize("kind", [DOUBTFUL, SENDING])
+@pytest.mark.parametrize("kind", [DOUBTFUL, HELD])
 def test_a_list_of_names_with_foreign_columns_is_told_of(archive: Archive, kind: str) -> None:
-    if kind == SENDING:
-        archive.write_for_now(f"{kind}/0.jsonl", [key(0), [1]])
+    if kind == HELD:
+        archive.write_line(f"{kind}/0.jsonl", [key(0), [1]])
         assert proof_of(archive).unreadable == [f"{kind}/0.jsonl"]
     else:
         archive.write_table(f"{kind}/0.parquet", pa.table({"a": [1]}), RUN.shards)
-        with pytest.raises(errors.StateRefused, match="it has no queue"):
+        with pytest.raises(errors.StateRefused, match="missing columns: queue"):
             proof_of(archive)
 
 
@@ -249,7 +249,7 @@ def test_two_different_ends_are_a_contradiction(archive: Archive) -> None:
 def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Archive) -> None:
     put(archive, "one", *map(key, range(3)))
     dead = Ledger(archive, RUN.shards, "dead")
-    dead.has_in_hand([Entry(key(0), "orders"), Entry(key(1), "orders")])
+    dead.record_held([Entry(key(0), "orders"), Entry(key(1), "orders")])
     dead.write(LEDGER, 1, [Entry(key(0), "orders")])
     end(archive, LEDGER, key(1), key(2), attempt="next")
 
@@ -259,7 +259,7 @@ def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Arch
 @pytest.mark.parametrize("kind", [EXPIRED, QUARANTINE])
 def test_what_a_dead_attempt_had_in_hand_may_have_arrived_whatever_came_of_it(archive: Archive, kind: str) -> None:
     put(archive, "one", key(0), key(1))
-    Ledger(archive, RUN.shards, "dead").has_in_hand([Entry(key(0), "orders")])
+    Ledger(archive, RUN.shards, "dead").record_held([Entry(key(0), "orders")])
     end(archive, kind, key(0), key(1), attempt="next")
 
     assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m0"]
@@ -317,7 +317,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
             elif not direct:
                 put(archive, f"s{name}", *keys)
         for attempt, numbers in held.items():
-            Ledger(archive, RUN.shards, attempt).has_in_hand([Entry(odd(number), "orders") for number in numbers])
+            Ledger(archive, RUN.shards, attempt).record_held([Entry(odd(number), "orders") for number in numbers])
         proof = verify(archive, run)
 
     rows = [(kind, attempt, number) for kind, attempt, numbers in files for number in sorted(numbers)]
@@ -453,9 +453,9 @@ def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kin
 
 def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(archive: Archive) -> None:
     put(archive, "one", key(0))
-    Ledger(archive, RUN.shards, "dead").has_in_hand([Entry(key(0), "orders")])
+    Ledger(archive, RUN.shards, "dead").record_held([Entry(key(0), "orders")])
     end(archive, LEDGER, key(0), attempt="next")
-    [path] = archive.files(SENDING)
+    [path] = archive.files(HELD)
     Path(archive.root, path).write_bytes(b"")
 
     proof = proof_of(archive)
@@ -467,7 +467,7 @@ def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(arc
 def test_nothing_is_written_where_the_runs_directory_has_gone(archive: Archive, path: str) -> None:
     Path(archive.root).rename(f"{archive.root}-elsewhere")
 
-    with pytest.raises(errors.MachineLacks, match="the run's directory has gone"):
+    with pytest.raises(errors.MachineLacks, match="the run's directory is missing"):
         archive.write(path, b"")
 
     assert not Path(archive.root).exists()
@@ -584,5 +584,5 @@ tmpfs /mnt tmpfs rw 0 0
     [("/run/a", "tmpfs"), ("/run/my disk/a", "ext4"), ("/runs", "ext4"), ("/mnt/a", "xfs"), ("/", "ext4")],
 )
 def test_what_an_archive_lies_on_is_known(path: str, kind: str) -> None:
-    assert filesystem_of(Path(path), MOUNTS) == kind
-    assert filesystem_of(Path(path), "") == ""
+    assert filesystem_type(Path(path), MOUNTS) == kind
+    assert filesystem_type(Path(path), "") == ""

@@ -23,14 +23,14 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import job, progress
-from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.direct_task import Direct, RecordedSource, _entries, accepted_at_death
-from sbpair.replay.drain_task import tasks_of
+from sbpair.replay.archive import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE, Archive
+from sbpair.replay.direct_task import Direct, RecordedSource, _entries, accepted_by_dead_attempts
+from sbpair.replay.drain_task import task_queues
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.progress import ReplayPhase, moved
 from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save
 from sbpair.replay.selection import Selection
-from sbpair.replay.spark_action import watched
+from sbpair.replay.spark_action import run_action
 from sbpair.replay.task_lease import HeldLease
 from sbpair.replay.verify import Proof, verify
 from sbpair.runs.database import identity
@@ -67,7 +67,7 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
     assert proof.exit_code == 3
     assert sorted(place.ids()) == sorted(f"m{number}" for number in range(60))
     assert place.altered() == []
-    assert made.open().files(SENDING) == []
+    assert made.open().files(HELD) == []
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -118,9 +118,9 @@ def test_a_queue_has_several_tasks_only_where_nobody_minds_the_order(
     place: World, tmp_path: Path, ordered: bool, tasks: int
 ) -> None:
     made = job_of(place, tmp_path, replace(QUICK, ordered=ordered), tasks=5)
-    assert len(tasks_of(made)) == tasks
+    assert len(task_queues(made)) == tasks
     archived = replace(made, run=replace(made.run, options=ReplayOptions()))
-    assert len(tasks_of(archived)) == 5
+    assert len(task_queues(archived)) == 5
 
 
 def keys(place: World, index: int = 0) -> list[Any]:
@@ -142,7 +142,7 @@ def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: Worl
     first, second, third = keys(place)
     dead = Ledger(made.open(), made.run.shards, "dead")
     dead.write(LEDGER, 0, [Entry(first, "orders")])
-    dead.has_in_hand([Entry(first, "orders"), Entry(second, "orders")])
+    dead.record_held([Entry(first, "orders"), Entry(second, "orders")])
 
     before = verify(made.open(), made.run)
     assert (before.archived, before.acknowledged, before.unsent) == (2, 1, 1)
@@ -158,8 +158,8 @@ def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: Worl
 def test_a_list_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on(place: World, tmp_path: Path) -> None:
     place.strand_many(3)
     made = job_of(place, tmp_path)
-    Ledger(made.open(), made.run.shards, "dead").has_in_hand([Entry(key, "orders") for key in keys(place)])
-    [path] = made.open().files(SENDING)
+    Ledger(made.open(), made.run.shards, "dead").record_held([Entry(key, "orders") for key in keys(place)])
+    [path] = made.open().files(HELD)
     Path(made.open().root, path).write_bytes(b"")
     proof = move(made)
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
@@ -172,7 +172,7 @@ def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_f
     made = job_of(place, tmp_path)
     dead = Ledger(made.open(), made.run.shards, "dead")
     first, second = keys(place)
-    dead.has_in_hand([Entry(second, "orders")])
+    dead.record_held([Entry(second, "orders")])
     dead.write(LEDGER, 0, [Entry(key, "orders") for key in (first, second)])
     [path] = made.open().files(LEDGER)
     Path(made.open().root, path).write_bytes(Path(made.open().root, path).read_bytes()[:-9])
@@ -191,7 +191,7 @@ def test_whatever_a_loss_of_power_has_taken_of_an_unsynced_chunk_keeps_nobody_fr
     made = job_of(place, tmp_path)
     dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
     first, second = keys(place)
-    dead.has_in_hand([Entry(first, "orders")])
+    dead.record_held([Entry(first, "orders")])
     dead.doubt(Entry(second, "orders", "no answer"))
     dead.write(LEDGER, 0, [Entry(first, "orders")])
     [chunk], [doubts] = made.open().files(LEDGER), made.open().files(DOUBTFUL)
@@ -225,7 +225,7 @@ def test_what_the_ledger_has_of_a_message_that_only_looks_alike_is_sent(place: W
     dead = Ledger(made.open(), made.run.shards, "dead")
     other = Entry((queue, number, at - 1, message_id), "orders")
     dead.write(LEDGER, 0, [other])
-    dead.has_in_hand([other])
+    dead.record_held([other])
     move(made)
     assert sorted(place.ids()) == ["m0", "m1"]
 
@@ -268,12 +268,12 @@ def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_cr
 
     monkeypatch.setattr(RawSource, "complete", settled)
     source = RecordedSource.__new__(RecordedSource)
-    source.keep_books(Ledger(archive, 1, "dead"), 0, set())
+    source.record_to(Ledger(archive, 1, "dead"), 0, set())
     for arrivals in ([first, second], [later]):
         source._in_hand.take(dict(zip(arrivals, _entries(arrivals), strict=True)))
     assert [each for each, _ in asyncio.run(source.complete([first, second]))] == [second]
 
-    assert ("q", 1, 1_000, "m1") in accepted_at_death(archive, "q", 0)
+    assert ("q", 1, 1_000, "m1") in accepted_by_dead_attempts(archive, "q", 0)
 
 
 def test_a_run_that_is_asked_to_stop_takes_nothing(place: World, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
     with pytest.raises(errors.MachineLacks, match="full"):
         move(made)
     assert place.left() == 4
-    held = [key for path in made.open().files(SENDING) for key in read_held(made.open(), path)]
+    held = [key for path in made.open().files(HELD) for key in read_held(made.open(), path)]
     assert held, "what may be there twice can be told"
 
 
@@ -307,7 +307,7 @@ def test_without_the_drivers_word_nothing_is_sent(
 ) -> None:
     monkeypatch.setattr("sbpair.replay.task_lease.READY_SECONDS", 0.0)
     place.strand_many(4)
-    made = replace(job_of(place, tmp_path), beacon="lease/none.json")
+    made = replace(job_of(place, tmp_path), heartbeat="lease/none.json")
     with pytest.raises(errors.Unreachable):
         move(made)
     assert (place.ids(), place.left()) == ([], 4)
@@ -366,7 +366,7 @@ def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path
 def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.spark_action.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("sbpair.replay.spark_action.POLL_SECONDS", 0.01)
     # A shell has what it starts in the background ignore the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     archive = job_of(place, tmp_path).open()
@@ -387,11 +387,11 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
             looked.set()
 
     try:
-        watched(moved(archive), archive, act, HeldLease(), tell)
+        run_action(moved(archive), archive, act, HeldLease(), tell)
     finally:
         signal.signal(signal.SIGINT, before)
 
-    assert archive.stopped()
+    assert archive.stop_requested()
     assert finished == [True], "it was not waited for"
     assert [event.name for event in told if isinstance(event, ReplayPhase)] == ["stop"]
 

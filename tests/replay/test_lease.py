@@ -19,7 +19,7 @@ from sbpair.model.durations import TICKS_PER_SECOND
 from sbpair.replay import job
 from sbpair.replay.archive import LEDGER, STOP_FILE, Archive
 from sbpair.replay.run import ReplayOptions
-from sbpair.replay.task_lease import LOOK_SECONDS, HeldLease, TaskLease, holding
+from sbpair.replay.task_lease import POLL_SECONDS, HeldLease, TaskLease, hold_leases
 from sbpair.runs.lease import Lease
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def beat(archive: Archive, number: int, good_seconds: float, lost: str | None = 
     archive.write_json(BEACON, {"beat": number, "good_seconds": good_seconds, "lost": lost})
 
 
-def is_sure(permit: TaskLease) -> bool:
+def is_sure(task_lease: TaskLease) -> bool:
     try:
-        permit.check()
+        task_lease.check()
     except errors.Unreachable:
         return False
     return True
@@ -75,35 +75,35 @@ def is_sure(permit: TaskLease) -> bool:
 
 def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: Path) -> None:
     archive, clock = made(str(tmp_path)), Clock()
-    permit = TaskLease(archive, BEACON, clock)
-    assert not is_sure(permit), "nothing was written yet"
+    task_lease = TaskLease(archive, BEACON, clock)
+    assert not is_sure(task_lease), "nothing was written yet"
     heard = []
     for number in range(1, 5):
-        clock.seconds += LOOK_SECONDS
+        clock.seconds += POLL_SECONDS
         beat(archive, number, 10.0)
-        heard.append(is_sure(permit))
+        heard.append(is_sure(task_lease))
     assert heard == [False, False, True, True]
     clock.seconds += 10.0
-    assert not is_sure(permit), "the driver has said nothing since"
+    assert not is_sure(task_lease), "the driver has said nothing since"
 
 
 def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
     archive, clock = made(str(tmp_path)), Clock()
-    permit = TaskLease(archive, BEACON, clock)
+    task_lease = TaskLease(archive, BEACON, clock)
     for number in range(1, 5):
         beat(archive, number, 10.0)
-        is_sure(permit)
-        clock.seconds += LOOK_SECONDS
+        is_sure(task_lease)
+        clock.seconds += POLL_SECONDS
     beat(archive, 5, 0.0, "it was somebody else's")
     with pytest.raises(errors.LeaseLost, match="it was somebody else's"):
-        permit.check()
+        task_lease.check()
 
 
 def test_without_a_lease_there_is_nothing_to_lose(tmp_path: Path) -> None:
     TaskLease(Archive(str(tmp_path), "r1"), None).check()
 
 
-waits = st.sampled_from((0.0, LOOK_SECONDS, 3.0, 12.0))
+waits = st.sampled_from((0.0, POLL_SECONDS, 3.0, 12.0))
 
 
 @settings(max_examples=150, deadline=None)
@@ -112,12 +112,12 @@ def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float
     """However long a write takes, and however seldom the task reads; by a clock that it shares with nobody."""
     with TemporaryDirectory() as directory:
         archive, clock = made(directory), Clock()
-        permit = TaskLease(archive, BEACON, lambda: clock() - 1_000)
+        task_lease = TaskLease(archive, BEACON, lambda: clock() - 1_000)
         good_until = 0.0
 
         def look_after(seconds: float) -> None:
             clock.seconds += seconds
-            assert not is_sure(permit) or clock() < good_until
+            assert not is_sure(task_lease) or clock() < good_until
 
         for number, (good_seconds, (first, second, third, fourth)) in enumerate(beats, 1):
             confirmed = clock() + good_seconds
@@ -143,13 +143,13 @@ def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -
 def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, tmp_path: Path) -> None:
     """Another machine has other directories, and the same queue."""
     first = made(str(tmp_path / "first"))
-    with holding(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
+    with hold_leases(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
             job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "second").rglob("run.json")]
-    with holding(place.pair, "r2", first, directory=request.state, queue=leases):
+    with hold_leases(place.pair, "r2", first, directory=request.state, queue=leases):
         pass  # it was given back
 
 
@@ -161,13 +161,13 @@ def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path
 
 def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
     archive = made(str(tmp_path / "archive"))
-    with holding(place.pair, "r1", archive, queue=leases) as held:
-        permit = TaskLease(archive, held.beacon)
-        until(lambda: is_sure(permit))
+    with hold_leases(place.pair, "r1", archive, queue=leases) as held:
+        task_lease = TaskLease(archive, held.heartbeat)
+        until(lambda: is_sure(task_lease))
         lose(place)
         until(lambda: is_lost(held))
         with pytest.raises(errors.LeaseLost):
-            until(lambda: is_sure(permit) and False)
+            until(lambda: is_sure(task_lease) and False)
         assert archive.exists(STOP_FILE)
 
 
@@ -182,7 +182,7 @@ def lose(place: World) -> None:
 
 def test_a_lease_file_that_was_replaced_is_lost(place: World, tmp_path: Path) -> None:
     archive = made(str(tmp_path / "archive"))
-    with holding(place.pair, "r1", archive, directory=tmp_path) as held:
+    with hold_leases(place.pair, "r1", archive, directory=tmp_path) as held:
         held.check()
         (tmp_path / "lease").unlink()
         with pytest.raises(errors.LeaseLost):

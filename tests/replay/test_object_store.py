@@ -11,7 +11,7 @@ import pytest
 from sbpair import errors
 from sbpair.replay import gc, job
 from sbpair.replay import run as runs
-from sbpair.replay.archive import DRAINED, LEDGER, PROVED, SEGMENTS, Archive
+from sbpair.replay.archive import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS, Archive
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.verify import verify
 from tests.replay.object_store import Store, running
@@ -55,7 +55,7 @@ def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
     for number in range(5):
         put(archive, f"s{number}", key(number), key(number + 1))
     end(archive, LEDGER, *map(key, range(6)))
-    archive.write_json(DRAINED, {"messages": 10})
+    archive.write_json(DRAINED_FILE, {"messages": 10})
 
     again = opened()
     proof = verify(again, runs.load(again))
@@ -70,12 +70,12 @@ def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
 
 
 def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
-    archive.write_json(PROVED, {"balanced": True})
+    archive.write_json(RECEIPT_FILE, {"balanced": True})
     planned = gc.plan(archive, unsent=False)
     assert planned.files == 6
     gc.sweep(archive, planned)
     left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
-    assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/swept.json"}
+    assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/removed.json"}
 
 
 def test_a_store_that_takes_nothing_is_told_of_and_has_no_half_of_it(store: Store) -> None:

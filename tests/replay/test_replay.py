@@ -89,8 +89,8 @@ def a_repetition_is_written_off_however_late(
     place: World, tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
-    [written_off] = archive.files(DEDUPLICATED)
-    archive.remove(written_off)
+    [mark_deduplicated] = archive.files(DEDUPLICATED)
+    archive.remove(mark_deduplicated)
     assert verify(archive, load(archive)).unsent == 1
     now = time.time
     with monkeypatch.context() as later:
@@ -133,7 +133,7 @@ def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_la
         place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
         place.running.advance(0.001)
     place.running.do(lambda: place.backlog(0).messages.receive(1))
-    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, strangers_seconds=0.2)
+    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, locked_seconds=0.2)
 
     proof = (first := run(place, tmp_path, options)).proof
     assert (proof.acknowledged, proof.remaining_in_queues) == (1, {place.queues[0]: 1})

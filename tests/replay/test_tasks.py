@@ -24,7 +24,7 @@ from sbpair import errors
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import job as replays
-from sbpair.replay.archive import LEDGER, SEGMENTS, SENDING, STOP_FILE, Archive
+from sbpair.replay.archive import HELD, LEDGER, SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.send_task import move_context
 from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
@@ -191,7 +191,7 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
     broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", DEFAULT_BATCH_LIMITS.prefetch // 2)
-    monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 1)
+    monkeypatch.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", 1)
     place.strand_many(MANY)
     job = job_of(place, own_disk, segment_messages=MANY)
     drain(job)
@@ -200,7 +200,7 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
         send(job)
 
     proof = proof_of(job)
-    held = sum(len([*read_held(job.open(), path)]) for path in job.open().files(SENDING))
+    held = sum(len([*read_held(job.open(), path)]) for path in job.open().files(HELD))
     assert 0 < proof.acknowledged < MANY
     assert len(place.ids()) <= proof.acknowledged + held < MANY
     send(job)
@@ -259,7 +259,7 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
     job = job_of(place, tmp_path, rate=50.0)
 
     async def seconds(job: TaskJob) -> float:
-        pace = move_context(job, TaskLease(job.open(), None), Ledger(job.open(), job.run.shards)).pace
+        pace = move_context(job, TaskLease(job.open(), None), Ledger(job.open(), job.run.shards)).rate_limiter
         assert pace is not None
         now = asyncio.get_running_loop().time()
         pace.count_sent(now, 10_000)
@@ -348,7 +348,7 @@ def test_a_send_stops_when_another_process_says_so_and_doubles_nothing(place: Wo
     proof = proof_of(job)
     assert 0 < said["acknowledged_rows"] <= proof.acknowledged < MESSAGES
     assert len(place.ids()) == proof.acknowledged
-    assert (archive.files(SENDING), proof.doubtful) == ([], [])
+    assert (archive.files(HELD), proof.doubtful) == ([], [])
     archive.remove(STOP_FILE)
     send(replace(job, run=replace(job.run, options=replace(job.run.options, rate=None))))
     everything_is_there(place, job)
@@ -363,7 +363,7 @@ def sbpair(verb: str, archive: Archive, *words: str) -> str:
 def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
     place.strand_many(10)
     place.running.do(lambda: place.backlog(0).messages.receive(3))
-    job = job_of(place, tmp_path, strangers_seconds=0.2)
+    job = job_of(place, tmp_path, locked_seconds=0.2)
 
     drain(job)
 
@@ -382,16 +382,16 @@ def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.strand_many(10)
-    job = job_of(place, tmp_path).in_haste()
+    job = job_of(place, tmp_path).with_short_waits()
     take, pauses = RawSource.receive, iter([True])
 
     async def pausing(self: Any, limit: int, *, seconds: float) -> Any:
         return [] if next(pauses, False) else await take(self, limit, seconds=seconds)
 
     monkeypatch.setattr(RawSource, "receive", pausing)
-    assert asyncio.run(replays.is_left(job))
+    assert asyncio.run(replays.has_remaining(job))
     drain(job)
-    assert (proof_of(job).archived, asyncio.run(replays.is_left(job))) == (10, False)
+    assert (proof_of(job).archived, asyncio.run(replays.has_remaining(job))) == (10, False)
 
 
 def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""A run from its first phase to its last: check, drain, plan, send, verify. Finished phases are not repeated.
+
+Invariant: the driver decides and waits, and counts by the archive. One mover of a pair runs at a time: the lease is
+held from before the first message is received until the last is settled.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sbpair.errors import SbpairError, UsageError
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_check import check_executors, check_spark_reads
+from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
+from sbpair.replay.drain_phase import drain_phase, move_phase
+from sbpair.replay.drain_task import save_accepted
+from sbpair.replay.plan_phase import check_selected_destinations, plan_phase
+from sbpair.replay.progress import OnEvent, ReplayPhase
+from sbpair.replay.request import ReplayRequest, check_direct
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, TaskJob, load_run, save_run
+from sbpair.replay.selection import check_selection
+from sbpair.replay.send_phase import send_phase
+from sbpair.replay.spark import spark_errors, spark_session, stopping
+from sbpair.replay.spark_action import translate_failure
+from sbpair.replay.task_lease import HeldLease, hold_leases
+from sbpair.replay.verify import check_segments, messages_removed, verify
+from sbpair.runs.database import identity, state_if_any
+from sbpair.runs.journal import accepted_keys
+from sbpair.runs.run_log import new_id
+
+if TYPE_CHECKING:
+    from sbpair.replay.proof import Proof
+    from sbpair.replay.selection import Selection
+
+SHARDS_PER_TASK = 2
+"""More shards than tasks, so that a large shard delays the end less."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """The result of a start or resume. `stopped` is whether a stop was requested before the end."""
+
+    run: ReplayRun
+    proof: Proof
+    seconds: float
+    stopped: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the receipt as its JSON contract."""
+        receipt = {"run": self.run.id, **self.proof.document(self.run)}
+        return {**receipt, "seconds": round(self.seconds, 3), "stopped": self.stopped}
+
+
+def start(
+    request: ReplayRequest, options: ReplayOptions, queues: list[str], shards: int | None, on_event: OnEvent
+) -> ReplayResult:
+    """Start a run. Usage and safety errors are raised before anything is received."""
+    request.check()
+    check_direct(options, queues)
+    started_ms = int(time.time() * 1000)
+    run_id = new_id(started_ms)
+    archive = Archive(request.archive, run_id)
+    count = len(queues) if options.mode is ReplayMode.DIRECT else shards or request.parallelism * SHARDS_PER_TASK
+    run = ReplayRun(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
+    with _leases(request, archive) as held:
+        try:
+            archive.create()
+            archive.check_writable()
+            save_run(archive, run)
+            _save_journal(request, archive)
+            return _run(request, archive, run, held, on_event)
+        except SbpairError:
+            if not held.used:
+                with suppress(SbpairError):
+                    archive.delete("")
+            raise
+
+
+def resume(request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None) -> ReplayResult:
+    """Continue a run, however it ended, with its own selection or another."""
+    request.check()
+    archive = Archive(request.archive, run_id)
+    run = load_run(archive, request.pair)
+    if selection is not None:
+        if run.direct:
+            raise UsageError(
+                f"run {run.id} is direct, and has no selection", hint="leave out --all, --destination and --where"
+            )
+        run = replace(run, options=replace(run.options, selection=selection))
+    archive.check_writable()
+    with _leases(request, archive) as held:
+        archive.remove(STOP_FILE)
+        _save_journal(request, archive)
+        return _run(request, archive, run, held, on_event)
+
+
+def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, on_event: OnEvent) -> ReplayResult:
+    began = time.monotonic()
+    on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
+    check_segments(archive)
+    before = verify(archive, run)
+    if archive.exists(DRAINED_FILE) and (before.balanced or run.direct) and not before.remaining_in_queues:
+        on_event(ReplayPhase("verify", "everything was sent before; nothing remains to do"))
+        return _prove(archive, run, began)
+    _invalidate_receipt(archive)
+    job = TaskJob(run, request.archive, *request.access(), request.parallelism, held.heartbeat)
+    check_selected_destinations(job, on_event)
+    on_event(ReplayPhase("spark", f"starting Spark on {request.master}, which takes about ten seconds"))
+    settings = {"spark.sql.shuffle.partitions": str(run.shards), **request.settings}
+    with spark_session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
+        check_selection(spark, run.options.selection)
+        if request.shared_archive:
+            check_executors(spark, job)
+        if not (archive.is_local or run.direct):
+            check_spark_reads(spark, archive)
+        # At most one sender per shard and core; of a cluster, the cores registered by now.
+        job = replace(job, senders=min(run.shards, spark.sparkContext.defaultParallelism))
+        if run.direct:
+            move_phase(spark, job, request.pair, held, on_event)
+        else:
+            drain_phase(spark, job, request.pair, held, on_event)
+            _send(spark, job, archive, held, on_event)
+        on_event(ReplayPhase("verify", "counting the messages in the archive"))
+        with stopping(spark):
+            return _prove(archive, run, began)
+
+
+def _send(spark: Any, job: TaskJob, archive: Archive, held: HeldLease, on_event: OnEvent) -> None:
+    if archive.stop_requested() or not archive.files(SEGMENTS):
+        return
+    try:
+        plan = plan_phase(spark, job, archive, on_event)
+        send_phase(plan, job, archive, held, on_event)
+    except spark_errors() as error:
+        raise translate_failure(error, archive) from error
+
+
+def _invalidate_receipt(archive: Archive) -> None:
+    """Remove the previous receipt, so that `gc` refuses the run until it is verified again."""
+    try:
+        receipt = archive.read(RECEIPT_FILE)
+    except FileNotFoundError:
+        return
+    archive.remove(RECEIPT_FILE)
+    if archive.exists(REMOVED_FILE):  # gc is removing its messages now
+        archive.write(RECEIPT_FILE, receipt)
+        raise messages_removed(archive)
+
+
+def _prove(archive: Archive, run: ReplayRun, began: float) -> ReplayResult:
+    result = ReplayResult(run, verify(archive, run), time.monotonic() - began, archive.stop_requested())
+    archive.write_json(RECEIPT_FILE, result.document())
+    return result
+
+
+def _leases(request: ReplayRequest, archive: Archive) -> AbstractContextManager[HeldLease]:
+    directory = request.state if request.lease else None
+    return hold_leases(request.pair, archive.run, archive, directory=directory, queue=request.lease_queue)
+
+
+def _save_journal(request: ReplayRequest, archive: Archive) -> None:
+    """Save the keys that the syphon's journal has as accepted."""
+    state = state_if_any(request.state, request.pair)
+    if state is None:
+        return
+    with state:
+        save_accepted(archive, accepted_keys(state))

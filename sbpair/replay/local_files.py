@@ -1,0 +1,82 @@
+"""Durable files on a local disk: written beside their place, synced, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
+
+
+def make_directories(root: Path, directory: Path) -> None:
+    """Create the directories missing below `root` and sync their parents. Raises FileNotFoundError without `root`."""
+    if directory.exists():
+        return
+    missing = [each for each in (directory, *directory.parents) if each.is_relative_to(root) and not each.exists()]
+    for each in reversed(missing):
+        if each == root:
+            raise FileNotFoundError(errno.ENOENT, "the run's directory is missing")
+        each.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(each.parent)
+
+
+def write_file(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
+    """Write a whole file or none. Raises OSError."""
+    beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def append_file(path: Path, data: bytes) -> None:
+    """Append to an existing file, without a sync. Raises OSError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
+        file.write(data)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the directory's entries durable."""
+    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def is_in_memory(url: str) -> bool:
+    """Return whether a restart of this machine would lose an archive there, as far as Linux shows."""
+    if "://" in url and not url.startswith("file:"):
+        return False
+    try:
+        mounts = Path("/proc/self/mounts").read_text(errors="replace")
+    except OSError:  # not Linux
+        return False
+    return filesystem_type(Path(url.removeprefix("file:")).resolve(), mounts) in MEMORY_FILESYSTEMS
+
+
+def filesystem_type(path: Path, mounts: str) -> str:
+    """Return the filesystem type of an absolute path, from the text of /proc/self/mounts; "" if unknown."""
+    found, depth = "", 0
+    for line in mounts.splitlines():
+        _device, place, kind, *_options = line.split(" ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
+        # A later mount at the same place hides the earlier one.
+        if path.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = kind, len(point.parts)
+    return found
