@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sbpair.azure.atom import open_queues
+from sbpair.azure.atom import open_atom
 from sbpair.errors import SbpairError
 from sbpair.move.message import dead_letters
 from sbpair.replay.archive_layout import DRAINED_FILE
@@ -72,7 +72,7 @@ async def _expected_counts(pair: Pair, queues: Sequence[str], before: dict[str, 
     """Return each queue's messages now plus those it gave before, as far as Manage allows to count them."""
     found = {}
     with suppress(SbpairError):  # only the display of progress needs them
-        async with open_queues(pair.secondary) as control:
+        async with open_atom(pair.secondary) as control:
             for queue in queues:
                 counts = await control.counts(dead_letters.parent_path(queue))
                 present = counts.dead_letter if dead_letters.is_dead_letter_path(queue) else counts.active

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,9 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.kit import command
 from tests.kit.command import environment
 from tests.kit.stranded import stranded
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMED = "CONNECTION_STRING"
 KEY = "a-key-that-nobody-may-see"

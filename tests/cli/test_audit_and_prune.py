@@ -8,7 +8,6 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,8 @@ from tests.kit import command
 from tests.kit.command import environment
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from sbpair.emulator.entities.queue import QueueEntity
 
 BACKLOG = QueueDescription(

@@ -8,10 +8,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
 CLOUDS = (".servicebus.windows.net", ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -14,6 +12,10 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 ENTITIES = """
 [queues.orders]

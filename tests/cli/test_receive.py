@@ -6,11 +6,9 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +17,10 @@ from sbpair.amqp.types import Char, Decimal32, Decimal64
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.testing import Emulator
 from tests.kit.command import environment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 ESCAPE = "\x1b[31mred\x07"
 

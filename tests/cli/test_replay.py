@@ -13,18 +13,18 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
 from sbpair.__main__ import run
-from sbpair.replay.archive import (
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import (
     DEDUPLICATED,
     DRAINED_FILE,
     EXPIRED,
@@ -32,11 +32,13 @@ from sbpair.replay.archive import (
     QUARANTINE,
     RECEIPT_FILE,
     REMOVED_FILE,
-    Archive,
 )
 from sbpair.replay.ledger import Entry, Ledger
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.replay.schema import SEGMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NAMESPACES = {
     "SBPAIR_PRIMARY_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0;"
@@ -124,7 +126,7 @@ def test_a_java_that_is_too_old_is_told_of(java: Path) -> None:
 
 
 def resume(java: Path, *words: str, **changed: Any) -> subprocess.CompletedProcess[str]:
-    save(Archive(str(java / "archive"), "r1"), RUN)
+    save_run(Archive(str(java / "archive"), "r1"), RUN)
     return sbpair("resume", "r1", "--archive", str(java / "archive"), *words, home=java, **changed)
 
 
@@ -243,7 +245,7 @@ def test_an_archive_that_is_not_whole_is_neither_sent_nor_proved_nor_removed(
 def test_an_archive_that_cannot_be_written_to_is_told_of(
     java: Path, spoil: Callable[[Path], object], said: str
 ) -> None:
-    save(Archive(str(java / "archive"), "r1"), RUN)
+    save_run(Archive(str(java / "archive"), "r1"), RUN)
     spoil(java / "archive" / "r1")
     done = sbpair("resume", "r1", "--archive", str(java / "archive"), home=java)
     assert done.returncode in (4, 7)
@@ -251,7 +253,7 @@ def test_an_archive_that_cannot_be_written_to_is_told_of(
 
 
 def test_an_archive_without_room_is_told_of_before_anything_is_received(java: Path) -> None:
-    save(Archive(str(java / "archive"), "r1"), RUN)
+    save_run(Archive(str(java / "archive"), "r1"), RUN)
     done = sbpair_process("resume", "r1", "--archive", str(java / "archive"), home=java, room=0)
     assert done.returncode == 7
     assert "File too large" in done.stderr
@@ -270,7 +272,7 @@ def gc(archive: Archive, *words: str) -> tuple[int, str, str]:
 def proved(tmp_path: Path) -> Archive:
     """A run of one message, and that one sent."""
     archive = Archive(str(tmp_path / "archive"), "r1")
-    save(archive, RUN)
+    save_run(archive, RUN)
     put(archive)
     end(archive)
     return archive
@@ -363,7 +365,7 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
 
 
 def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archive) -> None:
-    save(proved, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
+    save_run(proved, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
     proved.delete("segments")
     proved.write_json(DRAINED_FILE, {"messages": 0})
     Ledger(proved, RUN.shards, "dead").record_held([Entry((QUEUE, 8, 1_000, "m8"), "orders")])
@@ -388,7 +390,7 @@ def test_a_run_that_is_not_there_is_told_of(words: list[str], tmp_path: Path) ->
 
 
 def test_verify_status_and_stop_need_neither_java_nor_a_pair(tmp_path: Path) -> None:
-    save(Archive(str(tmp_path), "r1"), RUN)
+    save_run(Archive(str(tmp_path), "r1"), RUN)
     none = dict.fromkeys(NAMESPACES, "")
 
     verified = sbpair("verify", "r1", "--archive", str(tmp_path), "--output", "json", **none)
@@ -403,7 +405,7 @@ def test_verify_status_and_stop_need_neither_java_nor_a_pair(tmp_path: Path) -> 
 
 def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path), "r1")
-    save(archive, RUN)
+    save_run(archive, RUN)
     archive.write("segments/contoso/x-servicebus-transfer/0/cut.parquet", b"PAR1")
 
     done = sbpair("verify", "r1", "--archive", str(tmp_path))
@@ -414,7 +416,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path), "r1")
-    save(archive, RUN)
+    save_run(archive, RUN)
     archive.write_json(DRAINED_FILE, {"messages": 0, "remaining_in_queues": {RUN.queues[0]: 3}})
 
     done = sbpair("verify", "r1", "--archive", str(tmp_path))

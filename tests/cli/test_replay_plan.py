@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +17,9 @@ from tests.cli.test_replay import sbpair
 from tests.kit import command
 from tests.kit.command import environment
 from tests.kit.stranded import put, stranded
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "unsent", "deferred", "scheduled")
 

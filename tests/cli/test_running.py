@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 EMULATOR = ["emulator", "--namespace", "contoso=0", "--namespace", "contoso-dr=0"]
 

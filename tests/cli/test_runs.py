@@ -7,10 +7,8 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +19,10 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.kit import command
 from tests.kit.command import environment
 from tests.kit.stranded import stranded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

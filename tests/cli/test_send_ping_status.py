@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +17,10 @@ from sbpair.model.pair import Pair
 from tests.cli.test_bad_input import emulated
 from tests.kit import command
 from tests.kit.command import environment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

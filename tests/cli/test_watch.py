@@ -10,14 +10,16 @@ import re
 import signal
 import struct
 import termios
-from collections.abc import Callable
 from fcntl import ioctl
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cli.test_runs import open_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

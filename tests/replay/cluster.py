@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 REGISTERED = r"Successfully registered with master (\S+)"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair.replay.spark import SETTINGS
 from tests.replay.world import HASTY, World, exported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def java() -> str | None:

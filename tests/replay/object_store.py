@@ -6,13 +6,16 @@ It has what tells a store from a disk: no directories, no renaming, and an objec
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PAGE = 3
 """Objects in one answer to a listing: few, so that there is more than one."""

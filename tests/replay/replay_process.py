@@ -15,7 +15,8 @@ from typing import Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay import job, progress
+from sbpair.replay import driver, progress
+from sbpair.replay.request import ReplayRequest
 from sbpair.replay.run import ReplayOptions
 from tests.replay.world import NAMESPACE, OTHER, VARIABLES
 
@@ -26,13 +27,11 @@ def main(said: dict[str, Any]) -> None:
     primary, secondary = (endpoint_from_connection_string(os.environ[name]) for name in VARIABLES)
     pair = Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
     directory = Path(said["directory"])
-    request = job.ReplayRequest(
-        pair, str(directory / "archive"), VARIABLES, directory / "state", **said.get("request", {})
-    )
+    request = ReplayRequest(pair, str(directory / "archive"), VARIABLES, directory / "state", **said.get("request", {}))
     if "resume" in said:
-        result = job.resume(request, said["resume"], tell)
+        result = driver.resume(request, said["resume"], tell)
     else:
-        result = job.start(request, ReplayOptions(**said["options"]), said["queues"], 4, tell)
+        result = driver.start(request, ReplayOptions(**said["options"]), said["queues"], 4, tell)
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

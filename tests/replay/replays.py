@@ -10,17 +10,20 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
-from sbpair.replay.archive import DRAINED_FILE, LEDGER, SEGMENTS, Archive
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, SEGMENTS
 from sbpair.replay.shard_source import MAX_CHUNK
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, Cluster, standalone
 from tests.replay.world import World, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PATIENCE_SECONDS = 240.0
 OPTIONS = {"segment_messages": 100, "empty_seconds": 0.5, "rate": 800.0}
@@ -99,7 +102,7 @@ class Replay:
         if phase == "plan":
             return not self.files(LEDGER)
         archive = self.archive
-        return sum(archive.rows(path) for path in archive.files(LEDGER)) < messages
+        return sum(archive.row_count(path) for path in archive.files(LEDGER)) < messages
 
     def is_drained(self) -> bool:
         return any(self._directory.glob(f"archive/*/{DRAINED_FILE}"))

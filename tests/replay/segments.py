@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sbpair.replay.archive import Archive, segment_path
+from sbpair.replay.archive_layout import segment_path
 from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sbpair.replay.archive import Archive
     from sbpair.replay.ledger import Key
 
 

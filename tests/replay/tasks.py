@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sbpair.backlog import Aliases
 from sbpair.move.raw_source import RawSource
-from sbpair.replay.archive import DRAINED_FILE, SEGMENTS, Archive
-from sbpair.replay.drain_task import Drain, remaining_in_queues
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import DRAINED_FILE, SEGMENTS
+from sbpair.replay.drain_task import QueueDrain, count_remaining
 from sbpair.replay.plan_sql import ORDER
-from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob, save
+from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.schema import KEY
 from sbpair.replay.send_task import send_batches
-from sbpair.replay.verify import Proof, verify
+from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
 from tests.replay.world import VARIABLES, World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     import pytest
+
+    from sbpair.replay.proof import Proof
 
 QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 
@@ -34,16 +38,17 @@ def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
     pair = place.pair
     run = ReplayRun("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
     archive = Archive(str(directory), run.id)
-    save(archive, run)
+    save_run(archive, run)
     reaches = (
-        NamespaceAccess.of(side, name) for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True)
+        NamespaceAccess.from_endpoint(side, name)
+        for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True)
     )
     return TaskJob(run, archive.url, *reaches, tasks=1)
 
 
 def drain(job: TaskJob) -> None:
     for queue in job.run.queues:
-        asyncio.run(Drain(job, queue).run())
+        asyncio.run(QueueDrain(job, queue).run())
     job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job)})
 
 
@@ -62,7 +67,7 @@ def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.Monke
 
 
 def left(job: TaskJob) -> dict[str, int]:
-    return asyncio.run(remaining_in_queues(job))
+    return asyncio.run(count_remaining(job))
 
 
 def send(job: TaskJob) -> None:

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.cli.commands.replay import table
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
-from sbpair.replay import gc, job
+from sbpair.replay import driver, gc
 from sbpair.replay import run as runs
-from sbpair.replay.archive import (
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import (
     DEDUPLICATED,
     DOUBTFUL,
     DRAINED_FILE,
@@ -32,14 +33,16 @@ from sbpair.replay.archive import (
     RECEIPT_FILE,
     REMOVED_FILE,
     SEGMENTS,
-    Archive,
-    filesystem_type,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
+from sbpair.replay.local_files import filesystem_type
 from sbpair.replay.run import NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import EVERYTHING, Selection
-from sbpair.replay.verify import Proof, verify
+from sbpair.replay.verify import verify
+
+if TYPE_CHECKING:
+    from sbpair.replay.proof import Proof
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun(
@@ -51,7 +54,7 @@ OPTIONS: dict[str, Any] = RUN.document()["options"]
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
     made = Archive(str(tmp_path), RUN.id)
-    runs.save(made, RUN)
+    runs.save_run(made, RUN)
     return made
 
 
@@ -157,26 +160,26 @@ def test_what_is_taken_away_is_what_was_proved(archive: Archive) -> None:
     end(archive, LEDGER, key(1))
     for path in (DRAINED_FILE, RECEIPT_FILE):
         archive.write_json(path, {"messages": 1, "balanced": True})
-    planned = gc.plan(archive, unsent=False)
+    planned = gc.plan_gc(archive, unsent=False)
     put(archive, "two", key(2))
 
-    gc.sweep(archive, planned)
+    gc.remove_messages(archive, planned)
     assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
-    gc.sweep(archive, gc.plan(archive, unsent=False))
+    gc.remove_messages(archive, gc.plan_gc(archive, unsent=False))
     assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
 
 
 def test_a_chunk_that_a_loss_of_power_has_cut_short_keeps_nobody_from_taking_away_a_direct_run(
     archive: Archive,
 ) -> None:
-    runs.save(archive, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
+    runs.save_run(archive, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
     end(archive, QUARANTINE, key(1))
     [chunk] = archive.files(QUARANTINE)
     Path(archive.root, chunk).write_bytes(b"")
     end(archive, QUARANTINE, key(2))
     for path in (DRAINED_FILE, RECEIPT_FILE):
         archive.write_json(path, {"messages": 0, "balanced": True})
-    assert gc.plan(archive, unsent=False).kept == 1
+    assert gc.plan_gc(archive, unsent=False).kept == 1
 
 
 def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -> None:
@@ -184,21 +187,21 @@ def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -
     end(archive, LEDGER, key(1))
     for path in (DRAINED_FILE, RECEIPT_FILE):
         archive.write_json(path, {"messages": 1, "balanced": True})
-    planned = gc.plan(archive, unsent=False)
-    job._unprove(archive)
+    planned = gc.plan_gc(archive, unsent=False)
+    driver._invalidate_receipt(archive)
 
-    with pytest.raises(errors.Unsafe, match="goes on again"):
-        gc.sweep(archive, planned)
+    with pytest.raises(errors.Unsafe, match="was resumed"):
+        gc.remove_messages(archive, planned)
     assert len(archive.files(SEGMENTS)) == len(archive.files(LEDGER)) == 1
     with pytest.raises(errors.Unsafe, match="has not come to its end"):
-        gc.plan(archive, unsent=False)
+        gc.plan_gc(archive, unsent=False)
 
 
 def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
     archive.write_json(RECEIPT_FILE, {"balanced": True})
     archive.write_json(REMOVED_FILE, {})
-    with pytest.raises(errors.StateRefused, match="were taken away"):
-        job._unprove(archive)
+    with pytest.raises(errors.StateRefused, match="were removed"):
+        driver._invalidate_receipt(archive)
     assert archive.read_json(RECEIPT_FILE) == {"balanced": True}
 
 
@@ -206,13 +209,13 @@ def test_a_directory_by_another_name_than_its_runs_is_refused(archive: Archive, 
     """Its tasks would go by the run's name, and its driver by the directory's."""
     shutil.copytree(archive.root, tmp_path / "r2")
     with pytest.raises(errors.StateRefused, match="is of run r1, and not of"):
-        runs.load(Archive(str(tmp_path), "r2"))
+        runs.load_run(Archive(str(tmp_path), "r2"))
 
 
 @pytest.mark.parametrize("name", ["", "r1/", "r2/../r1", "r1\0", "r1\udcff", "*"])
 def test_what_is_no_name_of_a_run_names_none(archive: Archive, name: str) -> None:
     with pytest.raises(errors.UsageError, match="there is no run"):
-        runs.load(Archive(archive.url, name))
+        runs.load_run(Archive(archive.url, name))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +278,7 @@ def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, mon
     proof = proof_of(archive)
 
     assert (len(proof.doubtful), proof.doubtful_total) == (2, 4)
-    [told] = [line for line in table({"run": "r1", **job.document(proof, RUN), "seconds": 0.0}) if "twice" in line]
+    [told] = [line for line in table({"run": "r1", **proof.document(RUN), "seconds": 0.0}) if "possible" in line]
     assert told.startswith("possible duplicates: 4 (")
 
 
@@ -309,7 +312,7 @@ def test_the_proof_is_what_a_naive_count_comes_to(
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
         patched.setattr("sbpair.replay.verify.MAX_SLICE", max_slice)
         archive = Archive(directory, RUN.id)
-        runs.save(archive, run)
+        runs.save_run(archive, run)
         for name, (kind, attempt, numbers) in enumerate(files):
             keys = [odd(number) for number in numbers]
             if kind != SEGMENTS:
@@ -499,15 +502,15 @@ def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
 @pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
 def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
     run = replace(RUN, options=ReplayOptions(selection=selection))
-    runs.save(archive, run)
-    assert runs.load(archive) == run
+    runs.save_run(archive, run)
+    assert runs.load_run(archive) == run
 
 
 def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive) -> None:
     document = archive.read_json("run.json")
     del document["options"]["selection"]
     archive.write_json("run.json", document)
-    assert runs.load(archive).options.selection == EVERYTHING
+    assert runs.load_run(archive).options.selection == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -530,19 +533,19 @@ def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive)
 def test_a_run_of_another_kind_is_refused(archive: Archive, change: dict[str, Any], said: str) -> None:
     archive.write_json("run.json", {**RUN.document(), **change})
     with pytest.raises(errors.StateRefused, match=said):
-        runs.load(archive)
+        runs.load_run(archive)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "\0"])
 def test_a_run_file_that_is_no_json_object_is_refused(archive: Archive, content: str) -> None:
     Path(archive.root, "run.json").write_text(content)
     with pytest.raises(errors.StateRefused, match=r"run\.json is broken"):
-        runs.load(archive)
+        runs.load_run(archive)
 
 
 def test_a_run_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match="there is no run r9"):
-        runs.load(Archive(str(tmp_path), "r9"))
+        runs.load_run(Archive(str(tmp_path), "r9"))
 
 
 def endpoint(name: str, credential: Any) -> Endpoint:
@@ -552,14 +555,14 @@ def endpoint(name: str, credential: Any) -> Endpoint:
 def test_a_run_of_another_pair_is_refused(archive: Archive) -> None:
     pair = Pair("p", endpoint("fabrikam", Identity()), endpoint("contoso-dr", Identity()))
     with pytest.raises(errors.StateRefused, match="fabrikam"):
-        runs.load(archive, pair)
+        runs.load_run(archive, pair)
 
 
 def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
-    reach = NamespaceAccess.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), "ORDERS_PRIMARY")
+    reach = NamespaceAccess.from_endpoint(endpoint("contoso", SasKey("root", "c2VjcmV0")), "ORDERS_PRIMARY")
 
     assert "c2VjcmV0" not in repr(reach)
-    assert "c2VjcmV0" not in json.dumps([dict(reach.place), reach.variable])
+    assert "c2VjcmV0" not in json.dumps([dict(reach.address), reach.variable])
     said = "Endpoint=sb://contoso.example/;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"
     assert reach.endpoint({"ORDERS_PRIMARY": said}) == endpoint("contoso", SasKey("root", "c2VjcmV0"))
     with pytest.raises(errors.UsageError, match="has no ORDERS_PRIMARY"):
@@ -568,7 +571,7 @@ def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
 
 def test_a_key_that_is_in_no_variable_cannot_be_passed_on() -> None:
     with pytest.raises(errors.UsageError, match="no environment variable"):
-        NamespaceAccess.of(endpoint("contoso", SasKey("root", "c2VjcmV0")), None)
+        NamespaceAccess.from_endpoint(endpoint("contoso", SasKey("root", "c2VjcmV0")), None)
 
 
 MOUNTS = """/dev/vda / ext4 rw 0 0

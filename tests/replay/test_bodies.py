@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,14 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.replay import segment_reader
-from sbpair.replay.archive import Archive, segment_path
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import segment_path
 from sbpair.replay.segment_reader import LruCache, SegmentReader
 from tests.replay.segments import write_segment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sbpair.replay.ledger import Key
 
 QUEUES = ("contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1")
@@ -47,7 +49,7 @@ def key(number: int) -> Key:
     return QUEUES[number // ROWS % 2], number, 1_000 + number, None if number % 3 else f"m{number}"
 
 
-def place(number: int) -> segment_reader.Place:
+def place(number: int) -> segment_reader.RowPosition:
     return f"s{number // ROWS}", number % ROWS
 
 
@@ -66,28 +68,28 @@ def test_each_is_the_message_of_its_row_whatever_is_held(
         patched.setattr(segment_reader, "GROUPS_BYTES", held)
         reader = SegmentReader(filled(Path(directory), group=group))
         for numbers in wanted:
-            assert reader.at([*map(place, numbers)]) == [(key(number), message(number)) for number in numbers]
+            assert reader.read([*map(place, numbers)]) == [(key(number), message(number)) for number in numbers]
 
 
 def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     monkeypatch.setattr(
         SegmentReader,
-        "_read",
-        lambda reader, which, real=SegmentReader._read: read.append(which) or real(reader, which),
+        "_read_group",
+        lambda reader, which, real=SegmentReader._read_group: read.append(which) or real(reader, which),
     )
     reader = SegmentReader(archive)
     for number in range(ROWS):
-        reader.at([place(number), place(ROWS + number)])
+        reader.read([place(number), place(ROWS + number)])
 
     assert len(read) == len(set(read)) == 2 * 5
 
 
 def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
     reader = SegmentReader(archive)
-    reader.at([place(number) for number in range(6)])
+    reader.read([place(number) for number in range(6)])
     assert [*reader._groups._held] == [("s0", 0)]
-    reader.at([place(6), place(7)])
+    reader.read([place(6), place(7)])
     assert [*reader._groups._held] == [("s0", 1)]
 
 
@@ -99,10 +101,10 @@ def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
     ],
 )
 def test_a_row_that_is_not_there_is_refused_by_the_name_of_its_segment(
-    archive: Archive, said: segment_reader.Place, why: str
+    archive: Archive, said: segment_reader.RowPosition, why: str
 ) -> None:
     with pytest.raises(errors.StateRefused, match=f"{said[0]}.*{why}"):
-        SegmentReader(archive).at([place(0), said])
+        SegmentReader(archive).read([place(0), said])
 
 
 def test_a_segment_that_was_taken_away_since_is_refused(archive: Archive) -> None:
@@ -110,7 +112,7 @@ def test_a_segment_that_was_taken_away_since_is_refused(archive: Archive) -> Non
     archive.remove(segment_path(QUEUES[0], "s0"))
 
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
-        reader.at([place(0)])
+        reader.read([place(0)])
 
 
 def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
@@ -121,7 +123,7 @@ def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
     archive.write(path, other.read(path))
 
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it is of another run"):
-        SegmentReader(archive).at([place(0)])
+        SegmentReader(archive).read([place(0)])
 
 
 @pytest.mark.parametrize("left", [0, 3, 300])
@@ -130,7 +132,7 @@ def test_a_segment_that_was_cut_short_since_it_was_planned_is_refused(archive: A
     path.write_bytes(path.read_bytes()[:left])
 
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
-        SegmentReader(archive).at([place(0)])
+        SegmentReader(archive).read([place(0)])
 
 
 def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
@@ -142,9 +144,9 @@ def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
     path.write_bytes(data)
 
     reader = SegmentReader(archive)
-    assert reader.at([place(0)]) == [(key(0), message(0))]
+    assert reader.read([place(0)]) == [(key(0), message(0))]
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
-        reader.at([place(8)])
+        reader.read([place(8)])
 
 
 def test_of_what_was_made_as_much_is_held_as_may_be() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
-from sbpair.replay import job, selection, spark
-from sbpair.replay.archive import QUARANTINE, SEGMENTS, Archive
+from sbpair.replay import driver, selection, spark
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
 from sbpair.replay.run import DedupMode, ReplayOptions
 from sbpair.replay.selection import EVERYTHING, Selection
 from tests.replay.world import HASTY, HOUR_TICKS, World
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.java,
@@ -74,7 +77,7 @@ def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_p
     chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
     both = [*place.queues, *map(dead_letters.dead_letter_path, place.queues)]
     options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, selection=chosen)
-    result = job.start(place.request(tmp_path), options, both, 4, lambda _event: None)
+    result = driver.start(place.request(tmp_path), options, both, 4, lambda _event: None)
 
     proof = result.proof
     # The other twin was chosen, and waits for the one that was not: it comes before it.
@@ -101,13 +104,13 @@ def strand(place: World) -> None:
 
 @pytest.mark.usefixtures("own_java")
 def test_a_condition_is_taken_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
-    with spark.session("local[2,4]", HASTY) as session:
+    with spark.spark_session("local[2,4]", HASTY) as session:
         for where in TAKEN:
-            selection.check(session, Selection((), where))
+            selection.check_selection(session, Selection((), where))
         capfd.readouterr()
         for where, said in REFUSED.items():
             with pytest.raises(errors.UsageError) as refused:
-                selection.check(session, Selection((), where))
+                selection.check_selection(session, Selection((), where))
             assert said in refused.value.message or IN_3_5.get(where, said) in refused.value.message, where
             assert not re.search(r"\bpos \d", refused.value.message), "a place in SQL that nobody has written"
             assert "\n" not in refused.value.message
@@ -124,7 +127,9 @@ def a_choice_that_cannot_be_made_leaves_everything_where_it_is(place: World, tmp
     )
     for chosen, kind, said in refused:
         with pytest.raises(kind, match=said):
-            job.start(place.request(tmp_path), replace(QUICK, selection=chosen), place.queues, 4, lambda _event: None)
+            driver.start(
+                place.request(tmp_path), replace(QUICK, selection=chosen), place.queues, 4, lambda _event: None
+            )
     assert place.left() == there
     assert place.ids() == []
     assert [*(tmp_path / "archive").iterdir()] == []
@@ -148,7 +153,7 @@ def the_primary_gets_it_as_it_was(place: World) -> None:
 
 def everything_else_is_sent_when_it_is_asked_for(place: World, tmp_path: Path, archive: Archive) -> None:
     def resume(chosen: Selection | None) -> Any:
-        return job.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
+        return driver.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
 
     with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
         resume(Selection((), "cast(message_id AS int) > 3"))
@@ -175,7 +180,7 @@ def test_without_order_with_repetitions_and_with_a_destination_that_is_missing(p
     place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
     options = replace(QUICK, ordered=False, allow_missing=True, dedup=DedupMode.REPORT)
 
-    result = job.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
+    result = driver.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
 
     proof = result.proof
     assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (33, 32, 1, 0)

@@ -9,10 +9,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,20 +21,26 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
-from sbpair.replay import job, progress
-from sbpair.replay.archive import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE, Archive
-from sbpair.replay.direct_task import Direct, RecordedSource, _entries, accepted_by_dead_attempts
+from sbpair.replay import driver, progress, status
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE
+from sbpair.replay.direct_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
 from sbpair.replay.drain_task import task_queues
 from sbpair.replay.ledger import Entry, Ledger, read_held
-from sbpair.replay.progress import ReplayPhase, moved
-from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save
+from sbpair.replay.progress import ReplayPhase, move_watcher
+from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.selection import Selection
 from sbpair.replay.spark_action import run_action
 from sbpair.replay.task_lease import HeldLease
-from sbpair.replay.verify import Proof, verify
+from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
 from tests.replay.tasks import go_on_sending
 from tests.replay.world import HOUR_TICKS, VARIABLES, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sbpair.replay.proof import Proof
 
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 
@@ -44,14 +49,17 @@ def job_of(place: World, directory: Path, options: ReplayOptions = QUICK, tasks:
     pair = place.pair
     run = ReplayRun("r1", identity(pair), tuple(place.queues), len(place.queues), 2**53, options)
     archive = Archive(str(directory), run.id)
-    save(archive, run)
-    sides = (NamespaceAccess.of(pair.primary, VARIABLES[0]), NamespaceAccess.of(pair.secondary, VARIABLES[1]))
+    save_run(archive, run)
+    sides = (
+        NamespaceAccess.from_endpoint(pair.primary, VARIABLES[0]),
+        NamespaceAccess.from_endpoint(pair.secondary, VARIABLES[1]),
+    )
     return TaskJob(run, str(directory), *sides, tasks)
 
 
 def move(made: TaskJob, queues: Sequence[str] | None = None) -> Proof:
     for queue in queues or made.run.queues:
-        asyncio.run(Direct(made, queue).run())
+        asyncio.run(DirectMove(made, queue).run())
     return verify(made.open(), made.run)
 
 
@@ -74,7 +82,7 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
 def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> None:
     place.strand_many(2)
     made = job_of(place, tmp_path)
-    told = job.document(move(made), made.run)
+    told = move(made).document(made.run)
     assert (told["mode"], told["archived"], told["unsent"], told["received"], told["in_doubt"]) == (
         "direct",
         None,
@@ -177,7 +185,7 @@ def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_f
     [path] = made.open().files(LEDGER)
     Path(made.open().root, path).write_bytes(Path(made.open().root, path).read_bytes()[:-9])
 
-    assert progress.moved(made.open()).look().messages == 0
+    assert progress.move_watcher(made.open()).sample().messages == 0
     proof = move(made)
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
     assert [each["message_id"] for each in proof.doubtful] == [second[3]]
@@ -192,7 +200,7 @@ def test_whatever_a_loss_of_power_has_taken_of_an_unsynced_chunk_keeps_nobody_fr
     dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
     first, second = keys(place)
     dead.record_held([Entry(first, "orders")])
-    dead.doubt(Entry(second, "orders", "no answer"))
+    dead.add_doubtful(Entry(second, "orders", "no answer"))
     dead.write(LEDGER, 0, [Entry(first, "orders")])
     [chunk], [doubts] = made.open().files(LEDGER), made.open().files(DOUBTFUL)
     whole = Path(made.open().root, chunk).read_bytes()
@@ -270,7 +278,7 @@ def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_cr
     source = RecordedSource.__new__(RecordedSource)
     source.record_to(Ledger(archive, 1, "dead"), 0, set())
     for arrivals in ([first, second], [later]):
-        source._in_hand.take(dict(zip(arrivals, _entries(arrivals), strict=True)))
+        source._held_record.add(dict(zip(arrivals, _entries(arrivals), strict=True)))
     assert [each for each, _ in asyncio.run(source.complete([first, second]))] == [second]
 
     assert ("q", 1, 1_000, "m1") in accepted_by_dead_attempts(archive, "q", 0)
@@ -338,27 +346,27 @@ def test_what_needs_an_archive_is_refused_by_name(
     place: World, tmp_path: Path, said: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(errors.UsageError, match=f"{said} does not go with --mode direct"):
-        job.start(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
+        driver.start(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
     assert not (tmp_path / "archive").exists()
 
 
 def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: World, tmp_path: Path) -> None:
     dead = [dead_letter_path(queue) for queue in place.queues]
-    with pytest.raises(errors.UsageError, match="--dead-letters does not go with --mode direct"):
-        job.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
+    with pytest.raises(errors.UsageError, match="--dead-letters cannot be combined with --mode direct"):
+        driver.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 was direct"):
-        job.proved(made.open())
+        status.prove_run(made.open())
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
-        job.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())
+        driver.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())
 
 
 def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path: Path) -> None:
     place.strand_many(6)
     made = job_of(place, tmp_path)
-    assert job.status(made.open())["phase"] == "move"
+    assert status.run_status(made.open())["phase"] == "move"
     move(made)
-    told = job.status(made.open())
+    told = status.run_status(made.open())
     assert (told["mode"], told["acknowledged_rows"], told["archived_rows"]) == ("direct", 6, 0)
     assert told["queues"] == dict.fromkeys(place.queues, 3)
 
@@ -387,7 +395,7 @@ def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
             looked.set()
 
     try:
-        run_action(moved(archive), archive, act, HeldLease(), tell)
+        run_action(move_watcher(archive), archive, act, HeldLease(), tell)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -410,18 +418,18 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
         for run in (tmp_path / "archive").iterdir() if place.ids() else ():
             (run / STOP_FILE).touch()
 
-    first = job.start(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
+    first = driver.start(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
     assert (first.stopped, first.proof.exit_code) == (True, 0)
     assert 0 < len(place.ids()) < 200
 
-    result = job.resume(place.request(tmp_path), first.run.id, lambda _event: None)
+    result = driver.resume(place.request(tmp_path), first.run.id, lambda _event: None)
     assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
     assert sorted(place.ids()) == sorted(place.sent)
     told = json.loads(json.dumps(result.document()))
     assert (told["mode"], told["archived"], told["received"], told["acknowledged"]) == ("direct", None, 200, 200)
     assert [event.name for event in heard if hasattr(event, "name")][:3] == ["check", "spark", "move"]
 
-    again = job.resume(place.request(tmp_path), first.run.id, heard.append)
+    again = driver.resume(place.request(tmp_path), first.run.id, heard.append)
     assert again.proof == result.proof
     assert len(place.ids()) == 200
 
@@ -436,7 +444,7 @@ def test_on_spark_a_queue_that_goes_away_leaves_the_books_of_the_others(
     place.strand_many(20)
     gone = f"{place.queues[0]}0"
     with pytest.raises(errors.EntityMissing):
-        job.start(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
+        driver.start(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
 
     [directory] = (tmp_path / "archive").iterdir()
     archive = Archive(str(directory.parent), directory.name)

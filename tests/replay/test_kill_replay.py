@@ -6,7 +6,7 @@ A standalone cluster on loopback, two workers of one core; the archive is a dire
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +23,9 @@ from tests.replay.replays import (
     replay,
 )
 from tests.replay.world import NAMESPACE, OTHER, World
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +14,17 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.model.durations import TICKS_PER_SECOND
-from sbpair.replay import job
-from sbpair.replay.archive import LEDGER, STOP_FILE, Archive
+from sbpair.replay import driver
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import LEDGER, STOP_FILE
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.task_lease import POLL_SECONDS, HeldLease, TaskLease, hold_leases
 from sbpair.runs.lease import Lease
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.replay.world import World
 
 BEACON = "lease/one.json"
@@ -135,7 +137,7 @@ def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float
 def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
     with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld) as refused:
-        job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+        driver.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "archive").rglob("run.json")]
 
@@ -146,7 +148,7 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
     with hold_leases(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
-            job.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+            driver.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "second").rglob("run.json")]
     with hold_leases(place.pair, "r2", first, directory=request.state, queue=leases):
@@ -156,7 +158,9 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
 def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path) -> None:
     for queue, kind in (("nowhere", errors.EntityMissing), (place.queues[0], errors.UsageError)):
         with pytest.raises(kind, match=queue):
-            job.start(place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None)
+            driver.start(
+                place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None
+            )
 
 
 def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
 
     def replay() -> None:
         try:
-            job.start(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
+            driver.start(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
         except errors.SbpairError as error:
             ended.append(error)
 
@@ -216,7 +220,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
     assert 0 < len(place.ids()) < 120
     [run] = [path.name for path in (tmp_path / "archive").iterdir()]
     place.running.do(lambda: place.running.other.delete_queue(leases))
-    result = job.resume(place.request(tmp_path), run, lambda _event: None)
+    result = driver.resume(place.request(tmp_path), run, lambda _event: None)
     assert result.proof.exit_code == 0
     assert sorted(place.ids()) == sorted(place.sent)
     assert all(numbers == sorted(numbers) for numbers in place.by_session().values())

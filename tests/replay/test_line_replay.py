@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.replay.replays import LATENCY_MS, Ground, nothing_is_lost, replay
 from tests.replay.world import NAMESPACE, OTHER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 

@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.replay.archive import LEDGER
+from sbpair.replay.archive_layout import LEDGER
 from tests.replay.replays import PATIENCE_SECONDS, end, nothing_is_lost, offspring
 from tests.replay.world import HASTY, World, world
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair import errors
-from sbpair.replay import gc, job
+from sbpair.replay import driver, gc
 from sbpair.replay import run as runs
-from sbpair.replay.archive import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS, Archive
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.verify import verify
 from tests.replay.object_store import Store, running
 from tests.replay.test_archive import RUN, end, key, put
 from tests.replay.world import HASTY, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 BUCKET = "s3://bucket/backlog"
 QUICK = ReplayOptions(empty_seconds=0.1)
@@ -51,14 +55,14 @@ def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
     archive = opened()
     archive.create()
     archive.check_writable()
-    runs.save(archive, RUN)
+    runs.save_run(archive, RUN)
     for number in range(5):
         put(archive, f"s{number}", key(number), key(number + 1))
     end(archive, LEDGER, *map(key, range(6)))
     archive.write_json(DRAINED_FILE, {"messages": 10})
 
     again = opened()
-    proof = verify(again, runs.load(again))
+    proof = verify(again, runs.load_run(again))
 
     assert (proof.archived, proof.acknowledged, proof.copies, proof.balanced) == (6, 6, 4, True)
     assert len(again.files(SEGMENTS)) == 5
@@ -71,16 +75,16 @@ def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
 
 def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
     archive.write_json(RECEIPT_FILE, {"balanced": True})
-    planned = gc.plan(archive, unsent=False)
+    planned = gc.plan_gc(archive, unsent=False)
     assert planned.files == 6
-    gc.sweep(archive, planned)
+    gc.remove_messages(archive, planned)
     left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
     assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/removed.json"}
 
 
 def test_a_store_that_takes_nothing_is_told_of_and_has_no_half_of_it(store: Store) -> None:
     archive = opened()
-    runs.save(archive, RUN)
+    runs.save_run(archive, RUN)
     store.full = True
     with pytest.raises(errors.MachineLacks, match="cannot be used"):
         put(archive, "one", key(0))
@@ -99,7 +103,7 @@ def test_an_object_that_is_cut_short_is_refused_by_name(store: Store) -> None:
 def test_an_object_that_is_empty_was_never_written(store: Store) -> None:
     """Some stores have it so from the first byte to the last: whoever was killed in between has settled nothing."""
     archive = opened()
-    runs.save(archive, RUN)
+    runs.save_run(archive, RUN)
     put(archive, "one", key(0))
     put(archive, "two", key(1))
     [name] = [name for name in store.objects if name.endswith("one.parquet")]
@@ -111,7 +115,7 @@ def test_an_object_that_is_empty_was_never_written(store: Store) -> None:
 def test_a_run_that_is_not_there_is_told_of(store: Store) -> None:
     assert store.objects == {}
     with pytest.raises(errors.UsageError, match="there is no run r1"):
-        runs.load(opened())
+        runs.load_run(opened())
 
 
 @pytest.mark.java
@@ -124,13 +128,13 @@ def test_nothing_is_received_for_a_spark_that_cannot_read_there_and_all_is_sent_
     store.copies = tmp_path
     request = place.request(tmp_path, settings=HASTY)
     with pytest.raises(errors.MachineLacks, match=r"Spark cannot read .*S3AFileSystem not found") as refused:
-        job.start(replace(request, archive=BUCKET), QUICK, place.queues, 4, lambda _event: None)
+        driver.start(replace(request, archive=BUCKET), QUICK, place.queues, 4, lambda _event: None)
     assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in refused.value.hint
     assert (place.left(), place.ids(), [name for name in store.objects if "run.json" in name]) == (40, [], [])
 
     link = {"spark.hadoop.fs.viewfs.mounttable.bucket.link./backlog": f"file://{tmp_path}/bucket/backlog"}
     able = replace(request, archive=BUCKET, settings={**HASTY, **COPIES, **link})
-    result = job.start(able, QUICK, place.queues, 4, lambda _event: None)
+    result = driver.start(able, QUICK, place.queues, 4, lambda _event: None)
 
     assert result.proof.balanced
     assert (result.proof.acknowledged, place.left(), place.altered()) == (40, 0, [])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,6 +14,9 @@ from sbpair.replay import plan_sql
 from sbpair.replay.run import DedupMode, ReplayOptions, ReplayRun
 from sbpair.replay.schema import KEY_IN_SPARK
 from sbpair.replay.selection import EVERYTHING, Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 pytestmark = [
     pytest.mark.java,
@@ -98,7 +100,7 @@ def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[t
         first_is_chosen.setdefault(name, is_chosen(row, options.selection) or row[2:6] in accepted)
     for row in drawn_once(rows, found):
         if not is_chosen(row, options.selection):
-            found[row[0], row[1]] = plan_sql.LEFT, found[row[0], row[1]][1]
+            found[row[0], row[1]] = plan_sql.UNSELECTED, found[row[0], row[1]][1]
     return found
 
 
@@ -108,7 +110,7 @@ def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[st
         each
         for each in rows
         if (each[5], str(each[6]).lower()) == (row[5], row[6].lower())
-        and expected[each[:2]] in ((plan_sql.SEND, False), (plan_sql.LEFT, False))
+        and expected[each[:2]] in ((plan_sql.SEND, False), (plan_sql.UNSELECTED, False))
     ]
     [first] = [each for each in same if expected[each[:2]] == (plan_sql.SEND, False)] or same
     return (*first[2:6], found[first[:2]].shard)
@@ -174,21 +176,21 @@ def test_the_sql_says_what_the_naive_plan_says(
     options = ReplayOptions(dedup=dedup, ttl=ttl, selection=selection)
     run = ReplayRun("r", {}, ("q/0", "q/1"), shards, 0, options)
     spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan_sql.MESSAGES)
-    names = spark.sql(plan_sql.shared())
+    names = spark.sql(plan_sql.shared_query())
     names.createOrReplaceTempView(plan_sql.SHARED)
-    among = plan_sql.compare(names.count()) if looked else plan_sql.Compare.EVERY
+    among = plan_sql.choose_compare(names.count()) if looked else plan_sql.Compare.EVERY
     ids = Counter(row[5] for row in drawn if row[5] and row[6] is not None)
     # Of those that share their id with no other, nobody asks.
     accepted = {row[2:6] for row in drawn if row[3] == had and row[6] is not None and ids[row[5]] > 1}
     if had is not None:
         spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(plan_sql.ACCEPTED)
-    planned = spark.sql(plan_sql.plan(run, NOW, among, resumed=had is not None))
+    planned = spark.sql(plan_sql.plan_query(run, NOW, among, resumed=had is not None))
     planned.createOrReplaceTempView("plan")
 
     found = {(row.segment, row.position): row for row in planned.collect()}
     expected = naive(drawn, options, accepted)
 
-    assert {at: (row.verdict, row.again) for at, row in found.items()} == expected
+    assert {at: (row.verdict, row.duplicate) for at, row in found.items()} == expected
     said = {row[:2]: row[5:8] for row in drawn}
     for at, row in found.items():
         message_id, destination, session_id = said[at]
@@ -201,15 +203,15 @@ def test_the_sql_says_what_the_naive_plan_says(
     assert all(len(each) == 1 for each in together.values())
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
-    work = spark.sql(plan_sql.work("plan")).collect()
+    work = spark.sql(plan_sql.send_query("plan")).collect()
     columns = ("segment", "position", "queue", "sequence_number", "enqueued_at_ms", "size", "shard")
     assert sorted(tuple(row[name] for name in columns) for row in work) == sorted(
         (*row[:5], row[10], found[row[:2]].shard)
         for row in drawn
-        if verdicts[row[:2]] not in (plan_sql.LEFT, *plan_sql.LOSING)
+        if verdicts[row[:2]] not in plan_sql.UNSENT
     )
 
-    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan_sql.repeats("plan")).collect()}
+    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan_sql.duplicates_query("plan")).collect()}
     assert repeated == {
         (*row[2:7], found[row[:2]].shard): first_of(row, drawn, expected, found)
         for row in drawn
@@ -218,7 +220,7 @@ def test_the_sql_says_what_the_naive_plan_says(
 
     flows = {
         (row.queue, row.destination, row.verdict): tuple(row[3:])
-        for row in spark.sql(plan_sql.summary("plan")).collect()
+        for row in spark.sql(plan_sql.summary_query("plan")).collect()
     }
     assert flows == summed(drawn, expected)
 
@@ -227,10 +229,12 @@ def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any
     """So that as many tasks as there are have something to do."""
     told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
     for session in ("cast(null AS string)", "concat('s', id)"):
-        shards = spark.sql(told.format(session)).selectExpr(f"{plan_sql.shard(8)} AS shard").distinct().collect()
+        shards = (
+            spark.sql(told.format(session)).selectExpr(f"{plan_sql.shard_expression(8)} AS shard").distinct().collect()
+        )
         assert {row.shard for row in shards} == set(range(8))
 
 
 def test_rows_are_looked_for_by_their_names_while_these_are_few() -> None:
-    compared = [plan_sql.compare(names) for names in (0, 1, plan_sql.MAX_SHARED, plan_sql.MAX_SHARED + 1)]
+    compared = [plan_sql.choose_compare(names) for names in (0, 1, plan_sql.MAX_SHARED, plan_sql.MAX_SHARED + 1)]
     assert compared == [plan_sql.Compare.NONE, *2 * [plan_sql.Compare.SHARING], plan_sql.Compare.EVERY]

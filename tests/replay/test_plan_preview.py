@@ -12,7 +12,7 @@ from sbpair import errors
 from sbpair.model.message_key import message_key
 from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay import plan_preview
-from sbpair.replay.plan_preview import PlanPreview, named
+from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
 
 facts = st.builds(
     Facts,
@@ -26,7 +26,7 @@ facts = st.builds(
 
 @given(st.lists(facts), st.booleans(), st.sampled_from([(), ("Orders",)]))
 def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], once: bool, chosen: tuple[str]) -> None:
-    told = PlanPreview("dr", once=once, destinations=chosen)
+    told = PlanPreview("dr", dedup=once, destinations=chosen)
     said = Counter(told(message, route(message)) for message in messages)
 
     places = [
@@ -44,7 +44,7 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
 
 def test_what_the_journal_knows_is_told_by_all_five_parts_of_its_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
-    told = PlanPreview("dr", once=True, accepted=[message_key("dr", known)])
+    told = PlanPreview("dr", dedup=True, accepted=[message_key("dr", known)])
     assert told(known, route(known)) == (plan_preview.ALREADY_SENT, False)
     for change in ({"queue": "q/1"}, {"sequence_number": 9}, {"enqueued_at": 9}, {"message_id": "c"}):
         other = known._replace(**change)
@@ -53,18 +53,18 @@ def test_what_the_journal_knows_is_told_by_all_five_parts_of_its_key() -> None:
 
 def test_it_says_when_it_remembers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_preview, "MAX_REMEMBERED", 1)
-    told = PlanPreview("dr", once=False)
+    told = PlanPreview("dr", dedup=False)
     for name in "abb":
         message = Facts("q/0", 1, 2, name, "orders")
         assert told(message, route(message)) == (None, False)
-    assert told.forgetful
+    assert told.ids_overflowed
 
 
 @pytest.mark.parametrize("name", ["", "no such", "a//b", "a" * 261, "orders;", "'", "../orders"])
 def test_a_destination_that_no_entity_can_be_is_refused(name: str) -> None:
     with pytest.raises(errors.NameInvalid):
-        named([name])
+        normalize_destinations([name])
 
 
 def test_destinations_are_named_once() -> None:
-    assert named(["orders", "/orders/", "sales/orders"]) == ("orders", "sales/orders")
+    assert normalize_destinations(["orders", "/orders/", "sales/orders"]) == ("orders", "sales/orders")

@@ -14,9 +14,11 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message.route import TimeToLive
-from sbpair.replay import job
-from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
-from sbpair.replay.run import DedupMode, ReplayOptions, load
+from sbpair.replay import driver
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import DEDUPLICATED, LEDGER, SEGMENTS
+from sbpair.replay.progress import ReplayPhase
+from sbpair.replay.run import DedupMode, ReplayOptions, load_run
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import verify
@@ -30,8 +32,8 @@ QUICK = ReplayOptions(empty_seconds=0.1)
 MS_TICKS = 10_000
 
 
-def run(place: World, directory: Path, options: ReplayOptions = QUICK, **changes: Any) -> job.ReplayResult:
-    return job.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
+def run(place: World, directory: Path, options: ReplayOptions = QUICK, **changes: Any) -> driver.ReplayResult:
+    return driver.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
 
 
 def test_everything_arrives_once_in_order_and_the_equation_balances(
@@ -46,7 +48,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     heard: list[Any] = []
     options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID)
 
-    result = job.start(place.request(tmp_path), options, place.queues, 4, heard.append)
+    result = driver.start(place.request(tmp_path), options, place.queues, 4, heard.append)
 
     proof = result.proof
     ends = (proof.acknowledged, proof.deduplicated, proof.quarantined, proof.expired)
@@ -56,7 +58,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(60)), "again"])
     assert place.altered() == []
     assert all(numbers == sorted(numbers) for numbers in place.by_session().values())
-    phases = [event.name for event in heard if isinstance(event, job.ReplayPhase)]
+    phases = [event.name for event in heard if isinstance(event, ReplayPhase)]
     assert [*dict.fromkeys(phases)] == ["check", "spark", "drain", "plan", "send", "verify"]
 
     a_run_that_is_done_sends_nothing_when_it_is_resumed(place, tmp_path, result)
@@ -66,11 +68,13 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     a_ledger_that_loses_a_chunk_is_told_of(archive)
 
 
-def a_run_that_is_done_sends_nothing_when_it_is_resumed(place: World, tmp_path: Path, first: job.ReplayResult) -> None:
+def a_run_that_is_done_sends_nothing_when_it_is_resumed(
+    place: World, tmp_path: Path, first: driver.ReplayResult
+) -> None:
     heard: list[Any] = []
     there = sorted(place.ids())
 
-    again = job.resume(place.request(tmp_path), first.run.id, heard.append)
+    again = driver.resume(place.request(tmp_path), first.run.id, heard.append)
 
     assert again.proof == first.proof
     assert sorted(place.ids()) == there
@@ -91,20 +95,20 @@ def a_repetition_is_written_off_however_late(
     """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
     [mark_deduplicated] = archive.files(DEDUPLICATED)
     archive.remove(mark_deduplicated)
-    assert verify(archive, load(archive)).unsent == 1
+    assert verify(archive, load_run(archive)).unsent == 1
     now = time.time
     with monkeypatch.context() as later:
         later.setattr(time, "time", lambda: now() + 7_200)
-        proof = job.resume(place.request(tmp_path), archive.run, lambda _event: None).proof
+        proof = driver.resume(place.request(tmp_path), archive.run, lambda _event: None).proof
     assert (proof.deduplicated, proof.unsent, proof.balanced) == (1, 0, True)
     assert place.ids().count("again") == 1
 
 
 def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
     chunk = archive.files(LEDGER)[0]
-    lost = archive.rows(chunk)
+    lost = archive.row_count(chunk)
     archive.remove(chunk)
-    proof = verify(archive, load(archive))
+    proof = verify(archive, load_run(archive))
     assert not proof.balanced
     assert (proof.unsent, proof.exit_code) == (lost, 3)
 
@@ -119,7 +123,7 @@ def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_se
     proof = (first := run(place, tmp_path, replace(QUICK, dedup=DedupMode.MESSAGE_ID))).proof
     assert (proof.archived, proof.quarantined, proof.deduplicated, proof.unsent, proof.exit_code) == (3, 1, 0, 2, 3)
 
-    proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    proof = driver.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.unsent) == (1, 1, 1, 0)
     assert proof.balanced
     assert (place.ids(), place.altered()) == (["twin"], [])
@@ -139,7 +143,7 @@ def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_la
     assert (proof.acknowledged, proof.remaining_in_queues) == (1, {place.queues[0]: 1})
 
     place.running.advance(300)
-    proof = job.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    proof = driver.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert place.ids() == ["twin"]
     assert (proof.acknowledged, proof.deduplicated, proof.remaining_in_queues, proof.balanced) == (1, 1, {}, True)
 
@@ -160,7 +164,7 @@ def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goe
     place.running.do(lambda: place.running.namespace.create_queue("not-there"))
     place.destinations = [*place.destinations, "not-there"]
     what_a_disk_has_changed_is_not_sent(place, tmp_path, Archive(str(tmp_path / "archive"), run_id))
-    proof = job.resume(place.request(tmp_path), run_id, lambda _event: None).proof
+    proof = driver.resume(place.request(tmp_path), run_id, lambda _event: None).proof
     assert proof.exit_code == 0
     assert set(place.ids()) == set(place.sent)
     twice = [name for name, count in Counter(place.ids()).items() if count > 1]
@@ -176,7 +180,7 @@ def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: A
     changed = pq.ParquetFile(path).read_row_group(groups - 1, columns=["message_id"])["message_id"].to_pylist()
 
     with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken"):
-        job.resume(place.request(tmp_path), archive.run, lambda _event: None)
+        driver.resume(place.request(tmp_path), archive.run, lambda _event: None)
 
     sent = place.ids()
     assert changed
@@ -189,7 +193,7 @@ def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: A
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     for chosen in (None, Selection((), "message_id < 'n'")):
         with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken: Spark cannot read it"):
-            job.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen)
+            driver.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen)
 
     assert place.ids() == sent
     path.write_bytes(whole)

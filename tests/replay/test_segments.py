@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,12 +16,17 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.move.message.route import Facts
 from sbpair.move.raw_source import RawReceivedMessage
-from sbpair.replay.archive import SEGMENTS, Archive
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import SEGMENTS
 from sbpair.replay.plan_sql import shard_of
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import MAX_PARTS, Segment
 from tests.replay.tasks import drain, job_of, proof_of, send
 from tests.replay.world import World, exported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 MESSAGES, A_SEGMENT = 100, 20
@@ -62,13 +65,13 @@ def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tupl
             segment.add(come, 1.0)
             if writes:
                 segment.write_groups()
-                assert segment.loose == 0
-                assert segment.written == segment.arrivals
-                assert not any(each.payload for each in segment.arrivals), "nothing is held twice"
+                assert segment.ungrouped_bytes == 0
+                assert segment.written == segment.messages
+                assert not any(each.payload for each in segment.messages), "nothing is held twice"
         segment.write_groups()
         archive.put(segment.path, segment.file)
         rows = archive.read_table(segment.path)
-        about = archive.footer(segment.path).about
+        about = archive.footer(segment.path).metadata
 
     total = sum(count for count, _ in comings)
     assert rows.schema.remove_metadata() == SEGMENT

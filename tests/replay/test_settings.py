@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair import errors
 from sbpair.replay import pyspark_daemon, selection, spark
 from tests.replay.world import HASTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
     ],
 )
 def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
-    assert spark.said(RuntimeError(text)) == told
+    assert spark.spark_message(RuntimeError(text)) == told
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
     ],
 )
 def test_of_what_is_said_of_a_condition_what_was_not_written_is_left_out(text: str) -> None:
-    assert selection.said(RuntimeError(text)) == "It is malformed."
+    assert selection.sql_message(RuntimeError(text)) == "It is malformed."
 
 
 def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
@@ -85,7 +87,7 @@ def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas(
             shared = "sbpair.move.mover" in had
             yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__], "pandas": [pandas], "shared": [shared]})
 
-    with spark.session("local[1]", HASTY) as session:
+    with spark.spark_session("local[1]", HASTY) as session:
         [row] = session.range(0, 1, 1, 1).mapInArrow(told, "place string, pandas boolean, shared boolean").collect()
     assert ".zip" not in row.place
     assert (row.pandas, row.shared) == (False, True)
@@ -94,7 +96,7 @@ def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas(
 def test_nothing_that_workers_share_starts_a_thread() -> None:
     program = (
         "import os, sys\n"
-        "from sbpair.replay.pyspark_daemon import shared\n"
+        "from sbpair.replay.pyspark_daemon import preload\n"
         "shared()\n"
         "assert not {'pyarrow', 'numpy', 'pandas'} & set(sys.modules), 'they start threads'\n"
         "assert len(os.listdir('/proc/self/task')) == 1\n"
@@ -112,8 +114,8 @@ def test_what_is_no_master_is_told_of_and_speculation_in_a_file_of_spark_is_over
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
 
     for master in ("local[x]", "nonsense"):
-        with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.session(master, HASTY):
+        with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.spark_session(master, HASTY):
             pass
-    with spark.session("local[1]", HASTY) as session:
+    with spark.spark_session("local[1]", HASTY) as session:
         conf = session.sparkContext.getConf()
         assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")

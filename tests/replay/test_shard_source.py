@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -20,10 +19,14 @@ from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import dedup, shard_source
-from sbpair.replay.archive import DEDUPLICATED, LEDGER, QUARANTINE, SENDING, STOP_FILE, Archive
-from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, keys_of, read_held
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
+from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, read_held, table_keys
 from sbpair.replay.shard_source import COLUMNS, ShardSource
 from tests.replay.segments import write_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 SEGMENT_NAME = "s0"
@@ -52,7 +55,7 @@ def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
 
 def written(archive: Archive, kind: str) -> list[Key]:
     def read(path: str) -> list[Key]:
-        return list(read_held(archive, path)) if kind == SENDING else keys_of(archive.read_table(path))
+        return list(read_held(archive, path)) if kind == HELD else table_keys(archive.read_table(path))
 
     return [each for path in archive.files(kind) for each in read(path)]
 
@@ -98,13 +101,13 @@ async def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: in
                 some = [hands.pop(0) for _ in range(random.randint(1, len(hands)))]
                 assert await made.complete(some) == []
                 accepted.update(each.row for each in some)
-            ledger, sending = set(written(archive, LEDGER)), set(written(archive, SENDING))
+            ledger, sending = set(written(archive, LEDGER)), set(written(archive, HELD))
             assert ledger <= accepted
             assert accepted | {each.row for each in hands} <= ledger | sending
         assert await made.write_accepted() is None
         made.close()
         assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
-        assert (taken, archive.files(SENDING)) == (12, [])
+        assert (taken, archive.files(HELD)) == (12, [])
 
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
         patched.setattr(shard_source, "MAX_CHUNK", chunk)
@@ -117,16 +120,16 @@ def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
 ) -> None:
     monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 3)
     hands = HeldRecord(Ledger(archive, SHARDS))
-    hands.take({name: Entry(key(name), "orders") for name in (0, 1)})
-    hands.let_go([0, 1])
-    hands.take({2: Entry(key(2), "orders")})
-    assert len(archive.files(SENDING)) == 1
-    hands.take({3: Entry(key(3), "orders")})
-    assert sorted(written(archive, SENDING)) == [key(0), key(1), key(2), key(3)]
+    hands.add({name: Entry(key(name), "orders") for name in (0, 1)})
+    hands.discard([0, 1])
+    hands.add({2: Entry(key(2), "orders")})
+    assert len(archive.files(HELD)) == 1
+    hands.add({3: Entry(key(3), "orders")})
+    assert sorted(written(archive, HELD)) == [key(0), key(1), key(2), key(3)]
 
-    hands.let_go([2, "never taken", 2])
-    hands.take({4: Entry(key(4), "orders")})
-    assert sorted(written(archive, SENDING)) == [key(3), key(4)]
+    hands.discard([2, "never taken", 2])
+    hands.add({4: Entry(key(4), "orders")})
+    assert sorted(written(archive, HELD)) == [key(3), key(4)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -145,29 +148,29 @@ def test_whatever_is_in_hand_is_said_and_little_else(
         ledger = Ledger(archive, SHARDS)
         hands, held, number = HeldRecord(ledger), list[int](), 0
         for limit in takes:
-            hands.take({each: Entry(key(each), "orders") for each in range(number, number + limit)})
+            hands.add({each: Entry(key(each), "orders") for each in range(number, number + limit)})
             held, number = [*held, *range(number, number + limit)], number + limit
-            assert {key(each) for each in held} <= set(written(archive, SENDING))
+            assert {key(each) for each in held} <= set(written(archive, HELD))
             gone = chance.sample(held, chance.randint(0, len(held)))
-            hands.let_go(gone)
+            hands.discard(gone)
             held = [each for each in held if each not in gone]
-        hands.take({number: Entry(key(number), "orders")})
-        assert len(written(archive, SENDING)) <= (len(held) + 2) * max(max_reported, 4)
+        hands.add({number: Entry(key(number), "orders")})
+        assert len(written(archive, HELD)) <= (len(held) + 2) * max(max_reported, 4)
 
         left = [Entry(key(each), "orders") for each in range(at_the_end)]
-        ledger.has_nothing_in_hand(but=left)
-        assert sorted(written(archive, SENDING)) == sorted(each.key for each in left)
+        ledger.clear_held(keep=left)
+        assert sorted(written(archive, HELD)) == sorted(each.key for each in left)
 
 
 def test_what_could_not_be_added_is_followed_by_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(archive, SHARDS)
-    ledger.has_in_hand([Entry(key(0), "orders")])
+    ledger.record_held([Entry(key(0), "orders")])
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdopen", full)
         with pytest.raises(errors.MachineLacks):
-            ledger.has_in_hand([Entry(key(1), "orders")])
-    ledger.has_in_hand([Entry(key(2), "orders")])
-    assert (len(archive.files(SENDING)), sorted(written(archive, SENDING))) == (2, [key(0), key(2)])
+            ledger.record_held([Entry(key(1), "orders")])
+    ledger.record_held([Entry(key(2), "orders")])
+    assert (len(archive.files(HELD)), sorted(written(archive, HELD))) == (2, [key(0), key(2)])
 
 
 def full(*_: Any) -> Any:
@@ -178,7 +181,7 @@ def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -
     ledger = Ledger(archive, SHARDS)
     boundaries = []
     for number in range(0, 6, 2):
-        path = Path(archive.root, ledger.has_in_hand([Entry(key(each), "orders") for each in (number, number + 1)]))
+        path = Path(archive.root, ledger.record_held([Entry(key(each), "orders") for each in (number, number + 1)]))
         boundaries.append(path.stat().st_size)
     whole = path.read_bytes()
     for size in range(len(whole) + 1):
@@ -217,19 +220,19 @@ def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(arch
     rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
     batch = pa.RecordBatch.from_pydict(dict(zip(dedup.COLUMNS, zip(*rows, strict=True), strict=True)))
 
-    assert dedup.written_off(archive, SHARDS, iter([batch])) == 3
-    assert dedup.written_off(archive, SHARDS, iter([batch])) == 0
+    assert dedup.mark_deduplicated(archive, SHARDS, iter([batch])) == 3
+    assert dedup.mark_deduplicated(archive, SHARDS, iter([batch])) == 0
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
 async def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_source, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(shard_source, "STOP_POLL_SECONDS", 0.0)
 
     made = source(archive, 20)
     assert len(await made.receive(3)) == 3
-    assert not made.is_stopped()
+    assert not made.stop_requested()
     archive.write(STOP_FILE, b"")
-    assert made.is_stopped()
+    assert made.stop_requested()
 
 
 async def test_large_messages_are_not_taken_in_by_the_thousand(
@@ -238,7 +241,7 @@ async def test_large_messages_are_not_taken_in_by_the_thousand(
     monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
     made = source(archive, 20)
     await made.receive(1)
-    assert len(written(archive, SENDING)) == 2
+    assert len(written(archive, HELD)) == 2
 
 
 async def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,4 +255,4 @@ async def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, mon
     assert await made.complete(arrivals) == []
     assert isinstance(await made.write_accepted(), errors.MachineLacks)
     assert isinstance(made.error, errors.MachineLacks)
-    assert len(written(archive, SENDING)) == 4
+    assert len(written(archive, HELD)) == 4

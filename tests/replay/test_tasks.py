@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,10 @@ import pytest
 from sbpair import errors
 from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
 from sbpair.move.raw_source import RawSource
-from sbpair.replay import job as replays
-from sbpair.replay.archive import HELD, LEDGER, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay import driver, plan_phase
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import HELD, LEDGER, SEGMENTS, STOP_FILE
+from sbpair.replay.drain_task import has_remaining
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.send_task import move_context
 from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
@@ -36,6 +37,8 @@ from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_
 from tests.replay.world import NAMESPACE, OTHER, World, exported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sbpair.replay.run import TaskJob
 
 MESSAGES = 100
@@ -302,10 +305,10 @@ def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place
     job = job_of(place, tmp_path)
 
     with place.during(kind, NAMESPACE, count=1):
-        asyncio.run(replays._check_destinations(job, list(place.destinations), "", ""))
+        asyncio.run(plan_phase._check_destinations(job, list(place.destinations), "", ""))
 
     with pytest.raises(errors.EntityMissing, match="nowhere"):
-        asyncio.run(replays._check_destinations(job, ["nowhere"], "", ""))
+        asyncio.run(plan_phase._check_destinations(job, ["nowhere"], "", ""))
 
 
 # Others.
@@ -315,7 +318,7 @@ def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tm
     request = place.request(tmp_path)
 
     with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
-        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+        driver.start(request, QUICK, place.queues, 4, lambda _event: None)
 
     assert not (tmp_path / "archive").exists()
 
@@ -325,7 +328,7 @@ def test_a_journal_that_cannot_be_read_is_refused_and_leaves_nothing(place: Worl
     request.state.mkdir()
     (request.state / "state.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(errors.StateRefused):
-        replays.start(request, QUICK, place.queues, 4, lambda _event: None)
+        driver.start(request, QUICK, place.queues, 4, lambda _event: None)
     assert list((tmp_path / "archive").iterdir()) == []
 
 
@@ -389,9 +392,9 @@ def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not
         return [] if next(pauses, False) else await take(self, limit, seconds=seconds)
 
     monkeypatch.setattr(RawSource, "receive", pausing)
-    assert asyncio.run(replays.has_remaining(job))
+    assert asyncio.run(has_remaining(job))
     drain(job)
-    assert (proof_of(job).archived, asyncio.run(replays.has_remaining(job))) == (10, False)
+    assert (proof_of(job).archived, asyncio.run(has_remaining(job))) == (10, False)
 
 
 def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
@@ -465,7 +468,7 @@ def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place
         journal = Journal(state, run="before")
         journal.note_accepted(journal.note_sending([[key]], "orders"))
         journal.close()
-    replays._keep_journal(request, job.open())
+    driver._save_journal(request, job.open())
 
     drain(job)
     send(job)

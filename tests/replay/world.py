@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
@@ -19,10 +17,13 @@ from sbpair.emulator.testing import Fault
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay.job import ReplayRequest
+from sbpair.replay.request import ReplayRequest
 from tests.kit.running import NAMESPACE, OTHER, Running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
     import pytest
 
     from sbpair.emulator.entities.queue import QueueEntity

@@ -43,7 +43,8 @@ from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sbpair import config
-    from sbpair.replay.job import ReplayRequest, ReplayResult
+    from sbpair.replay.driver import ReplayResult
+    from sbpair.replay.request import ReplayRequest
     from sbpair.replay.selection import Selection
 
 SCHEMA, STATUS_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1"
@@ -185,8 +186,8 @@ def run_command(
     request = _request(found, source.archive, cluster, safeguards, verbose=bool(display.verbose))
     from sbpair.move import rate_limit
     from sbpair.move.message import route
-    from sbpair.replay import job, run
-    from sbpair.replay.archive import in_memory
+    from sbpair.replay import driver, run
+    from sbpair.replay.local_files import is_in_memory
 
     wanted = run.ReplayOptions(
         dedup=run.DedupMode(delivery.dedup.value),
@@ -197,12 +198,12 @@ def run_command(
         selection=_selection(choice),
         mode=run.ReplayMode(delivery.mode.value),
     )
-    if wanted.mode is run.ReplayMode.ARCHIVE and in_memory(source.archive):
+    if wanted.mode is run.ReplayMode.ARCHIVE and is_in_memory(source.archive):
         screen.warn(f"{source.archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
         return replay_submit.show(screen, request)
     queues = backlog_paths(found.pair, source.queue, dead_letters=source.dead_letters)
-    return _run(screen, lambda report: job.start(request, wanted, queues, None, report))
+    return _run(screen, lambda report: driver.start(request, wanted, queues, None, report))
 
 
 @app.command("resume", cls=Command)
@@ -235,7 +236,7 @@ def resume_command(
     _check_machine()
     found = selected_profile(connection, screen, state=safeguards.state)
     request = _request(found, archive, cluster, safeguards, verbose=bool(display.verbose))
-    from sbpair.replay import job
+    from sbpair.replay import driver
 
     selection = _selection(choice)
     if everything and selection:
@@ -243,7 +244,7 @@ def resume_command(
     wanted = selection if everything or selection else None
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    return _run(screen, lambda report: job.resume(request, run_id, report, wanted))
+    return _run(screen, lambda report: driver.resume(request, run_id, report, wanted))
 
 
 @app.command("verify", cls=Command)
@@ -262,10 +263,10 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import job
+    from sbpair.replay import status
 
-    run, proof = job.proved(place)
-    proof_ = {"schema": SCHEMA, "run": run_id, **job.document(proof, run)}
+    run, proof = status.prove_run(place)
+    proof_ = {"schema": SCHEMA, "run": run_id, **proof.document(run)}
     screen.result(proof_, [proof_], table(proof_))
     return proof.exit_code
 
@@ -283,9 +284,9 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import job
+    from sbpair.replay import status
 
-    found = {"schema": STATUS_SCHEMA, **job.status(place)}
+    found = {"schema": STATUS_SCHEMA, **status.run_status(place)}
     shown = [(name.replace("_", " "), str(found[name])) for name in found if name not in ("schema", "pair", "queues")]
     screen.result(found, [found], columns(shown))
     return 0
@@ -302,9 +303,9 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import job
+    from sbpair.replay import status
 
-    job.stop(place)
+    status.request_stop(place)
     screen.say(f"run {run_id} will stop; sbpair replay resume {run_id} continues it")
     return 0
 
@@ -368,7 +369,7 @@ def _request(
     found: "config.Profile", archive: str, cluster: Cluster, safeguards: Safeguards, *, verbose: bool
 ) -> "ReplayRequest":
     from sbpair.replay import spark
-    from sbpair.replay.job import ReplayRequest
+    from sbpair.replay.request import ReplayRequest
 
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:
@@ -376,7 +377,7 @@ def _request(
     if cluster.package is not None:
         from sbpair.replay import package
 
-        package.check(cluster.package)
+        package.check_package(cluster.package)
     if safeguards.lease is not None and safeguards.no_lease:
         raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     return ReplayRequest(
@@ -398,7 +399,7 @@ def _request(
 def _selection(choice: Choice) -> "Selection":
     from sbpair.replay import selection
 
-    return selection.read(choice.destination or [], choice.where)
+    return selection.read_selection(choice.destination or [], choice.where)
 
 
 def _variable(found: "config.Profile", side: str) -> str | None:

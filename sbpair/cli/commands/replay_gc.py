@@ -38,12 +38,12 @@ def command(
     place = open_archive(archive, run_id)
     from sbpair.replay import gc
 
-    planned = gc.plan(place, unsent=include_unsent)
+    planned = gc.plan_gc(place, unsent=include_unsent)
     what = f"{planned.files} files of run {run_id}, {size(planned.bytes)}"
     unsent = ", including all unsent messages" if include_unsent else ""
     deletes = planned.files > 0 and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
     if deletes:
-        gc.sweep(place, planned)
+        gc.remove_messages(place, planned)
     result = {"schema": SCHEMA, "run": run_id, "removed": deletes, "files": planned.files, "bytes": planned.bytes}
     result["kept"] = planned.kept
     kept = f"; {planned.kept} unsent messages stay" if planned.kept else ""

@@ -75,13 +75,13 @@ def command(
     limits = limits_of(delivery.rate, None, delivery.ttl)
     found = selected_profile(connection, screen, count=selection.count, state=state)
     from sbpair.cli.render import forecast
-    from sbpair.replay.plan_preview import PlanPreview, named
+    from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
     from sbpair.syphon import preview
 
     outlook = PlanPreview(
         found.pair.secondary.name,
-        once=delivery.dedup is DedupOption.MESSAGE_ID,
-        destinations=named(selection.destination or []),
+        dedup=delivery.dedup is DedupOption.MESSAGE_ID,
+        destinations=normalize_destinations(selection.destination or []),
         accepted=_accepted(found),
     )
     queues = backlog_paths(found.pair, selection.queue, dead_letters=selection.dead_letters)
@@ -117,7 +117,7 @@ def _notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) ->
             f"a run would archive everything and send nothing: the primary lacks destinations of {missing} messages;"
             " create them, or pass --allow-missing to quarantine these messages"
         )
-    if outlook.forgetful:
+    if outlook.ids_overflowed:
         notes.append("too many message ids to remember: there may be more duplicates than counted")
     return notes
 

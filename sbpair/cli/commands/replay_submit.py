@@ -13,7 +13,7 @@ from sbpair.cli.options.common import Display, options
 from sbpair.cli.render.screen import Screen, columns, size
 
 if TYPE_CHECKING:
-    from sbpair.replay.job import ReplayRequest
+    from sbpair.replay.request import ReplayRequest
 
 SCHEMA, SUBMIT_SCHEMA = "sbpair/replay-package/1", "sbpair/replay-submit/1"
 FLAG = "--print-submit"
@@ -39,7 +39,7 @@ def package_command(
     screen = Screen(display)
     from sbpair.replay import package
 
-    contents, written = package.build(file)
+    contents, written = package.build_package(file)
     document = {"schema": SCHEMA, "file": str(file), "bytes": written}
     document |= {"packed": contents.packed, "native": contents.native}
     rows = [(name, version, "packed") for name, version in contents.packed.items()]
@@ -72,7 +72,7 @@ def _settings(request: "ReplayRequest") -> Mapping[str, str]:
     from sbpair.replay import spark
 
     pythons = {"spark.pyspark.driver.python": sys.executable}
-    if spark.is_local(request.master):
+    if spark.is_local_master(request.master):
         pythons["spark.pyspark.python"] = sys.executable
     return {**spark.SETTINGS, **spark.local_settings(request.master), **pythons, **request.settings}
 
