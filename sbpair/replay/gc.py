@@ -91,7 +91,7 @@ def remove_messages(archive: Archive, planned: GarbageCollection) -> None:
 def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
     """Check the files, and the receipt that a run writes last: a run that is still going on has none."""
     if proof.unsent:
-        raise _refused(archive, f"has {proof.unsent} messages left to send")
+        raise _refused(archive, f"has {proof.unsent} unsent messages")
     if not proof.balanced:
         raise Unsafe(
             f"the files of run {archive.run} contradict each other; nothing was removed",

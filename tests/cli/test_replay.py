@@ -110,7 +110,7 @@ def test_without_java_it_says_what_to_install_before_anything_else(words: list[s
     done = sbpair_process(*words, "--archive", archive, SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
 
     assert done.returncode == 7
-    assert "there is no Java" in done.stderr
+    assert "Java is not installed" in done.stderr
     assert "install Java 17, 21 or 25" in done.stderr
     assert not (tmp_path / "archive").exists()
 
@@ -162,7 +162,7 @@ def test_options_that_make_no_sense_are_refused(java: Path, words: list[str]) ->
 def test_a_run_of_another_pair_is_refused(java: Path) -> None:
     done = resume(java, SBPAIR_PRIMARY_NAME="fabrikam")
     assert done.returncode == 4
-    assert "run r1 is of contoso and contoso-dr, and not of fabrikam" in done.stderr
+    assert "run r1 belongs to contoso and contoso-dr, not to fabrikam" in done.stderr
     assert "c2VjcmV0" not in done.stdout + done.stderr
 
 
@@ -215,7 +215,7 @@ def bring_in_another_runs_segment(archive: Archive) -> None:
         (cut_a_segment_short, "one.parquet is broken"),
         (lose_a_segment, "holds 0 messages, and 1 were drained"),
         (bring_in_a_ledger_of_another_shard_count, "for 7 shards, and run r1 has 4"),
-        (bring_in_another_runs_segment, "two.parquet is of run r2, and not of r1"),
+        (bring_in_another_runs_segment, "two.parquet belongs to run r2, not r1"),
     ],
 )
 def test_an_archive_that_is_not_whole_is_neither_sent_nor_proved_nor_removed(
@@ -294,12 +294,11 @@ def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> 
     assert (code, json.loads(out)) == (0, expected)
     left = {path.name for path in Path(proved.root).rglob("*") if path.is_file()}
     assert left == {"run.json", "drained.json", "receipt.json", "removed.json"}
-    assert gc(proved, "--yes")[:2] == (0, "would delete 0 files of run r1, 0 B
-")
+    assert gc(proved, "--yes")[:2] == (0, "would delete 0 files of run r1, 0 B\n")
     for verb in ("verify", "resume"):
         done = sbpair(verb, "r1", "--archive", proved.url, home=java_in(Path(proved.url).parent))
         assert done.returncode == 4
-        assert "were taken away by sbpair replay gc" in done.stderr
+        assert "were removed by sbpair replay gc" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -330,12 +329,12 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
     proved.remove(RECEIPT_FILE)
     code, _out, err = gc(proved, "--yes")
     assert code == 4
-    assert "has not come to its end: it may be running" in err
+    assert "has not ended: it may be running" in err
     proved.write_json(RECEIPT_FILE, {"balanced": False})
     assert "was not proved when it ended" in gc(proved, "--yes")[2]
     proved.write_json(RECEIPT_FILE, {"balanced": True})
     proved.delete("ledger")
-    assert "has 1 messages left to send" in gc(proved, "--yes")[2]
+    assert "has 1 unsent messages" in gc(proved, "--yes")[2]
     end(proved)
     end(proved, EXPIRED)
     assert "contradict each other" in gc(proved, "--yes")[2]
@@ -369,8 +368,8 @@ def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archiv
     proved.delete("segments")
     proved.write_json(DRAINED_FILE, {"messages": 0})
     Ledger(proved, RUN.shards, "dead").record_held([Entry((QUEUE, 8, 1_000, "m8"), "orders")])
-    assert "has 1 messages left to send" in gc(proved, "--yes")[2]
-    proved.delete("sending")
+    assert "has 1 unsent messages" in gc(proved, "--yes")[2]
+    proved.delete("held")
     assert gc(proved, "--yes")[0] == 0
     assert proved.files("ledger") == []
 

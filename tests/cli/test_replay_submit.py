@@ -50,7 +50,7 @@ def test_nothing_native_and_no_secret_is_in_it_and_it_is_the_same_each_time(pack
 
 def test_a_package_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     done = sbpair("package", str(tmp_path / "orders.csv"))
-    assert (done.returncode, "is no .zip" in done.stderr) == (2, True)
+    assert (done.returncode, "ends in .zip" in done.stderr) == (2, True)
     done = sbpair("package", str(tmp_path / "nowhere" / "sbpair.zip"))
     assert (done.returncode, "cannot be written" in done.stderr) == (7, True)
 
@@ -63,7 +63,7 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     for name in ("missing.zip", "text.zip", "other.zip"):
         done = sbpair("run", "--archive", str(tmp_path), "--package", str(tmp_path / name), home=java)
         assert done.returncode == 2
-        assert "is no zip with sbpair in it" in done.stderr
+        assert "is not a zip of sbpair" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1", "--all"]])

@@ -193,7 +193,7 @@ def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -
     with pytest.raises(errors.Unsafe, match="was resumed"):
         gc.remove_messages(archive, planned)
     assert len(archive.files(SEGMENTS)) == len(archive.files(LEDGER)) == 1
-    with pytest.raises(errors.Unsafe, match="has not come to its end"):
+    with pytest.raises(errors.Unsafe, match="has not ended"):
         gc.plan_gc(archive, unsent=False)
 
 
@@ -208,7 +208,7 @@ def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
 def test_a_directory_by_another_name_than_its_runs_is_refused(archive: Archive, tmp_path: Path) -> None:
     """Its tasks would go by the run's name, and its driver by the directory's."""
     shutil.copytree(archive.root, tmp_path / "r2")
-    with pytest.raises(errors.StateRefused, match="is of run r1, and not of"):
+    with pytest.raises(errors.StateRefused, match="belongs to run r1, not"):
         runs.load_run(Archive(str(tmp_path), "r2"))
 
 
@@ -269,7 +269,7 @@ def test_what_a_dead_attempt_had_in_hand_may_have_arrived_whatever_came_of_it(ar
 
 
 def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.verify.MAX_NAMED", 2)
+    monkeypatch.setattr("sbpair.replay.proof.MAX_NAMED", 2)
     put(archive, "one", *map(key, range(4)))
     end(archive, LEDGER, *map(key, range(4)))
     end(archive, DOUBTFUL, *map(key, range(4)))
@@ -389,7 +389,7 @@ def test_a_segment_of_another_run_is_refused(archive: Archive, tmp_path: Path) -
     (tmp_path / "r1" / SEGMENTS / QUEUE).mkdir(parents=True)
     stray.rename(tmp_path / "r1" / SEGMENTS / QUEUE / "stray.parquet")
 
-    with pytest.raises(errors.StateRefused, match="is of run r2, and not of r1"):
+    with pytest.raises(errors.StateRefused, match="belongs to run r2, not r1"):
         proof_of(archive)
 
 
@@ -417,7 +417,7 @@ def test_a_file_with_foreign_columns_is_refused_by_name(archive: Archive, kind: 
     end(archive, LEDGER, key(0))
     path = rewrite(archive, kind, change)
 
-    with pytest.raises(errors.StateRefused, match="has not the columns of version 1") as refused:
+    with pytest.raises(errors.StateRefused, match="lacks the columns of version 1") as refused:
         proof_of(archive)
 
     assert path in refused.value.message

@@ -97,7 +97,7 @@ def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
     ("said", "why"),
     [
         (("s0", ROWS), "it has fewer rows than were planned"),
-        (("s4", 0), "it is there no more"),
+        (("s4", 0), "it is missing"),
     ],
 )
 def test_a_row_that_is_not_there_is_refused_by_the_name_of_its_segment(
@@ -122,7 +122,7 @@ def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
     path = segment_path(QUEUES[0], "s0")
     archive.write(path, other.read(path))
 
-    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it is of another run"):
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it belongs to another run"):
         SegmentReader(archive).read([place(0)])
 
 

@@ -57,12 +57,12 @@ REFUSED = {
     "row_number() OVER (ORDER BY size) = 1": "window functions",
     "explode(array(true))": "generator",
     "hash(*) > 0": "all columns",
-    "size IN (SELECT 1)": "has a query in it",
-    "EXISTS (SELECT 1)": "has a query in it",
-    "rand() > 0.5": "something else each time",
-    "uuid() > 'a'": "something else each time",
-    "java_method('java.lang.System', 'getenv', 'HOME') = 'x'": "something else each time",
-    "input_file_name() = 'x'": "something else each time",
+    "size IN (SELECT 1)": "has a subquery",
+    "EXISTS (SELECT 1)": "has a subquery",
+    "rand() > 0.5": "not deterministic",
+    "uuid() > 'a'": "not deterministic",
+    "java_method('java.lang.System', 'getenv', 'HOME') = 'x'": "not deterministic",
+    "input_file_name() = 'x'": "not deterministic",
 }
 IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 """What Spark 3.5 does not take itself."""

@@ -345,7 +345,7 @@ def test_a_destination_that_is_not_there_is_dead_lettered_as_the_syphon_does(pla
 def test_what_needs_an_archive_is_refused_by_name(
     place: World, tmp_path: Path, said: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(errors.UsageError, match=f"{said} does not go with --mode direct"):
+    with pytest.raises(errors.UsageError, match=f"{said} cannot be combined with --mode direct"):
         driver.start(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
     assert not (tmp_path / "archive").exists()
 
@@ -355,7 +355,7 @@ def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: Worl
     with pytest.raises(errors.UsageError, match="--dead-letters cannot be combined with --mode direct"):
         driver.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
-    with pytest.raises(errors.UsageError, match="run r1 was direct"):
+    with pytest.raises(errors.UsageError, match="run r1 is direct"):
         status.prove_run(made.open())
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
         driver.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())

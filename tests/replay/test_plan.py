@@ -206,9 +206,7 @@ def test_the_sql_says_what_the_naive_plan_says(
     work = spark.sql(plan_sql.send_query("plan")).collect()
     columns = ("segment", "position", "queue", "sequence_number", "enqueued_at_ms", "size", "shard")
     assert sorted(tuple(row[name] for name in columns) for row in work) == sorted(
-        (*row[:5], row[10], found[row[:2]].shard)
-        for row in drawn
-        if verdicts[row[:2]] not in plan_sql.UNSENT
+        (*row[:5], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in plan_sql.UNSENT
     )
 
     repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan_sql.duplicates_query("plan")).collect()}

@@ -215,7 +215,7 @@ def test_a_drain_brings_messages_into_the_file_as_they_come(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1)
-    monkeypatch.setattr("sbpair.replay.drain_task.MAX_TAKE", 10)
+    monkeypatch.setattr("sbpair.replay.drain_task.MAX_RECEIVE", 10)
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, segment_messages=MESSAGES)
 

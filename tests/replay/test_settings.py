@@ -97,7 +97,7 @@ def test_nothing_that_workers_share_starts_a_thread() -> None:
     program = (
         "import os, sys\n"
         "from sbpair.replay.pyspark_daemon import preload\n"
-        "shared()\n"
+        "preload()\n"
         "assert not {'pyarrow', 'numpy', 'pandas'} & set(sys.modules), 'they start threads'\n"
         "assert len(os.listdir('/proc/self/task')) == 1\n"
     )

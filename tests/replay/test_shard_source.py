@@ -118,7 +118,7 @@ async def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: in
 def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.ledger.MAX_REPORTED", 3)
+    monkeypatch.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", 3)
     hands = HeldRecord(Ledger(archive, SHARDS))
     hands.add({name: Entry(key(name), "orders") for name in (0, 1)})
     hands.discard([0, 1])
@@ -143,7 +143,7 @@ def test_whatever_is_in_hand_is_said_and_little_else(
     takes: list[int], chance: Random, max_reported: int, at_the_end: int
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sbpair.replay.ledger.MAX_REPORTED", max_reported)
+        patched.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", max_reported)
         archive = created(Path(directory))
         ledger = Ledger(archive, SHARDS)
         hands, held, number = HeldRecord(ledger), list[int](), 0
