@@ -1,4 +1,4 @@
-"""Which backlog queues there are to empty. Reads only."""
+"""Lists the backlog queues to empty. Reads only."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 async def find(pair: Pair, control: QueueControl) -> QueuesFound:
-    """Every queue under the prefix where that may be asked, a stranded one too; else 0 to the count."""
+    """Return every queue under the prefix, stranded ones included; without the Manage claim, 0 to the count - 1."""
     primary = pair.primary.name
     wanted = [backlog.queue_path(primary, index) for index in range(pair.backlog_queues)]
     try:
         states = await control.list_under(backlog.prefix(primary))
     except NotAuthorized:
-        log.info("no Manage claim on %s: taking queues 0 to %d", pair.secondary.name, pair.backlog_queues - 1)
+        log.info("no Manage claim on %s: using queues 0 to %d", pair.secondary.name, pair.backlog_queues - 1)
         return QueuesFound(tuple(wanted), (), managed=False)
-    queues = sorted((state.spec.path for state in states), key=lambda path: _order(primary, path))
+    queues = sorted((state.spec.path for state in states), key=lambda path: _sort_key(primary, path))
     known = {path.lower() for path in wanted}
     return QueuesFound(tuple(queues), tuple(path for path in queues if path.lower() not in known), managed=True)
 
 
-def none_there(pair: Pair) -> EntityMissing:
-    """What to say where there is none of them."""
+def none_found(pair: Pair) -> EntityMissing:
+    """Return the error for a pair without backlog queues."""
     return EntityMissing(
         f"{pair.secondary.name} has no backlog queue of {pair.primary.name}",
         entity=backlog.prefix(pair.primary.name),
@@ -39,6 +39,6 @@ def none_there(pair: Pair) -> EntityMissing:
     )
 
 
-def _order(primary: str, path: str) -> tuple[bool, int, str]:
+def _sort_key(primary: str, path: str) -> tuple[bool, int, str]:
     index = backlog.index_of(primary, path)
     return (index is None, index or 0, path)

@@ -44,7 +44,7 @@ class MoveTimings:
 DEFAULT_TIMINGS = MoveTimings()
 
 
-@dataclass
+@dataclass(frozen=True)
 class MoveContext:
     """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
 

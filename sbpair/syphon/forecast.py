@@ -1,7 +1,7 @@
-"""What a syphon would make of a backlog, added up message by message. Pure; memory does not depend on the backlog.
+"""Forecast of a syphon run, added up message by message. Pure; memory does not depend on the backlog.
 
-The identity, of every flow and in total: messages = sent + dead_lettered + expired + deferred + scheduled. What would
-happen to a message is decided by `move.route`, as in a real run.
+Identity, for each flow and in total: messages = sent + dead_lettered + expired + deferred + scheduled. `move.route`
+decides about each message, as in a real run.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import Route
     from sbpair.syphon.limits import EffectiveLimits, PairTiers
 
-FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
+OUTCOMES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
 MAX_FLOWS = 20_000
 MAX_REASONS = 1_000
 EXAMPLES = 3
 
 EMPTY_WAITS = 2
-"""Receives that nothing comes of, for each queue, until a run believes that it is empty."""
+"""Receives that return nothing, for each queue, before a run treats it as empty."""
 
 
 @dataclass(slots=True)
 class FlowStats:
-    """What lies in one queue for one destination; None for what has none.
+    """Messages in one queue for one destination; None for messages without a destination.
 
-    `oldest_ms` and `newest_ms` are when messages came into the backlog, in ms since 1970. `overdue` are past their time
-    to live if the time in the backlog counts, whatever was asked for; `scheduled_in_future` are to be scheduled in the
-    primary; `duplicates` repeat another one's message id, where somebody has counted these.
+    `oldest_ms` and `newest_ms` are when messages were enqueued in the backlog, in ms since 1970. `overdue` ones are
+    past their time to live if the time in the backlog counts, regardless of the options. `scheduled_in_future` ones
+    will be scheduled in the primary. `duplicates` repeat another message id; only a replay counts them.
     """
 
     queue: str
@@ -50,25 +50,25 @@ class FlowStats:
     overdue: int = 0
     scheduled_in_future: int = 0
     duplicates: int = 0
-    fates: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, facts: Facts, fate: str) -> None:
+    def add(self, facts: Facts, outcome: str) -> None:
         self.messages += 1
         self.bytes += facts.size
-        self.fates[fate] += 1
+        self.outcomes[outcome] += 1
         at = facts.enqueued_at
         if at > 0:
             self.oldest_ms = at if self.oldest_ms is None else min(self.oldest_ms, at)
             self.newest_ms = at if self.newest_ms is None else max(self.newest_ms, at)
 
-    def take_over(self, other: FlowStats) -> None:
+    def merge(self, other: FlowStats) -> None:
         """Add another flow to this one."""
         self.messages += other.messages
         self.bytes += other.bytes
         self.overdue += other.overdue
         self.scheduled_in_future += other.scheduled_in_future
         self.duplicates += other.duplicates
-        self.fates += other.fates
+        self.outcomes += other.outcomes
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
         self.newest_ms = max((at for at in (self.newest_ms, other.newest_ms) if at is not None), default=None)
 
@@ -84,34 +84,34 @@ class DeadLetterGroup:
 
 
 class ForecastBuilder:
-    """A forecast in the making."""
+    """Adds up messages to a forecast."""
 
     def __init__(self, ttl: TimeToLive, now_ms: int) -> None:
         self._ttl = ttl
         self.now_ms = now_ms
         self._flows: dict[tuple[str, str | None], FlowStats] = {}
-        self._doomed: dict[tuple[str, str], DeadLetterGroup] = {}
+        self._dead_letters: dict[tuple[str, str], DeadLetterGroup] = {}
         self._moved_units = self._turned_away_units = self._primary_credits = 0
 
     def decide(self, facts: Facts) -> Route:
-        """What a run would do, as far as the message itself tells."""
+        """Return what a run would do, by the message alone."""
         return route(facts, ttl=self._ttl, now_ms=self.now_ms)
 
-    def stays(self, facts: Facts, destination: str | None, fate: str) -> None:
-        """A message that a run would not be given: one that somebody has deferred, or that is not due yet."""
-        self._flow(facts.queue, destination).add(facts, fate)
+    def stays(self, facts: Facts, destination: str | None, outcome: str) -> None:
+        """Add a message that a run would not receive: a deferred one, or one scheduled for later."""
+        self._flow(facts.queue, destination).add(facts, outcome)
 
     def count_duplicate(self, facts: Facts, destination: str | None) -> None:
-        """A message that is counted otherwise as well, and repeats another one."""
+        """Count a duplicate, which is also added otherwise."""
         self._flow(facts.queue, destination).duplicates += 1
 
-    def keep(self, facts: Facts, destination: str | None, fate: str) -> None:
-        """A message that would be received and completed, and not sent."""
-        self._flow(facts.queue, destination).add(facts, fate)
+    def keep(self, facts: Facts, destination: str | None, outcome: str) -> None:
+        """Add a message that would be received and completed, and not sent."""
+        self._flow(facts.queue, destination).add(facts, outcome)
         self._turned_away_units += cost.units(facts.size)
 
     def send(self, facts: Facts, destination: str, filters: int = 0) -> None:
-        """A message that would be sent."""
+        """Add a message that would be sent."""
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "sent")
         flow.overdue += self._is_overdue(facts)
@@ -120,39 +120,39 @@ class ForecastBuilder:
         self._primary_credits += 1 + filters
 
     def turn_away(self, facts: Facts, destination: str | None, decision: DeadLetter | Expire) -> None:
-        """A message that would end in the dead-letter queue."""
+        """Add a message that would be dead-lettered."""
         expired = isinstance(decision, Expire)
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "expired" if expired else "dead_lettered")
         flow.overdue += expired
         self._turned_away_units += cost.units(facts.size)
-        doomed = self._group(decision)
-        doomed.messages += 1
-        if len(doomed.examples) < EXAMPLES:
+        group = self._group(decision)
+        group.messages += 1
+        if len(group.examples) < EXAMPLES:
             name = NamedMessage(facts.queue, facts.sequence_number, facts.message_id, destination, decision.description)
-            doomed.examples.append(name)
+            group.examples.append(name)
 
     def flows(self) -> list[FlowStats]:
         return sorted(self._flows.values(), key=lambda flow: (flow.queue, flow.destination or ""))
 
-    def doomed(self) -> list[DeadLetterGroup]:
-        return sorted(self._doomed.values(), key=lambda each: -each.messages)
+    def dead_letters(self) -> list[DeadLetterGroup]:
+        return sorted(self._dead_letters.values(), key=lambda each: -each.messages)
 
     def operations(self, queues: int) -> cost.Operations:
-        """What a run of so many queues is billed for all this, if no lock has to be renewed."""
+        """Return the billed operations of a run over so many queues, without lock renewals."""
         spent = cost.of_units(self._moved_units, self._turned_away_units)
         return spent + cost.Operations(empty_receives=EMPTY_WAITS * queues)
 
     def seconds(self, limits: EffectiveLimits, *, in_turn: bool = False) -> float | None:
-        """How long a run takes at least by its limits; None where it has none.
+        """Return the least duration of a run by its limits; None without limits.
 
-        `in_turn` is for one that receives everything before it sends the first.
+        `in_turn` is for a run that receives everything before it sends anything.
         """
-        fates: Counter[str] = sum((flow.fates for flow in self._flows.values()), Counter())
-        taken = fates.total() - fates["deferred"] - fates["scheduled"]
-        sending = ((fates["sent"], limits.rate), (self._primary_credits, limits.primary_credits))
+        outcomes: Counter[str] = sum((flow.outcomes for flow in self._flows.values()), Counter())
+        received = outcomes.total() - outcomes["deferred"] - outcomes["scheduled"]
+        sending = ((outcomes["sent"], limits.rate), (self._primary_credits, limits.primary_credits))
         minimum = [amount / each for amount, each in sending if each is not None]
-        receiving = [] if limits.secondary_credits is None else [taken / limits.secondary_credits]
+        receiving = [] if limits.secondary_credits is None else [received / limits.secondary_credits]
         if in_turn and minimum and receiving:
             return max(minimum) + receiving[0]
         return max(minimum + receiving, default=None)
@@ -173,30 +173,29 @@ class ForecastBuilder:
 
     def _group(self, decision: DeadLetter | Expire) -> DeadLetterGroup:
         key = (decision.reason, decision.description)
-        if key not in self._doomed and len(self._doomed) >= MAX_REASONS:
-            key = ("", "for other reasons than those that are named")
-        return self._doomed.setdefault(key, DeadLetterGroup(*key))
+        if key not in self._dead_letters and len(self._dead_letters) >= MAX_REASONS:
+            key = ("", "for other reasons than those listed")
+        return self._dead_letters.setdefault(key, DeadLetterGroup(*key))
 
 
 def total(flows: Iterable[FlowStats], queue: str = "", destination: str | None = None) -> FlowStats:
-    """Flows added up."""
+    """Add up flows."""
     sum_of = FlowStats(queue, destination)
     for flow in flows:
-        sum_of.take_over(flow)
+        sum_of.merge(flow)
     return sum_of
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a run would do now. `seconds` is None where nothing limits it but the way there.
+    """What a run would do now. `seconds` is None if only the network limits it.
 
-    `queues` are those that there are. `entities` are the destinations that were found; `notes` say what could not be
-    asked.
+    `queues` exist. `entities` are the destinations found. `notes` list what could not be checked.
     """
 
     queues: tuple[str, ...]
     flows: tuple[FlowStats, ...]
-    doomed: tuple[DeadLetterGroup, ...]
+    dead_letters: tuple[DeadLetterGroup, ...]
     entities: Mapping[str, DestinationEntity]
     limits: EffectiveLimits
     seconds: float | None
@@ -208,5 +207,5 @@ class Forecast:
 
     @property
     def exit_code(self) -> int:
-        """3 where a run would dead-letter something."""
-        return ExitCode.PARTIAL_OR_FINDINGS if self.doomed else ExitCode.DONE
+        """3 if a run would dead-letter something."""
+        return ExitCode.PARTIAL_OR_FINDINGS if self.dead_letters else ExitCode.DONE

@@ -1,6 +1,6 @@
-"""What a run is told about pace and time to live, and what follows from it for two namespaces of known tiers.
+"""Limits on a run's rate, and on the time to live of its messages, for two namespaces of known tiers.
 
-Asks a namespace at most for its tier and its filters; where nobody may say, it assumes what is the safer of two.
+Asks a namespace only for its tier and its filters. Without permission, it assumes the safer of two values.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TIER = "Standard"
 ASSUMED_FILTERS = 1
-"""Filters that a message is taken to meet where nobody may count them."""
+"""Filters per message, assumed without permission to count them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveLimits:
-    """What a run is told: `rate` is messages a second, `credits` credits a second, infinity for no limit.
+    """Limits that the user sets: `rate` in messages a second, `credits` in credits a second, infinity for no limit.
 
-    Without `credits`, a namespace that is not Premium gives half of what Standard has.
+    Without `credits`, a run spends half of a Standard namespace's credits, and is not limited in a Premium one.
     """
 
     rate: float | None = None
@@ -37,7 +37,7 @@ class MoveLimits:
 
 @dataclass(frozen=True, slots=True)
 class PairTiers:
-    """None where nobody may ask for it: then Standard is assumed."""
+    """None without permission to ask: Standard is assumed."""
 
     primary: str | None = None
     secondary: str | None = None
@@ -45,14 +45,16 @@ class PairTiers:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimits:
-    """What a run goes by: messages a second, credits a second of each namespace; None is no limit."""
+    """Limits that a run keeps: messages a second, and credits a second of each namespace. None is no limit."""
 
     rate: float | None = None
     primary_credits: float | None = None
     secondary_credits: float | None = None
 
-    def rate_limiter(self, now: float) -> RateLimiter:
-        """The governor that all lanes of a run share."""
+    def rate_limiter(self, now: float) -> RateLimiter | None:
+        """Create the limiter that all workers of a run share; None without any limit."""
+        if self == EffectiveLimits():
+            return None
         return RateLimiter(now, rate=self.rate, primary=self.primary_credits, secondary=self.secondary_credits)
 
 
@@ -63,7 +65,7 @@ def effective_limits(limits: MoveLimits, tiers: PairTiers) -> EffectiveLimits:
 
 
 async def tier_of(control: DestinationControl) -> str | None:
-    """None where nobody may ask, or nobody answers."""
+    """Return a namespace's tier; None without permission or an answer."""
     try:
         return await control.tier()
     except (NotAuthorized, Unavailable) as error:
@@ -72,14 +74,14 @@ async def tier_of(control: DestinationControl) -> str | None:
 
 
 class SendCosts:
-    """How many credits of the primary a message costs, by destination: one, and one for each filter that it meets."""
+    """Credits of the primary per message, by destination: one, and one for each filter of its subscriptions."""
 
     def __init__(self, control: DestinationControl) -> None:
         self._control = control
         self._may_ask = True
 
     async def of(self, destination: str) -> int:
-        """Never raises: where nobody says, one filter is assumed."""
+        """Return the credits of one message. Never raises: it assumes one filter instead."""
         try:
             if self._may_ask:
                 return 1 + await self._control.filters_of(destination)

@@ -97,7 +97,7 @@ async def make_forecast(
         on_event(found)
         await look.at_all(tuple(only) or found.queues)
     if not look.there:
-        raise backlog_queues.none_there(pair)
+        raise backlog_queues.none_found(pair)
     return _forecast(pair, look, limits.ttl, effective, tiers, look.sums.seconds(effective, in_turn=in_turn))
 
 
@@ -110,7 +110,7 @@ def _forecast(
     return Forecast(
         queues=tuple(look.there),
         flows=tuple(sums.flows()),
-        doomed=tuple(sums.doomed()),
+        dead_letters=tuple(sums.dead_letters()),
         entities=look.places.entities(),
         limits=limits,
         seconds=seconds,

@@ -1,7 +1,4 @@
-"""The syphon: brings what waits in the backlog queues back to the primary, once or for as long as it runs.
-
-result = await sbpair.syphon.run(pair, once=True)
-"""
+"""Runs the syphon: moves messages from the backlog queues to the primary, once or continuously."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.move import backlog_queues
-from sbpair.move.context import MoveContext
+from sbpair.move.context import MoveContext, SendCost
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.raw_engine import RawEngine
 from sbpair.move.receipt import NamedMessage, Tally
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
     from sbpair.azure.interfaces import QueueControl
     from sbpair.model.pair import Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
+    from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
@@ -43,9 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
+OnEvent = Callable[["SyphonEvent"], None]
 
 RECORD_SECONDS = 5.0
-"""How old the figures may be that a crash leaves."""
+"""How old the recorded figures may be after a crash."""
 
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
 """Exit codes of what no message is at fault for, the gravest first: a lost lease, a refused key, a full disk, a side
@@ -54,9 +53,9 @@ that is gone."""
 
 @dataclass(frozen=True, slots=True)
 class SyphonResult:
-    """`failures` are the lanes that could not go on: (queue, why). `run` is what `sbpair runs show` knows it by.
+    """`failures` are the workers that could not go on: (queue, error). `run` is its id in `sbpair runs show`.
 
-    `hurried` is whether not even what was in flight was waited for.
+    `hurried` is whether the run ended without a wait for pending sends.
     """
 
     receipt: Receipt
@@ -68,7 +67,7 @@ class SyphonResult:
 
     @property
     def exit_code(self) -> int:
-        """The receipt's, unless nothing could be moved at all, or it had to be stopped: then why."""
+        """The receipt's; that of a failure if nothing was moved, or if the failure stopped the run."""
         if not self.failures:
             return self.receipt.exit_code
         codes = {error.exit_code for _, error in self.failures}
@@ -82,7 +81,7 @@ async def run(
     once: bool,
     stop: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
-    on_event: Callable[[SyphonEvent], None] = lambda _event: None,
+    on_event: OnEvent = lambda _event: None,
     max_held: int = 1_000,
     state: Path | None = None,
     lease: bool = True,
@@ -93,99 +92,111 @@ async def run(
     reconnect: bool = True,
     allow_missing: bool = False,
 ) -> SyphonResult:
-    """Move what is in the pair's backlog queues to where it was meant to go.
+    """Move the messages of the pair's backlog queues to their destinations in the primary.
 
-    With `once`, ends when every message that was there at the start is settled or held; else when `stop` is set.
-    Without the Manage claim, the queues are 0 to the pair's count, and emptiness is judged by waiting. At most
-    `max_held` messages are held for destinations that take nothing for now. Once `hurry` is set, after `stop`, not
-    even the answer to what is in flight is waited for: that is in doubt then, and the rest is given back, within a
-    few seconds.
+    With `once`, ends when every message that was there at the start is settled or held; otherwise when `stop` is set.
+    Without the Manage claim it drains queues 0 to the pair's count - 1, and treats a queue as empty after two receives
+    that return nothing. At most `max_held` messages are held for destinations that back off. Once `hurry` is set, after
+    `stop`, it ends within a few seconds: pending sends are in doubt, and the rest is released.
 
-    `state` is the directory where the pair's journal and runs are kept, so that the next run knows what this one has
-    moved, also if this one is killed; and unless `lease` is False, no second one moves the pair at the same time.
-    Without `state`, nothing is kept. With `lease_queue`, a queue with sessions in the secondary namespace, no mover of
-    another machine that names it moves the pair at the same time either; where that lease is lost, so ends the run.
+    `state` is the directory of the pair's journal and runs. With it, the next run knows what this one has moved, even
+    if this one is killed. Unless `lease` is False, no other process moves the pair with that directory at the same
+    time. Without `state`, nothing is kept. With `lease_queue`, a session queue in the secondary namespace, no mover on
+    any machine that names it moves the pair at the same time; the run ends if that lease is lost.
 
-    `ordered` keeps the order that a queue's messages for a destination have. `limits` are how fast it may go, and what
-    becomes of a time to live; without them it goes as fast as it can.
+    `ordered` keeps the order of a queue's messages for a destination. `limits` are the rate limits and what becomes of
+    a time to live; None is as fast as possible. With `sample_seconds`, `on_event` also gets the progress of
+    destinations, and with the Manage claim the depth of each queue, at most that often.
 
-    `sample_seconds` is for those who watch: `on_event` is told of destinations too, and, with the Manage claim,
-    how many messages each queue holds, counted no more often than that. Without it, nothing is counted for show.
-    A lane that has lost a connection, to either side, ends the other and makes both anew, unless `reconnect` is False:
-    then ConnectionFaulted ends it, and a watch as a whole. Where none of the first destinations is in the primary, it
+    A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
+    ConnectionFaulted ends it, and a watch as a whole. If none of the first destinations exists in the primary, the run
     stops with Unsafe before it dead-letters more, unless `allow_missing`.
 
-    Raises only what is wrong before anything is received, such as EntityMissing where there is no backlog queue at all,
-    LeaseHeld, or StateRefused for the state of another pair.
+    Raises only errors found before anything is received, such as EntityMissing without any backlog queue, LeaseHeld, or
+    StateRefused for the state of another pair.
     """
-    stop = stop or asyncio.Event()
+    stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
     tally = Tally()
-    command = f"syphon {'--once' if once else '--watch'}"
-    name = new_id(now_ms())
+    run_id = new_id(now_ms())
     async with AsyncExitStack() as stack:
-        across = await _lease(stack, pair, lease_queue, name, stop) if lease_queue is not None else None
-        check = across.check if across is not None else lambda: None
-        books = stack.enter_context(
-            RunStore(pair, state, command, tally.receipt, lease=lease, run=name, may_send=check)
+        session = None if lease_queue is None else await _take_lease(stack, pair, lease_queue, run_id, stop)
+        may_send = session.check if session is not None else lambda: None
+        command = f"syphon {'--once' if once else '--watch'}"
+        store = stack.enter_context(
+            RunStore(pair, state, command, tally.receipt, lease=lease, run=run_id, may_send=may_send)
         )
-        context = MoveContext(
-            namespace=pair.secondary.name,
-            tally=tally,
-            journal=books.journal,
-            on_event=on_event,
-            max_held=max_held,
-            ordered=ordered,
-            ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
-            breaker=WrongPrimaryBreaker(trusted=allow_missing),
-        )
-        plan = RunPlan(pair, once, context, stop, reconnect=reconnect, lease=across)
-        result = await _move(plan, limits, books, hurry or asyncio.Event(), sample_seconds)
-        error = result.failures[0][1].message if result.failures else ""
-        books.finish(result.exit_code, stopped=result.stopped and not error, error=error)
+        started, started_ms = time.monotonic(), now_ms()
+        workers: list[QueueWorker] = []
+        async with AsyncExitStack() as open_while_moving:
+            prepared = await _unless_stopped(stop, _prepare(open_while_moving, pair, limits, tally, on_event))
+            if prepared is not None:
+                context = MoveContext(
+                    namespace=pair.secondary.name,
+                    tally=tally,
+                    journal=store.journal,
+                    on_event=on_event,
+                    max_held=max_held,
+                    ordered=ordered,
+                    ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
+                    rate_limiter=prepared.rate_limiter,
+                    send_cost=prepared.send_cost,
+                    breaker=WrongPrimaryBreaker(trusted=allow_missing),
+                )
+                plan = RunPlan(
+                    once, context, stop, prepared.engine, started_ms, prepared.count, reconnect=reconnect, lease=session
+                )
+                workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
+        failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
+        for named in _possible_duplicates(store.journal, run_id):
+            tally.doubtful(named)
+        seconds = time.monotonic() - started
+        result = SyphonResult(tally.receipt(), tuple(failures), seconds, stop.is_set(), run_id, hurry.is_set())
+        error = failures[0][1].message if failures else ""
+        store.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
 
 
-async def _move(
-    plan: RunPlan, limits: MoveLimits | None, books: RunStore, hurry: asyncio.Event, sample_seconds: float | None
-) -> SyphonResult:
-    started = time.monotonic()
-    lanes = WorkerPool(plan)
-    async with AsyncExitStack() as stack:
-        prepared = await _unless_stopped(plan.stop, _prepare(stack, plan, limits))
-        if prepared is not None:
-            find, found = prepared
-            lanes = WorkerPool(plan, find if found.managed and not plan.once else None)
-            gauge = None if sample_seconds is None else DepthSampler(plan, lanes, sample_seconds)
-            await _run_all(lanes, found.queues, hurry, books, gauge, plan.lease)
-    result = _result(plan, lanes.all, time.monotonic() - started, books.run)
-    return replace(result, hurried=hurry.is_set())
+# Before anything is received.
 
 
-async def _prepare(stack: AsyncExitStack, plan: RunPlan, limits: MoveLimits | None) -> tuple[_Finder, QueuesFound]:
-    """Have the plan be whole, and find the first queues."""
-    # The SDK takes half a second to load: a wrong option should not have to wait for it.
+@dataclass(frozen=True)
+class _PreparedRun:
+    """Open connections to both namespaces' management, what they returned, and the first queues."""
+
+    engine: RawEngine
+    find: _QueueFinder
+    found: QueuesFound
+    count: Count | None
+    rate_limiter: RateLimiter | None = None
+    send_cost: SendCost | None = None
+
+
+async def _prepare(
+    stack: AsyncExitStack, pair: Pair, limits: MoveLimits | None, tally: Tally, on_event: OnEvent
+) -> _PreparedRun:
+    # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
 
-    pair = plan.pair
     control = await stack.enter_async_context(open_atom(pair.secondary))
-    plan.engine = RawEngine(pair, await stack.enter_async_context(token_getter(pair)))
-    if limits is not None:
-        await _limit(stack, pair, plan, limits)
-    find = _Finder(plan, control)
-    return find, await find()
+    engine = RawEngine(pair, await stack.enter_async_context(token_getter(pair)))
+    rate_limiter, send_cost = await _limit(stack, pair, limits) if limits is not None else (None, None)
+    find = _QueueFinder(pair, control, on_event)
+    found = await find()
+    count = _counter(control, tally) if found.managed else None
+    return _PreparedRun(engine, find, found, count, rate_limiter, send_cost)
 
 
 async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
-    """None where the stop comes first: nothing is in hand yet that would have to be waited for."""
+    """Return None if `stop` comes first: nothing is held yet that would have to be settled."""
 
-    async def end(patience: asyncio.Timeout) -> None:
+    async def abort(wait: asyncio.Timeout) -> None:
         await stop.wait()
-        patience.reschedule(0.0)
+        wait.reschedule(0.0)
 
     try:
-        async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(end(patience), name="watch for an early stop")
+        async with asyncio.timeout(None) as wait, asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(abort(wait), name="watch for an early stop")
             prepared = await preparing
             stopping.cancel()
     except TimeoutError:
@@ -195,111 +206,42 @@ async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -
     return prepared
 
 
-async def _lease(stack: AsyncExitStack, pair: Pair, queue: str, run: str, stop: asyncio.Event) -> SessionLease:
-    check_queue(queue)  # a wrong option should not have to wait for the SDK
+async def _take_lease(stack: AsyncExitStack, pair: Pair, queue: str, run_id: str, stop: asyncio.Event) -> SessionLease:
+    check_queue(queue)  # before the SDK is loaded
     from sbpair.azure.credentials import token_getter
 
     get_token = await stack.enter_async_context(token_getter(pair))
-    return await stack.enter_async_context(hold_lease(pair, queue, run, stop=stop, get_token=get_token))
+    return await stack.enter_async_context(hold_lease(pair, queue, run_id, stop=stop, get_token=get_token))
 
 
-async def _limit(stack: AsyncExitStack, pair: Pair, plan: RunPlan, limits: MoveLimits) -> None:
-    """Have the run go no faster than its limits say, for namespaces of these tiers."""
+async def _limit(stack: AsyncExitStack, pair: Pair, limits: MoveLimits) -> tuple[RateLimiter | None, SendCost | None]:
+    """Return what limits a run between namespaces of these tiers, and the cost of a message if credits are limited."""
     from sbpair.azure.destinations import open_destinations
 
-    tiers = PairTiers()
+    tiers, send_cost = PairTiers(), None
     if limits.credits is None or not math.isinf(limits.credits):
         primary, secondary = [
             await stack.enter_async_context(open_destinations(side)) for side in (pair.primary, pair.secondary)
         ]
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
-        plan.context.send_cost = SendCosts(primary).of
-    effective = effective_limits(limits, tiers)
-    if any(limit is not None for limit in (effective.rate, effective.primary_credits, effective.secondary_credits)):
-        plan.context.rate_limiter = effective.rate_limiter(asyncio.get_running_loop().time())
+        send_cost = SendCosts(primary).of
+    return effective_limits(limits, tiers).rate_limiter(asyncio.get_running_loop().time()), send_cost
 
 
-def _result(plan: RunPlan, lanes: list[QueueWorker], seconds: float, run: str) -> SyphonResult:
-    context = plan.context
-    missing = [lane for lane in lanes if isinstance(lane.error, EntityMissing)]
-    if len(missing) == len(lanes) and not plan.stop.is_set() and not context.tally.receipt().received:
-        raise backlog_queues.none_there(plan.pair)
-    # Where nothing can be, nothing is left behind: a queue that is not there has been told of, and is no failure.
-    failures = [(lane.queue, lane.error) for lane in lanes if lane.error is not None and lane not in missing]
-    if plan.lease is not None:
-        context.tally.spent("renewals", plan.lease.renewals)
-        if plan.lease.error is not None:
-            # Lanes that had no connection at that moment were only stopped.
-            failures.append((plan.lease.location.queue, plan.lease.error))
-    for named in _may_be_twice(context.journal, run):
-        context.tally.doubtful(named)
-    return SyphonResult(context.tally.receipt(), tuple(failures), seconds, plan.stop.is_set(), run)
+class _QueueFinder:
+    """Lists the backlog queues, and emits QueuesFound when they have changed."""
 
-
-def _may_be_twice(journal: Journal, run: str) -> Iterator[NamedMessage]:
-    """What the mover did not name itself: the end of this run, and what crashed ones left behind."""
-    for _, queue, number, _, message_id in journal.unconfirmed():
-        why = "the primary has it, and the backlog did not confirm that it has let go of it"
-        yield NamedMessage(queue, number, message_id, None, why)
-    for doubt in journal.in_doubt():
-        if doubt.run != run:
-            why = f"run {doubt.run} ended before an answer to it came"
-            yield NamedMessage(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)
-
-
-async def _run_all(
-    lanes: WorkerPool,
-    found: tuple[str, ...],
-    hurry: asyncio.Event,
-    books: RunStore,
-    gauge: DepthSampler | None,
-    lease: SessionLease | None,
-) -> None:
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(_record(books), name="write the figures down")]
-            if lease is not None:
-                beside.append(tasks.create_task(_end_without(lease, lanes), name="look after the lease"))
-            if gauge is not None:
-                beside.append(tasks.create_task(gauge.run(), name="look at the depths"))
-            await lanes.run(found, hurry)
-            if gauge is not None:
-                gauge.tell_destinations()
-            for task in beside:
-                task.cancel()
-    except BaseExceptionGroup as group:
-        raise _first(group) from None
-
-
-async def _end_without(lease: SessionLease, lanes: WorkerPool) -> None:
-    lanes.fail(await lease.lost())
-
-
-async def _record(books: RunStore) -> None:
-    while True:
-        await asyncio.sleep(RECORD_SECONDS)
-        books.record()
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
-class _Finder:
-    """Finds the backlog queues, and tells of them when they are others than before."""
-
-    def __init__(self, plan: RunPlan, control: QueueControl) -> None:
-        self._plan = plan
+    def __init__(self, pair: Pair, control: QueueControl, on_event: OnEvent) -> None:
+        self._pair = pair
         self._control = control
-        self._told: QueuesFound | None = None
+        self._on_event = on_event
+        self._found: QueuesFound | None = None
 
     async def __call__(self) -> QueuesFound:
-        found = await backlog_queues.find(self._plan.pair, self._control)
-        if found.managed:
-            self._plan.count = _counter(self._control, self._plan.context.tally)
-        if found != self._told:
-            self._told = found
-            self._plan.context.on_event(found)
+        found = await backlog_queues.find(self._pair, self._control)
+        if found != self._found:
+            self._found = found
+            self._on_event(found)
         return found
 
 
@@ -309,3 +251,73 @@ def _counter(control: QueueControl, tally: Tally) -> Count:
         return (await control.counts(queue)).active
 
     return count
+
+
+# The move.
+
+
+async def _run_workers(
+    plan: RunPlan, prepared: _PreparedRun, hurry: asyncio.Event, store: RunStore, sample_seconds: float | None
+) -> list[QueueWorker]:
+    pool = WorkerPool(plan, prepared.find if prepared.found.managed and not plan.once else None)
+    sampler = None if sample_seconds is None else DepthSampler(plan, pool, sample_seconds)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(_record(store), name="record the figures")]
+            if plan.lease is not None:
+                background.append(tasks.create_task(_fail_without(plan.lease, pool), name="watch the lease"))
+            if sampler is not None:
+                background.append(tasks.create_task(sampler.run(), name="sample the depths"))
+            await pool.run(prepared.found.queues, hurry)
+            if sampler is not None:
+                sampler.emit_destinations()
+            for task in background:
+                task.cancel()
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+    return pool.workers
+
+
+async def _fail_without(lease: SessionLease, pool: WorkerPool) -> None:
+    pool.fail(await lease.lost())
+
+
+async def _record(store: RunStore) -> None:
+    while True:
+        await asyncio.sleep(RECORD_SECONDS)
+        store.record()
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+# The result.
+
+
+def _failures(
+    pair: Pair, workers: list[QueueWorker], tally: Tally, lease: SessionLease | None, *, stopped: bool
+) -> list[tuple[str, SbpairError]]:
+    """Return why workers and the lease could not go on. Raises EntityMissing if no backlog queue exists."""
+    missing = [worker for worker in workers if isinstance(worker.error, EntityMissing)]
+    if len(missing) == len(workers) and not stopped and not tally.receipt().received:
+        raise backlog_queues.none_found(pair)
+    # A missing queue holds nothing: it was reported, and is no failure.
+    failures = [(worker.queue, worker.error) for worker in workers if worker.error and worker not in missing]
+    if lease is not None:
+        tally.spent("renewals", lease.renewals)
+        if lease.error is not None:
+            # Workers without a connection at that moment were only stopped.
+            failures.append((lease.location.queue, lease.error))
+    return failures
+
+
+def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage]:
+    """Yield messages that the mover did not name itself: unconfirmed ones, and those that crashed runs left."""
+    for _, queue, number, _, message_id in journal.unconfirmed():
+        why = "the primary accepted it, and the backlog did not confirm its completion"
+        yield NamedMessage(queue, number, message_id, None, why)
+    for doubt in journal.in_doubt():
+        if doubt.run != run_id:
+            why = f"run {doubt.run} ended before its outcome was known"
+            yield NamedMessage(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)

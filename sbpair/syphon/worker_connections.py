@@ -1,6 +1,6 @@
-"""The two connections of a lane, to the backlog and to the primary: opened together, and ended together.
+"""The two connections of a worker, to the backlog and to the primary: opened and ended together.
 
-The law: when one of them has gone, it is back within FAULT_SECONDS, or the other is ended too: none is left half open.
+Invariant: a lost connection is back within FAULT_SECONDS, or the other one is ended too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FAULT_SECONDS = 5.0
 """How long one side may be without the other."""
 
-AGAIN_SECONDS = 1.0
-"""How often the primary is tried meanwhile."""
+RECONNECT_SECONDS = 1.0
+"""How long to wait between attempts to reconnect to the primary."""
 
 
 class WorkerConnections:
@@ -30,21 +30,21 @@ class WorkerConnections:
         self.source = source
         self.primary = primary
 
-    async def backlog_gone(self) -> ConnectionFaulted:
-        """Wait until the connection to the backlog has gone: every lock went with it."""
+    async def backlog_lost(self) -> ConnectionFaulted:
+        """Wait until the connection to the backlog is lost: every lock went with it."""
         await self.source.wait_lost()
         return self._faulted("backlog", "primary", self.source.broken)
 
-    async def primary_gone(self) -> ConnectionFaulted:
-        """Wait until the connection to the primary has gone, and has not come back. Raises AccessError."""
+    async def primary_lost(self) -> ConnectionFaulted:
+        """Wait until the connection to the primary is lost and was not restored in time. Raises AccessError."""
         why: Exception | None = None
         while why is None:
             await self.primary.wait_lost()
-            why = await self._primary_again()
+            why = await self._reconnect_primary()
         return self._faulted("primary", "backlog", why)
 
     def fault(self) -> ConnectionFaulted | None:
-        """What is to be said of it where one of them is not there at this moment."""
+        """Return the error if a connection is lost at this moment."""
         if self.source.broken is not None:
             return self._faulted("backlog", "primary", self.source.broken)
         if self.primary.broken is not None:
@@ -52,12 +52,12 @@ class WorkerConnections:
         return None
 
     def abort(self, error: SbpairError) -> None:
-        """End both at once: whoever waits for an answer over one of them fails with this error."""
+        """End both at once: every pending call over them raises `error`."""
         self.primary.abort(error)
         self.source.abort(error)
 
-    async def _primary_again(self) -> Exception | None:
-        """Why it could not be connected to within the time; None where it could."""
+    async def _reconnect_primary(self) -> Exception | None:
+        """Return None once connected, or the last error after FAULT_SECONDS."""
         why: Exception = TimeoutError("no answer")
         try:
             async with asyncio.timeout(FAULT_SECONDS):
@@ -66,29 +66,29 @@ class WorkerConnections:
                         await self.primary.check()
                     except Unavailable as error:
                         why = error
-                        await asyncio.sleep(AGAIN_SECONDS)
+                        await asyncio.sleep(RECONNECT_SECONDS)
                     else:
                         return None
         except TimeoutError:
             return why
 
-    def _faulted(self, gone: str, other: str, why: Exception | None) -> ConnectionFaulted:
+    def _faulted(self, lost: str, other: str, why: Exception | None) -> ConnectionFaulted:
         return ConnectionFaulted(
-            f"the {gone}'s connection is gone, and the {other}'s was ended with it: {why}",
-            hint="it may work a little later",
+            f"the connection to the {lost} was lost, and the one to the {other} was ended with it: {why}",
+            hint="retry in a minute",
         )
 
 
 @asynccontextmanager
-async def open_ends(engine: RawEngine, queue: str) -> AsyncIterator[WorkerConnections]:
-    """Connect to both sides for one backlog queue; nothing is received yet. Both are closed at the end of the block.
+async def open_connections(engine: RawEngine, queue: str) -> AsyncIterator[WorkerConnections]:
+    """Connect to both sides for one backlog queue, without receiving. Closes both at the end of the block.
 
-    Raises Unavailable, AccessError; EntityMissing where the queue is not there.
+    Raises Unavailable, AccessError; EntityMissing if the queue does not exist.
     """
     async with engine.source(queue) as source:
         primary = engine.primary()
         try:
-            # A primary that is not there at all is known before a single lock is taken.
+            # Fails before any message is locked if the primary cannot be reached.
             await primary.check()
             yield WorkerConnections(source, primary)
         finally:

@@ -53,7 +53,7 @@ def test_a_side_that_breaks_and_stays_away_has_the_other_ended_and_a_watch_comes
         stage.stop.set()
         assert (await watching).exit_code == 0
         first = stage.of(events.QueueFailed)[0]
-        assert f"the {side}'s connection is gone" in first.reason
+        assert f"the connection to the {side} was lost" in first.reason
         assert first.retry_seconds is not None
 
     play(scene)

@@ -164,7 +164,7 @@ def test_a_syphon_that_forgets_what_the_primary_has_is_caught(monkeypatch: pytes
 def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "_may_be_twice", lambda *_: [])
+    monkeypatch.setattr(runner, "_possible_duplicates", lambda *_: [])
 
     assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)
 

@@ -10,14 +10,14 @@ import pytest
 from sbpair.backlog import queue_path
 from sbpair.errors import EntityMissing
 from sbpair.move import events
-from sbpair.syphon.pool import LOOK_AGAIN_SECONDS
+from sbpair.syphon.pool import FIND_QUEUES_SECONDS
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.stage import play
 
 if TYPE_CHECKING:
     from tests.faults.simulation.stage import Stage
 
-A_LOOK = LOOK_AGAIN_SECONDS + 1.0
+A_LOOK = FIND_QUEUES_SECONDS + 1.0
 
 
 def delete(stage: Stage, index: int = 0) -> None:
@@ -39,7 +39,7 @@ def test_a_watch_finds_a_queue_that_is_made_after_its_start() -> None:
         await moved(stage, 1)
         first, second = stage.of(events.QueuesFound)
         assert (first.stranded, second.stranded) == ((), (queue_path(PRIMARY_NAME, 7),))
-        assert stage.listed <= stage.loop.time() / LOOK_AGAIN_SECONDS + 1
+        assert stage.listed <= stage.loop.time() / FIND_QUEUES_SECONDS + 1
         stage.stop.set()
         assert (await watching).exit_code == 0
 
@@ -109,7 +109,7 @@ def test_a_listing_that_fails_for_a_while_harms_nothing() -> None:
         watching = stage.start()
         await stage.until(lambda: stage.of(events.QueueOpened))
         stage.network.refusing[stage.host("backlog")] = 1
-        await asyncio.sleep(10 * LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(10 * FIND_QUEUES_SECONDS)
         stage.restore("backlog")
         make_backlog(stage.world.secondary, 3)
         stage.strand(1, index=3)

@@ -49,7 +49,7 @@ PLAIN_TERMS = {
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "BACKOFF", Backoff(0.02, 60.0))
     monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
 
 

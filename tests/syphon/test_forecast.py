@@ -12,7 +12,7 @@ from sbpair.model.cost import Operations, moved, turned_away
 from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.syphon import forecast
-from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, FATES, ForecastBuilder, total
+from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, OUTCOMES, ForecastBuilder, total
 from sbpair.syphon.limits import EffectiveLimits
 
 NOW = 2_000_000_000_000
@@ -49,19 +49,20 @@ def test_every_message_has_one_fate_and_what_a_run_would_spend_on_it(messages, t
     sums = ForecastBuilder(ttl, NOW)
     fates = [feed(sums, message, state) for message, state in messages]
     whole = total(sums.flows())
-    assert whole.messages == len(messages) == sum(whole.fates[fate] for fate in FATES)
-    assert Counter(fates) == +whole.fates
+    assert whole.messages == len(messages) == sum(whole.outcomes[fate] for fate in OUTCOMES)
+    assert Counter(fates) == +whole.outcomes
     assert whole.bytes == sum(message.size for message, _ in messages)
     times = [message.enqueued_at for message, _ in messages]
     assert (whole.oldest_ms, whole.newest_ms) == (min(times, default=None), max(times, default=None))
     for flow in sums.flows():
-        assert flow.messages == sum(flow.fates.values())
+        assert flow.messages == sum(flow.outcomes.values())
         assert (flow.destination or "").lower() in ("", "orders", "billing/invoices")
     costs = {"sent": moved, "dead_lettered": turned_away, "expired": turned_away}
     spent = [costs[fate](message.size) for (message, _), fate in zip(messages, fates, strict=True) if fate in costs]
     assert sums.operations(3) == sum(spent, Operations(empty_receives=3 * EMPTY_WAITS))
-    assert sum(each.messages for each in sums.doomed()) == whole.fates["dead_lettered"] + whole.fates["expired"]
-    assert all(len(each.examples) == min(EXAMPLES, each.messages) for each in sums.doomed())
+    groups = sums.dead_letters()
+    assert sum(each.messages for each in groups) == whole.outcomes["dead_lettered"] + whole.outcomes["expired"]
+    assert all(len(each.examples) == min(EXAMPLES, each.messages) for each in groups)
 
 
 @given(st.lists(facts))
@@ -70,9 +71,9 @@ def test_what_is_overdue_is_what_would_expire_if_the_time_in_the_backlog_counted
     for message in messages:
         feed(original, message)
         feed(remaining, message)
-    expired = total(remaining.flows()).fates["expired"]
+    expired = total(remaining.flows()).outcomes["expired"]
     assert total(original.flows()).overdue == total(remaining.flows()).overdue == expired
-    assert total(original.flows()).fates["expired"] == 0
+    assert total(original.flows()).outcomes["expired"] == 0
     assert expired == sum(isinstance(route(each, ttl=TimeToLive.REMAINING, now_ms=NOW), Expire) for each in messages)
 
 
@@ -114,7 +115,7 @@ def test_it_does_not_grow_with_the_backlog(monkeypatch):
         message = MESSAGE._replace(queue=f"q/{number % 3}", path=f"d{number}", sequence_number=number)
         sums.send(message, message.path)
         sums.turn_away(message, message.path, missing(f"d{number}", "gone"))
-    flows, doomed = sums.flows(), sums.doomed()
+    flows, doomed = sums.flows(), sums.dead_letters()
     assert len(flows) <= 50 + 3
     assert {flow.queue for flow in flows if flow.destination == OTHERS} == {"q/0", "q/1", "q/2"}
     assert len(doomed) == 20 + 1

@@ -89,7 +89,7 @@ class World:
         )
         assert self.traces() == before
         whole = total(made.flows)
-        assert whole.messages == sum(whole.fates.values())
+        assert whole.messages == sum(whole.outcomes.values())
         return made
 
     def traces(self) -> list[Any]:
@@ -155,18 +155,18 @@ async def test_it_says_what_a_run_then_does() -> None:
         said = await w.look()
         done = (await runner.run(w.pair, once=True)).receipt
         whole = total(said.flows)
-        assert (whole.messages, whole.fates["sent"]) == (done.received, done.sent)
-        assert whole.fates["dead_lettered"] == done.dead_lettered == 3 * 6
+        assert (whole.messages, whole.outcomes["sent"]) == (done.received, done.sent)
+        assert whole.outcomes["dead_lettered"] == done.dead_lettered == 3 * 6
         assert whole.scheduled_in_future == 3
         by_destination = {
-            name: sum(flow.fates["sent"] for flow in said.flows if (flow.destination or "").lower() == name.lower())
+            name: sum(flow.outcomes["sent"] for flow in said.flows if (flow.destination or "").lower() == name.lower())
             for name in done.destinations
         }
         assert by_destination == done.destinations
         for queue, counts in done.queues.items():
             here = total(flow for flow in said.flows if flow.queue == queue)
-            assert (here.messages, here.fates["sent"]) == (counts["received"], counts["sent"])
-        assert {(each.reason, each.messages) for each in said.doomed} >= {
+            assert (here.messages, here.outcomes["sent"]) == (counts["received"], counts["sent"])
+        assert {(each.reason, each.messages) for each in said.dead_letters} >= {
             ("DestinationNotFound", 3),
             ("RefusedByPrimary", 3),
             ("InvalidBacklogMessage", 3),
@@ -182,7 +182,7 @@ async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_re
         w.strand(1, size=limit - 60)  # fits, though not with its aliases
         w.strand(2, size=limit)
         said = await w.look()
-        (doomed,) = said.doomed
+        (doomed,) = said.dead_letters
         assert (doomed.reason, [each.message_id for each in doomed.examples]) == ("RefusedByPrimary", ["m2"])
         assert f"larger than the {limit} bytes" in doomed.description
         done = (await runner.run(w.pair, once=True)).receipt
@@ -192,7 +192,7 @@ async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_re
 async def test_an_empty_backlog_has_nothing_to_say() -> None:
     async with world(2) as w:
         said = await w.look()
-        assert (said.queues, said.flows, said.doomed, said.exit_code) == (
+        assert (said.queues, said.flows, said.dead_letters, said.exit_code) == (
             (queue_path("contoso", 0), queue_path("contoso", 1)),
             (),
             (),
@@ -211,7 +211,7 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
         w.put(numbered(4, "orders", sections={"message_annotations": annotations}))
         assert locked.lock_token
         said = await w.look()
-        assert dict(total(said.flows).fates) == {"sent": 2, "deferred": 1, "scheduled": 1}
+        assert dict(total(said.flows).outcomes) == {"sent": 2, "deferred": 1, "scheduled": 1}
 
 
 async def test_ages_and_what_is_past_its_time() -> None:
@@ -226,11 +226,11 @@ async def test_ages_and_what_is_past_its_time() -> None:
         (flow,) = said.flows
         assert start <= flow.oldest_ms <= start + 1_000
         assert start + QUARTER <= flow.newest_ms <= start + QUARTER + 1_000
-        assert (flow.overdue, flow.fates["sent"], said.exit_code) == (1, 3, 0)
+        assert (flow.overdue, flow.outcomes["sent"], said.exit_code) == (1, 3, 0)
         said = await w.look(MoveLimits(ttl=TimeToLive.REMAINING))
-        (doomed,) = said.doomed
+        (doomed,) = said.dead_letters
         assert (doomed.reason, doomed.examples[0].message_id) == ("TTLExpiredException", "m1")
-        assert (total(said.flows).fates, said.exit_code) == ({"sent": 2, "expired": 1}, 3)
+        assert (total(said.flows).outcomes, said.exit_code) == ({"sent": 2, "expired": 1}, 3)
 
 
 async def test_time_and_cost_by_tier_and_filters() -> None:
@@ -297,7 +297,7 @@ async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: py
             w.strand(number, to=f"d{number}")
         said = await w.look()
         assert [(flow.destination, flow.messages) for flow in said.flows] == [("*", 7), ("d0", 1), ("d1", 1), ("d2", 1)]
-        assert (total(said.flows).fates, set(said.entities)) == ({"sent": 10}, {"d0", "d1", "d2"})
+        assert (total(said.flows).outcomes, set(said.entities)) == ({"sent": 10}, {"d0", "d1", "d2"})
 
 
 async def test_a_stranded_queue_beyond_the_count_is_looked_at_too() -> None:
@@ -320,7 +320,7 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
         w.strand(301, to="ORDERS")
         w.strand(302, to="large", size=255_900)
         said = await w.look()
-        (doomed,) = said.doomed
+        (doomed,) = said.dead_letters
         assert (doomed.reason, doomed.messages) == ("DestinationNotFound", 1)
         assert said.entities["orders"] == DestinationEntity("orders", None, filters=None, message_bytes=256 * 1024)
         # A filter is assumed, and Standard, where nobody may ask.
@@ -336,7 +336,7 @@ async def test_without_any_claim_on_the_primary_destinations_are_not_checked_and
         w.strand(1, 2)
         w.strand(3, to="nowhere")
         said = await w.look()
-        assert (total(said.flows).fates, said.exit_code) == ({"sent": 3}, 0)
+        assert (total(said.flows).outcomes, said.exit_code) == ({"sent": 3}, 0)
         assert len([note for note in said.notes if note.startswith("destinations were not checked: ")]) == 1
 
 
@@ -346,7 +346,7 @@ async def test_a_primary_that_is_down_does_not_keep_it_from_looking() -> None:
         w.strand(1, 2)
         w.strand(3, sections={"application_properties": b""})
         said = await w.look()
-        assert (total(said.flows).fates, said.exit_code) == ({"sent": 2, "dead_lettered": 1}, 3)
+        assert (total(said.flows).outcomes, said.exit_code) == ({"sent": 2, "dead_lettered": 1}, 3)
         assert any(note.startswith("destinations were not checked: ") for note in said.notes)
 
 
@@ -367,7 +367,7 @@ async def test_without_manage_on_the_secondary_the_count_says_which_queues_there
             w.strand(1, index=index)
         said = await w.look()
         assert said.queues == (queue_path("contoso", 0), queue_path("contoso", 2))
-        assert total(said.flows).fates == {"sent": 2}
+        assert total(said.flows).outcomes == {"sent": 2}
         assert any("x-servicebus-transfer/1" in note for note in said.notes)
 
 

@@ -52,7 +52,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that make sense against a real service are cut short."""
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
     monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "BACKOFF", Backoff(0.02, 60.0))
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(context, "DEFAULT_TIMINGS", HASTY)
 
@@ -563,9 +563,9 @@ async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it()
 async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
     async with world() as w:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
-        plan = worker.RunPlan(w.pair, False, MoveContext("contoso-dr", on_event=w.tell), w.stop)
         port = silent.sockets[0].getsockname()[1]
-        plan.engine = RawEngine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
+        engine = RawEngine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
+        plan = worker.RunPlan(False, MoveContext("contoso-dr", on_event=w.tell), w.stop, engine, started_ms=0)
         waiting = worker.QueueWorker(queue_path("contoso", 0), plan)
         task = asyncio.create_task(waiting.run())
         await asyncio.sleep(0)

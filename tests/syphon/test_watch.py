@@ -26,9 +26,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that make sense against a real service are cut short."""
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
     monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(worker, "BACK_OFF_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "BACKOFF", Backoff(0.02, 60.0))
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(depth_sampler, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(depth_sampler, "DESTINATIONS_SECONDS", 0.01)
     monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
 
 

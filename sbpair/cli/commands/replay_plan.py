@@ -104,14 +104,15 @@ def command(
     screen.result(plan, [plan], forecast.table(result, forecast.REPLAY))
     for note in notes:
         screen.warn(note)
-    return ExitCode.PARTIAL_OR_FINDINGS if result.doomed or any(flow.fates["unsent"] for flow in result.flows) else 0
+    unsent = any(flow.outcomes["unsent"] for flow in result.flows)
+    return ExitCode.PARTIAL_OR_FINDINGS if result.dead_letters or unsent else ExitCode.DONE
 
 
 def _notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:
     from sbpair.move.message.route import MISSING
 
     notes = []
-    missing = sum(each.messages for each in found.doomed if each.reason == MISSING)
+    missing = sum(each.messages for each in found.dead_letters if each.reason == MISSING)
     if missing and not allow_missing:
         notes.append(
             f"a run would archive everything and send nothing: the primary lacks destinations of {missing} messages;"

@@ -83,7 +83,7 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
         async with open_atom(pair.secondary) as control:
             found = (await backlog_queues.find(pair, control)).queues
         if not found:
-            raise backlog_queues.none_there(pair)
+            raise backlog_queues.none_found(pair)
         return list(found)
 
     there = {queue.lower(): queue for queue in run(find)}

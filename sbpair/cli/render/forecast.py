@@ -12,7 +12,7 @@ from sbpair.model.queues import Retrying
 from sbpair.move.events import QueuesFound
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.move.peek.peeker import Peeked
-from sbpair.syphon.forecast import FATES, FlowStats, total
+from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,12 +34,12 @@ class ForecastWording:
     """
 
     schema: str
-    fates: "Mapping[str, str]"
-    doomed: str
+    outcomes: "Mapping[str, str]"
+    dead_letters: str
     again: bool = False
 
 
-SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in FATES}, "dead_letters")
+SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in OUTCOMES}, "dead_letters")
 REPLAY = ForecastWording(
     "sbpair/replay-plan/1",
     {
@@ -72,7 +72,7 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
             for name, flows in _by_destination(forecast).items()
         ],
         "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
-        words.doomed: [asdict(each) for each in forecast.doomed],
+        words.dead_letters: [asdict(each) for each in forecast.dead_letters],
         "ttl": str(forecast.ttl),
         "tiers": asdict(forecast.tiers),
         "limits": asdict(forecast.limits),
@@ -97,15 +97,15 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
         if len(flows) > FLOWS_SHOWN:
             yield f"… and {len(flows) - FLOWS_SHOWN} more lines: --output json has all of them"
         yield ""
-    counted = [(shown.replace("_", " "), whole.fates[fate]) for fate, shown in words.fates.items()]
+    counted = [(shown.replace("_", " "), whole.outcomes[fate]) for fate, shown in words.outcomes.items()]
     yield from columns([("WOULD BE", "COUNT"), ("looked at", whole.messages), *counted])
-    yield from map(_doomed, forecast.doomed[:REASONS_SHOWN])
-    if len(forecast.doomed) > REASONS_SHOWN:
-        yield f"… and {len(forecast.doomed) - REASONS_SHOWN} more reasons: --output json has all of them"
-    if whole.duplicates and not whole.fates["deduplicated"]:
+    yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
+    if len(forecast.dead_letters) > REASONS_SHOWN:
+        yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
+    if whole.duplicates and not whole.outcomes["deduplicated"]:
         what = "with a message id that another message for the same destination has (--dedup message-id)"
         yield f"{what}: {whole.duplicates}"
-    if whole.overdue and not whole.fates["expired"]:
+    if whole.overdue and not whole.outcomes["expired"]:
         yield f"past their time to live, if the time in the backlog counts (--ttl remaining): {whole.overdue}"
     yield _time(forecast)
     yield _cost(forecast)
@@ -115,7 +115,7 @@ def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, obj
     return {
         "messages": flow.messages,
         "bytes": flow.bytes,
-        **{shown: flow.fates[fate] for fate, shown in words.fates.items()},
+        **{shown: flow.outcomes[fate] for fate, shown in words.outcomes.items()},
         **({"duplicates": flow.duplicates} if words.again else {}),
         "overdue": flow.overdue,
         "scheduled_in_future": flow.scheduled_in_future,
@@ -163,11 +163,11 @@ def _row(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> tuple
 
 
 def _remark(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> str:
-    fates: Counter[str] = flow.fates
+    outcomes: Counter[str] = flow.outcomes
     said = [
-        f"{fates[fate]} {shown.replace('_', ' ')}"
-        for fate, shown in words.fates.items()
-        if fates[fate] and fate != "sent"
+        f"{outcomes[fate]} {shown.replace('_', ' ')}"
+        for fate, shown in words.outcomes.items()
+        if outcomes[fate] and fate != "sent"
     ]
     if flow.scheduled_in_future:
         said.append(f"{flow.scheduled_in_future} for later")
